@@ -1,0 +1,43 @@
+"""The shape of a Qwen2.5 model and where its weights are. No JAX here, so that reading a config is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Qwen2.5: biases on q, k, v; grouped heads; SwiGLU; RMSNorm; rotary positions. Defaults: the 7B shape."""
+
+    vocab_size: int = 152_064
+    embed_size: int = 3_584
+    ffn_size: int = 18_944
+    layers: int = 28
+    heads: int = 28
+    kv_heads: int = 4
+    head_size: int = 128
+    rope_theta: float = 1_000_000.0
+    norm_eps: float = 1e-6
+    tied: bool = False
+    """Whether the output layer is the embedding table (0.5B, 1.5B and 3B) or a weight of its own."""
+    max_positions: int = 32_768
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the trained weights and of Adam's moments."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of activations, of the sampler's weights and of its cache."""
+    remat: Literal["none", "full"] = "none"
+    """What the backward pass recomputes: nothing, or each layer from its input."""
+    path: str = ""
+    """A Hugging Face folder with the starting weights; empty: random weights."""
+    tokenizer: str = ""
+    """A folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; -1 takes what the others leave (in one place at most)."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1

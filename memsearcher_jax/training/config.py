@@ -1,0 +1,38 @@
+"""Settings of the optimiser and the loss. No JAX here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Multi-context GRPO. Defaults: the paper's settings."""
+
+    row_tokens: int = 8_192
+    """Length T of a packed row; every context must fit one."""
+    rows_per_update: int = 256
+    """Packed rows that one optimiser step sees."""
+    accumulate: int = 1
+    """Micro-batches that one optimiser step is split into; divides rows_per_update."""
+    logit_chunk: int = 1_024
+    """Tokens whose logits exist at one time; divides row_tokens."""
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    """Optimiser steps over which the learning rate rises from 0."""
+    weight_decay: float = 0.01
+    adam_b1: float = 0.9
+    adam_b2: float = 0.999
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_high: float = 0.2
+    clip_c: float = 3.0
+    """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
+    aggregate: Aggregate = "token-mean"
+    kl_coefficient: float = 0.001
+    """Weight of the k3 divergence from the starting weights; 0 keeps no reference model."""
+    entropy_coefficient: float = 0.001
