@@ -1,0 +1,20 @@
+"""Eight fake CPU devices for every test, and the folder with recorded reference behaviour where it exists."""
+
+import os
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import pytest  # noqa: E402  (the flags above must be set before anything imports jax)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Recorded behaviour of the original, real passages and the Qwen2.5 tokenizer; not part of the package."""
+    folder = ROOT.parent / "shared"
+    if not (folder / "reference").is_dir():
+        pytest.skip(f"no recorded reference data at {folder}")
+    return folder
