@@ -11,6 +11,8 @@ class SamplingConfig:
 
     slots: int = 64
     """Contexts that decode side by side, over all devices of a host."""
+    tensor: int = 1
+    """Devices that share one copy of the sampler's weights; divides a host's devices."""
     context_tokens: int = 8_192
     """Room of one slot, prompt and generations together."""
     decode_tokens: int = 32

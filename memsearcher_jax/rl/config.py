@@ -1,0 +1,37 @@
+"""Settings of the loop and of evaluation. No JAX here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """How much is sampled, trained and kept. Defaults: the paper's batch."""
+
+    steps: int = 600
+    """Steps of the run; one step samples, scores, trains and publishes."""
+    problems: int = 256
+    """Problems per step."""
+    rollouts: int = 5
+    """Trajectories per problem: the group over which rewards are normalised."""
+    checkpoint_every: int = 20
+    """Steps between checkpoints; the last step is always kept."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that stay on disk."""
+    evaluate_every: int = 0
+    """Steps between evaluations on the test questions; 0: none during training."""
+    save_trajectories: bool = True
+    """Keep every step's trajectories as compressed JSONL."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation differs from training in these settings and in nothing else."""
+
+    max_turns: int = 20
+    """Turns before a trajectory ends without an answer."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    questions: int = 0
+    """Questions to evaluate, from the first on; 0: all."""

@@ -1,0 +1,76 @@
+"""Fakes that ship with the package, so that the whole loop runs in a test in seconds and without a file.
+
+Nothing here imports JAX but through the types it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from memsearcher_jax.agent.types import Find, Found, Passage, Reply, Say
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.rl.tokens import TEXT_ENDS, TURN_ENDS, TURN_OPENS, ChatTokenizer
+
+NANO = ModelConfig(
+    vocab_size=264,
+    embed_size=32,
+    ffn_size=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_size=8,
+    tied=True,
+    max_positions=4_096,
+    compute_dtype="float32",
+)
+"""A Qwen2.5 of about 20,000 parameters; every size divides a (2, 2, 2) mesh."""
+
+
+def byte_tokenizer() -> ChatTokenizer:
+    """One token per UTF-8 byte, and the control tokens of ChatML: 259 ids."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: id for id, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in (TEXT_ENDS, TURN_OPENS, TURN_ENDS)]
+    )
+    return ChatTokenizer(tokenizer.to_str())
+
+
+@dataclass
+class ScriptedPolicy:
+    """Says its replies in order; `heard` keeps every request. Running out of replies is an error of the test."""
+
+    replies: Sequence[str | Reply]
+    heard: list[Say] = field(default_factory=list)
+
+    def __call__(self, say: Say) -> Reply:
+        if len(self.heard) == len(self.replies):
+            raise AssertionError(f"the workflow asked for more than the {len(self.replies)} scripted replies")
+        reply = self.replies[len(self.heard)]
+        self.heard.append(say)
+        return reply if isinstance(reply, Reply) else Reply(reply)
+
+
+@dataclass(frozen=True)
+class TinyIndex:
+    """Search by shared words over a handful of passages, with the interface of `retrieval.search.Searcher`."""
+
+    passages: tuple[Passage, ...]
+
+    def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
+        """Passages with the most words of the query first; ties keep their order."""
+        return [self._ranked(query)[:top_n] for query in queries]
+
+    def find(self, find: Find) -> tuple[Found, ...]:
+        """The answer to a workflow's request."""
+        return tuple(Found(tuple(self.search([query.text], query.top_n)[0])) for query in find.queries)
+
+    def _ranked(self, query: str) -> list[Passage]:
+        words = set(query.lower().split())
+        return sorted(self.passages, key=lambda passage: -len(words & set(passage.contents.lower().split())))
