@@ -19,7 +19,7 @@ class TrainingConfig:
     accumulate: int = 1
     """Micro-batches that one optimiser step is split into; divides rows_per_update."""
     logit_chunk: int = 1_024
-    """Tokens whose logits exist at one time; divides row_tokens."""
+    """Tokens of a row whose logits exist at one time; divides row_tokens."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises from 0."""

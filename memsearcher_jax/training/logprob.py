@@ -1,0 +1,90 @@
+"""Log-probabilities and entropies of packed rows, without ever holding [T, V] logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.training.rows import Rows
+
+
+def token_logprobs(
+    params: dict, model_config: ModelConfig, rows: Rows, *, chunk: int, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """(logprob_BT, entropy_BT), float32: of each token given those before it in its segment.
+
+    Logits are divided by `temperature`, as they were when the tokens were drawn. Entry t of both belongs to ids[t];
+    both are 0 at padding and at the first token of a segment, which nothing predicts.
+    Logits exist for `chunk` tokens of each row at a time, in the backward pass too, which computes them again.
+    """
+    hidden_BTD, _ = qwen.forward(params, model_config, rows.ids_BT, rows.position_BT, rows.segment_BT, output="hidden")
+    # Position t predicts t + 1. The last one of a row predicts nothing; its score falls off in the shift back.
+    target_BT = jnp.roll(rows.ids_BT, -1, axis=1)
+    score = jax.checkpoint(partial(_score, model_config, temperature))
+
+    def step(_: None, chunk_in: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        return None, score(params, *chunk_in)
+
+    _, scores = jax.lax.scan(step, None, (_to_chunks(hidden_BTD, chunk), _to_chunks(target_BT, chunk)))
+    predicted_BT = (rows.segment_BT > 0) & (rows.position_BT > 0)
+    logprob_BT, entropy_BT = (
+        jnp.where(predicted_BT, jnp.pad(_from_chunks(x)[:, :-1], ((0, 0), (1, 0))), 0) for x in scores
+    )
+    return logprob_BT, entropy_BT
+
+
+def make_reference(
+    model_config: ModelConfig, *, chunk: int, temperature: float, rows_at_once: int
+) -> Callable[[dict, Rows], jax.Array]:
+    """A compiled `(params, rows) -> logprob_BT` for frozen weights; `rows_at_once` divides the number of rows."""
+
+    @jax.jit
+    def reference(params: dict, rows: Rows) -> jax.Array:
+        def score(part: Rows) -> jax.Array:
+            return token_logprobs(params, model_config, part, chunk=chunk, temperature=temperature)[0]
+
+        return merge_rows(jax.lax.map(score, split_rows(rows, len(rows.ids_BT) // rows_at_once)))
+
+    return reference
+
+
+def split_rows(batch, parts: int):
+    """A pytree of [B, ...] as [parts, B / parts, ...]: part i holds rows i, i + parts, i + 2 parts, ...
+
+    Strided, because each device holds a run of neighbouring rows: every part then has some from every device and
+    nothing moves between them.
+    """
+    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def merge_rows(parts):
+    """Undoes `split_rows`."""
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
+
+
+def _score(
+    model_config: ModelConfig, temperature: float, params: dict, hidden_BcD: jax.Array, target_Bc: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of the target and entropy of the prediction, for one chunk of every row."""
+    logits_BcV = qwen.logits(params, model_config, hidden_BcD) / temperature
+    log_total_Bc = jax.nn.logsumexp(logits_BcV, axis=-1)
+    # A masked sum, not a gather: it stays on the devices that share the vocabulary, and its gradient is no scatter.
+    is_target_BcV = jnp.arange(logits_BcV.shape[-1]) == target_Bc[..., None]
+    logprob_Bc = jnp.sum(jnp.where(is_target_BcV, logits_BcV, 0), axis=-1) - log_total_Bc
+    probability_BcV = jnp.exp(logits_BcV - log_total_Bc[..., None])
+    return logprob_Bc, log_total_Bc - jnp.sum(probability_BcV * logits_BcV, axis=-1)
+
+
+def _to_chunks(x_BT: jax.Array, chunk: int) -> jax.Array:
+    """[B, T, ...] as [T / chunk, B, chunk, ...]."""
+    return x_BT.reshape(x_BT.shape[0], -1, chunk, *x_BT.shape[2:]).swapaxes(0, 1)
+
+
+def _from_chunks(x_nBc: jax.Array) -> jax.Array:
+    """[T / chunk, B, chunk] as [B, T]."""
+    return x_nBc.swapaxes(0, 1).reshape(x_nBc.shape[1], -1)

@@ -1,0 +1,176 @@
+"""One optimiser step of multi-context GRPO: a pure, compiled function `(state, batch) -> (state, metrics)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.logprob import merge_rows, split_rows, token_logprobs
+from memsearcher_jax.training.rows import Rows
+
+Metrics = dict[str, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """All that an update changes; a pytree."""
+
+    step: jax.Array  # int32 scalar: optimiser steps taken; a skipped one does not count
+    params: dict  # in ModelConfig.param_dtype
+    opt_state: Any  # optax's; moments have the type and sharding of the parameter they belong to
+
+
+def learning_rate(config: TrainingConfig) -> optax.Schedule:
+    """Steps taken -> rate. The rise ends at step `warmup_steps`; the first step already moves."""
+    rise = max(config.warmup_steps, 1)
+    return lambda step: config.learning_rate * jnp.minimum((step + 1) / rise, 1)
+
+
+def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
+    """AdamW on gradients clipped by their global norm."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.adamw(learning_rate(config), b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay),
+    )
+
+
+def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh):
+    """The `TrainState` as shapes, types and shardings, without memory: to restore into, or to compile for."""
+    params = jax.eval_shape(lambda key: qwen.init(key, model_config), jax.random.key(0))
+    opt_state = jax.eval_shape(optimizer.init, params)
+    param_shardings = sharding.param_shardings(model_config, mesh)
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shardings = TrainState(
+        step=replicated,
+        params=param_shardings,
+        opt_state=optax.tree_utils.tree_map_params(
+            optimizer, lambda _, s: s, opt_state, param_shardings, transform_non_params=lambda _: replicated
+        ),
+    )
+    shapes = TrainState(step=jax.ShapeDtypeStruct((), jnp.int32), params=params, opt_state=opt_state)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def init_state(
+    params: dict, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """The state at step 0. It takes `params` over: the first update donates their memory, so copy what must stay."""
+    shardings = state_shardings(model_config, optimizer, mesh)
+    params = jax.device_put(params, shardings.params)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
+
+
+def state_shardings(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh):
+    """The `TrainState` with a sharding in place of each array."""
+    return jax.tree.map(lambda x: x.sharding, abstract_state(model_config, optimizer, mesh))
+
+
+def make_update(
+    model_config: ModelConfig,
+    config: TrainingConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    *,
+    temperature: float,
+) -> Callable[[TrainState, Rows], tuple[TrainState, Metrics]]:
+    """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`; the state's memory is donated.
+
+    `batch` is `config.rows_per_update` packed rows of `config.row_tokens`; it needs `ref_logprob_BT` unless
+    `config.kl_coefficient` is 0. `temperature` is the one that the tokens were drawn at.
+
+    loss = policy + kl_coefficient k3 - entropy_coefficient entropy, all three over the trained tokens with
+    `config.aggregate`. The batch goes through the model in `config.accumulate` micro-batches; each token keeps its
+    weight in the whole batch, so their number changes nothing but rounding.
+
+    A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
+    Raises ValueError for settings that do not divide.
+    """
+    _check(config, temperature)
+
+    def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
+        batch = jax.tree.map(lambda x: sharding.constrain(x, ("batch", None)), batch)
+        weight_BT = masked.token_weights(batch.mask_BT, config.aggregate, batch.segment_BT)
+
+        def loss(params: dict, rows: Rows, weight_BT: jax.Array):
+            scores = token_logprobs(params, model_config, rows, chunk=config.logit_chunk, temperature=temperature)
+            return _objective(config, *scores, rows, weight_BT)[0], scores
+
+        def accumulate(gradient: dict, micro: tuple[Rows, jax.Array]):
+            part, scores = jax.grad(loss, has_aux=True)(state.params, *micro)
+            return jax.tree.map(lambda total, x: total + x.astype(total.dtype), gradient, part), scores
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state.params)
+        gradient, scores = jax.lax.scan(accumulate, zeros, split_rows((batch, weight_BT), config.accumulate))
+        gradient = jax.tree.map(lambda x, parameter: x.astype(parameter.dtype), gradient, state.params)
+
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        taken = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+        grad_norm = optax.global_norm(gradient)
+        finite = jnp.isfinite(grad_norm)
+        new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), taken, state)
+
+        _, metrics = _objective(config, *merge_rows(scores), batch, weight_BT)
+        metrics |= {
+            "grad_norm": grad_norm,
+            "param_norm": optax.global_norm(new_state.params),
+            "learning_rate": learning_rate(config)(state.step),
+            "skipped": 1 - finite.astype(jnp.float32),
+        }
+        return new_state, metrics
+
+    # Pinned, or the compiler may return a layout of its own choice and the second call compiles again.
+    shardings = state_shardings(model_config, optimizer, mesh)
+    return jax.jit(update, donate_argnames="state", out_shardings=(shardings, None))
+
+
+def _objective(
+    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, rows: Rows, weight_BT: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """These rows' share of the loss; the loss with its terms and what moved it, complete where the rows are."""
+    tokens = grpo.surrogate(
+        logprob_BT,
+        rows.old_logprob_BT,
+        rows.advantage_BT,
+        rows.mask_BT,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        clip_c=config.clip_c,
+    )
+    policy_loss, entropy = masked.total(tokens.loss_BT, weight_BT), masked.total(entropy_BT, weight_BT)
+    loss = policy_loss - config.entropy_coefficient * entropy
+    metrics = {"policy_loss": policy_loss, "entropy": entropy}
+    if config.kl_coefficient:
+        if rows.ref_logprob_BT is None:
+            raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
+        metrics["kl"] = masked.total(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT), weight_BT)
+        loss += config.kl_coefficient * metrics["kl"]
+    difference_BT = jnp.abs(tokens.log_ratio_BT)
+    return loss, metrics | tokens.statistics(rows.mask_BT) | {
+        "loss": loss,
+        "logprob_difference_mean": masked.mean(difference_BT, rows.mask_BT),
+        "logprob_difference_max": masked.largest(difference_BT, rows.mask_BT),
+        "advantage_mean": masked.mean(rows.advantage_BT, rows.mask_BT),
+        "advantage_std": masked.std(rows.advantage_BT, rows.mask_BT),
+        "trained_tokens": jnp.sum(rows.mask_BT != 0),
+    }
+
+
+def _check(config: TrainingConfig, temperature: float) -> None:
+    for whole, part in (("rows_per_update", "accumulate"), ("row_tokens", "logit_chunk")):
+        if getattr(config, whole) % getattr(config, part):
+            raise ValueError(
+                f"training.{part} {getattr(config, part)} does not divide training.{whole} {getattr(config, whole)}"
+            )
+    if temperature <= 0:
+        raise ValueError(f"the policy cannot be trained at temperature {temperature}: choose one above 0")
