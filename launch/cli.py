@@ -1,7 +1,7 @@
 """The command line that all programs share: presets, overrides, and errors in one line.
 
-    --config NAME            a preset in configs/, or the path of a file like those there
-    --section.field value    any field of the preset
+--config NAME            a preset in configs/, or the path of a file like those there
+--section.field value    any field of the preset
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar

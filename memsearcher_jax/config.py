@@ -57,11 +57,13 @@ def check(config: RunConfig) -> RunConfig:
     )
     _require(
         sampling.context_tokens <= config.model.max_positions,
-        f"sampling.context_tokens {sampling.context_tokens} is more than the model's {config.model.max_positions} positions",
+        f"sampling.context_tokens {sampling.context_tokens} is more than model.max_positions "
+        f"{config.model.max_positions}",
     )
     _require(
         training.rows_per_update % training.accumulate == 0,
-        f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate {training.accumulate}",
+        f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
+        f"{training.accumulate}",
     )
     _require(
         training.row_tokens % training.logit_chunk == 0,
@@ -93,9 +95,14 @@ def _check_ranges(config: RunConfig) -> None:
             _require(value > 0, f"{section}.{name} is {value}: it must be positive")
     _require(config.agent.memory_tokens >= 0, "agent.memory_tokens must not be negative")
     _require(0.0 < config.sampling.top_p <= 1.0, f"sampling.top_p is {config.sampling.top_p}: it must be in (0, 1]")
-    for name in ("sampling", "evaluation"):
-        temperature = getattr(config, name).temperature
-        _require(temperature >= 0.0, f"{name}.temperature is {temperature}: it must not be negative")
+    _require(
+        config.sampling.temperature > 0.0,
+        f"sampling.temperature is {config.sampling.temperature}: rollouts of one problem differ only above 0",
+    )
+    _require(
+        config.evaluation.temperature >= 0.0,
+        f"evaluation.temperature is {config.evaluation.temperature}: it must not be negative",
+    )
     _require(
         config.agent.default_top_n <= config.agent.max_top_n,
         f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",

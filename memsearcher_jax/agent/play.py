@@ -7,9 +7,7 @@ from collections.abc import Callable
 from memsearcher_jax.agent.types import Find, Found, Outcome, Reply, Say, Workflow
 
 
-def play(
-    workflow: Workflow, speak: Callable[[Say], Reply], find: Callable[[Find], tuple[Found, ...]]
-) -> Outcome:
+def play(workflow: Workflow, speak: Callable[[Say], Reply], find: Callable[[Find], tuple[Found, ...]]) -> Outcome:
     """Answers every request of `workflow` until it returns; what `speak` or `find` raise passes through."""
     answer = None
     while True:

@@ -166,9 +166,7 @@ def search_all(searcher: Searcher, finds: Sequence[Find]) -> list[tuple[Found, .
     queries = [query for find in finds for query in find.queries]
     try:
         passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
-        found = [
-            Found(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)
-        ]
+        found = [Found(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)]
     except Exception as error:
         found = [Found(error=f"{type(error).__name__}: {error}")] * len(queries)
     answers = iter(found)

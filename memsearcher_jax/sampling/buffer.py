@@ -80,7 +80,7 @@ def splice(parts: Sequence[Padded]) -> Padded:
 
 
 def place(values_SC: Array, start_S: Array, part: Padded) -> Array:
-    """Writes each row of `part` into `values_SC` from the row's start on; nothing beyond the part's length is touched."""
+    """Writes each row of `part` into `values_SC` from the row's start on; what is past the part's length is not."""
     rows, width = part.ids_SW.shape
     column_SW = start_S[:, None] + jnp.arange(width)
     # A column outside the buffer is dropped, never clamped: padding can not overwrite a neighbour.

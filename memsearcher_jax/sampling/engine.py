@@ -208,10 +208,8 @@ class Engine:
             starts_S[slot], stream_S2[slot], room_S[slot] = True, begin.stream, begin.room
         nothing = PromptIds((), (), (), (), ())
         prompts = [begins[slot].prompt if slot in begins else nothing for slot in range(slots)]
-        parts = [
-            pad(rows, width)
-            for rows, width in zip(zip(*(prompt.parts for prompt in prompts), strict=True), self._widths.parts, strict=True)
-        ]
+        rows_of_parts = zip(*(prompt.parts for prompt in prompts), strict=True)
+        parts = [pad(rows, width) for rows, width in zip(rows_of_parts, self._widths.parts, strict=True)]
         return starts_S, stream_S2, room_S, parts
 
     def _append_text(self) -> None:
