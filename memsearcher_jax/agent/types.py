@@ -166,7 +166,7 @@ class Outcome:
     stop: Stop
     answer: str = ""
     turns: tuple[Turn, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)  # memory_cuts, memory_tokens_cut, passages_clipped, calls_ignored
+    counts: dict[str, int] = field(default_factory=dict)  # of calls and passages clipped, of memory cuts
     error: str = ""
 
 

@@ -1,0 +1,146 @@
+r"""The wording of the conversation, in template files that a user may replace.
+
+A template set is a folder with five UTF-8 text files:
+
+    file             slots                    is
+    system.txt                                the system message: rules, tools, tags
+    turn.txt         {{question}} {{memory}}  the user message that opens a context; no {{memory}} in a react set
+    passage.txt      {{contents}}             one passage; a call's passages follow each other and are then stripped
+    response.txt     {{call}} {{result}}      the answer to one tool call
+    observation.txt  {{responses}}            the user message after tool calls, around all answers
+
+Each slot stands in its file once, in this order. The last newline of a file is not part of the text. The chat markup
+around the messages and the `<think>` that opens a reply are added here, so a set holds words only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from memsearcher_jax.agent.protocol import THINK
+from memsearcher_jax.agent.types import AgentConfig, Piece, Prompt, Ruler
+
+_SLOT = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_MARKUP = re.compile(r"<\|\w+\|>")
+
+_SYSTEM = "<|im_start|>system\n"
+_USER = "<|im_start|>user\n"
+_ASSISTANT = "<|im_start|>assistant\n"
+_END = "<|im_end|>\n"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """One template set. Each tuple holds the template's texts around its slots, so one more than it has slots."""
+
+    system: str
+    turn: tuple[str, ...]
+    passage: tuple[str, str]
+    response: tuple[str, str, str]
+    observation: tuple[str, str]
+
+    def opening(self, question: str, memory: str = "") -> Prompt:
+        """A fresh context, up to and including the `<think>` that opens the reply."""
+        before, *bridge, after = self.turn
+        return Prompt(
+            prefix=f"{_SYSTEM}{self.system}{_END}{_USER}{before}",
+            question=question,
+            bridge="".join(bridge),
+            memory=memory,
+            suffix=f"{after}{_END}{_ASSISTANT}{THINK}",
+        )
+
+    def message(self, answers: Sequence[tuple[str, str]]) -> tuple[Piece, ...]:
+        """The user message that shows (call, result) pairs: template text is trusted, theirs is not."""
+        before, between, after = self.response
+        pieces = [Piece(self.observation[0], True)]
+        for call, result in answers:
+            pieces += [Piece(before, True), Piece(call, False), Piece(between, True), Piece(result, False)]
+            pieces += [Piece(after, True)]
+        return _joined([*pieces, Piece(self.observation[1], True)])
+
+    def extension(self, message: Sequence[Piece], *, think: bool) -> tuple[Piece, ...]:
+        """What a context grows by after a reply: a user message and the opening of the next reply.
+
+        The reply's own end token is in the context already. `think` opens the next reply with a thought.
+        """
+        opening = _END + _ASSISTANT + (THINK if think else "")
+        return _joined([Piece("\n" + _USER, True), *message, Piece(opening, True)])
+
+    def template_tokens(self, calls: int, ruler: Ruler) -> int:
+        """At most so many tokens of one turn's context are template: its opening, and the answers to `calls` calls."""
+        opening = self.opening("")
+        answered = self.extension(self.message([("call", "result")] * calls), think=True)
+        texts = [opening.prefix, opening.bridge, opening.suffix, *(piece.text for piece in answered if piece.trusted)]
+        return sum(ruler.count(text) for text in texts)
+
+
+def load(config: AgentConfig) -> Prompts:
+    """Reads the set that `config.prompts` names: a packaged one, or a folder (write `./name` if both exist).
+
+    Raises FileNotFoundError or ValueError with one line that names the file and what is wrong with it.
+    """
+    folder = _folder(config.prompts)
+    turn_slots = ("question", "memory") if config.workflow == "memsearcher" else ("question",)
+    (system,) = _template(folder, "system.txt")
+    return Prompts(
+        system=system,
+        turn=_template(folder, "turn.txt", *turn_slots, hint=f"; agent.workflow is {config.workflow}"),
+        passage=_template(folder, "passage.txt", "contents"),
+        response=_template(folder, "response.txt", "call", "result"),
+        observation=_template(folder, "observation.txt", "responses"),
+    )
+
+
+def packaged() -> list[str]:
+    """Names of the template sets that ship with the package."""
+    return sorted(folder.name for folder in _templates().iterdir() if folder.is_dir())
+
+
+def _templates() -> Traversable:
+    return files("memsearcher_jax.agent") / "templates"
+
+
+def _folder(name: str) -> Traversable:
+    if name in packaged():
+        return _templates() / name
+    if Path(name).is_dir():
+        return Path(name)
+    raise FileNotFoundError(f"agent.prompts: {name!r} is no folder and no packaged set ({', '.join(packaged())})")
+
+
+def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tuple[str, ...]:
+    """The texts of one file around its slots."""
+    file = folder / name
+    if not file.is_file():
+        raise FileNotFoundError(f"the prompt set {folder} lacks {name}: a set has all five files of agent/prompts.py")
+    try:
+        text = file.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if markup := _MARKUP.search(text):
+        raise ValueError(f"{file} holds chat markup {markup[0]}: a template has words only, markup is added to it")
+    found = tuple(_SLOT.findall(text))
+    if found != slots:
+        raise ValueError(f"{file} has {_listed(found)} but must have {_listed(slots)}{hint}")
+    return tuple(_SLOT.split(text)[::2])
+
+
+def _listed(slots: Sequence[str]) -> str:
+    return "the slots " + " ".join("{{" + slot + "}}" for slot in slots) if slots else "no slots"
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """The same text in as few pieces as trust allows: each is encoded apart, and a border may split a word."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and joined[-1].trusted and piece.trusted:
+            joined[-1] = Piece(joined[-1].text + piece.text, True)
+        elif piece.text:
+            joined.append(piece)
+    return tuple(joined)
