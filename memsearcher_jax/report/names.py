@@ -1,0 +1,19 @@
+"""The names of the metrics that displays and plots look for; whoever measures one writes it under this name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+PHASE_PREFIX = "seconds/"
+"""Wall-clock seconds of one phase of a step, such as seconds/rollout and seconds/update."""
+
+
+class Name(StrEnum):
+    REWARD = "reward"
+    EXACT_MATCH = "exact_match"
+    ENTROPY = "entropy"
+    KL = "kl"  # k3 divergence from the starting weights, nats per token
+    TURNS = "turns"  # mean over trajectories
+    TOKENS_PER_TURN = "tokens_per_turn"  # ids of a context, mean over turns
+    TOKENS_PER_SECOND = "tokens_per_second"  # sampled by the policy, over the rollout's wall clock
+    LOGPROB_DIFFERENCE = "logprob_difference"  # mean |sampler - trainer| over the policy's tokens

@@ -1,0 +1,107 @@
+"""How far a run is, on one live display; plain lines where the stream is a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from memsearcher_jax.report.names import PHASE_PREFIX, Name
+
+# What the display shows of a step's metrics, in this order, with the label and the format of each number.
+SHOWN: tuple[tuple[str, str], ...] = (
+    (Name.REWARD, "reward {:.3f}"),
+    (Name.EXACT_MATCH, "EM {:.3f}"),
+    (Name.TURNS, "turns {:.1f}"),
+    (Name.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
+)
+
+
+def format_numbers(metrics: Mapping[str, float]) -> str:
+    """The numbers that matter on one line: reward, EM, turns, tokens/s, then the seconds of each phase."""
+    parts = [form.format(metrics[name]) for name, form in SHOWN if name in metrics]
+    phases = [
+        f"{name.removeprefix(PHASE_PREFIX)} {value:.1f}s"
+        for name, value in metrics.items()
+        if name.startswith(PHASE_PREFIX)
+    ]
+    return "  ".join(parts + phases)
+
+
+class Progress:
+    """Shows `label`, how many of `total` are done, the latest numbers and what is happening now.
+
+    On a terminal: a live bar with the time left. Elsewhere: one plain line per `advance`, at most one in `quiet_s`
+    seconds and always one for the last, without control characters. Use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        *,
+        done: int = 0,
+        quiet_s: float = 0.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._label, self._total, self._done = label, total, done
+        self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
+        self._started, self._first_done, self._printed = clock(), done, -float("inf")
+        self._numbers, self._activity = "", ""
+        self._live: Live | None = None
+        if self._stream.isatty():
+            console = Console(file=self._stream)
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task(label, total=total, completed=done)
+            self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    def advance(self, metrics: Mapping[str, float], *, by: int = 1) -> None:
+        """`by` more are done; `metrics` are the latest numbers."""
+        self._done += by
+        self._numbers, self._activity = format_numbers(metrics), ""
+        if self._live:
+            self._bar.advance(self._task, by)
+            return
+        now = self._clock()
+        if self._done >= self._total or now - self._printed >= self._quiet_s:
+            self._printed = now
+            print(self._plain_line(now), file=self._stream, flush=True)
+
+    def activity(self, text: str) -> None:
+        """What is happening between two advances, such as "rollout 37/64"; shown on a terminal only."""
+        self._activity = text
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _render(self) -> RenderableType:
+        line = Text("  ".join(part for part in (self._numbers, self._activity) if part), no_wrap=True)
+        return Group(self._bar.get_renderable(), line)
+
+    def _plain_line(self, now: float) -> str:
+        """The rate counts only what this process did, so that a resumed run predicts its own pace."""
+        seconds_each = (now - self._started) / max(self._done - self._first_done, 1)
+        left = round(seconds_each * max(self._total - self._done, 0))
+        head = f"{self._label} {self._done}/{self._total}"
+        return "  ".join(part for part in (head, self._numbers, f"left {left // 60}:{left % 60:02d}") if part)

@@ -1,0 +1,41 @@
+"""Package metadata. `pip install -e .` runs the main job on a CPU; the extras add accelerators and tests."""
+
+from setuptools import find_packages, setup
+
+# The lower bound is the version that the tests run with; the upper bound is the next one that may break an interface.
+RUNTIME = [
+    "jax>=0.10.2,<0.11.1",
+    "flax>=0.12.8,<0.13",
+    "optax>=0.2.8,<0.3",
+    "orbax-checkpoint>=0.12.8,<0.13",
+    "tensorflow-datasets>=4.9.10,<5",
+    "array_record>=0.8.6,<0.9",
+    'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
+    "tokenizers>=0.23.1,<0.24",
+    "safetensors>=0.8,<0.9",
+    "tyro>=1.0.17,<2",
+    "rich>=15,<16",
+    "tensorboardX>=2.6.5,<3",
+    "matplotlib>=3.11,<4",
+    "numpy>=2.4,<3",
+]
+
+EXTRAS = {
+    "tpu": ["jax[tpu]"],
+    "cuda": ["jax[cuda12]"],
+    "test": ["pytest>=9,<10", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"],
+    "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],
+}
+
+setup(
+    name="memsearcher_jax",
+    version="0.1.0",
+    description="Search agents with a compact memory, trained end to end by multi-context GRPO in JAX",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]),
+    package_data={"memsearcher_jax": ["agent/templates/**", "assets/**"]},
+    install_requires=RUNTIME,
+    extras_require=EXTRAS,
+)
