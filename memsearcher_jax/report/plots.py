@@ -53,15 +53,16 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
     steps = read_metrics(metrics_jsonl)
     if not steps:
         raise ValueError(f"{metrics_jsonl} holds no step to plot")
-    panels = [panel for panel in (*PANELS, _phases(steps)) if any(_measured(steps, name) for name in panel.names)]
+    panels = [panel for panel in (*PANELS, phase_panel(steps)) if any(_measured(steps, name) for name in panel.names)]
     if not panels:
         raise ValueError(f"{metrics_jsonl} holds none of the quantities that training curves show")
-    figure = _draw(panels, steps)
+    figure = draw_panels(panels, steps)
     with replacing(Path(png)) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
-def _phases(steps: Sequence[Metrics]) -> Panel:
+def phase_panel(steps: Sequence[Metrics]) -> Panel:
+    """One line for each phase that the run timed, in the order in which the phases were first written."""
     names = {name: None for metrics in steps for name in metrics if name.startswith(PHASE_PREFIX)}
     return Panel("Time of a step", "seconds", tuple(names), 0.0)
 
@@ -70,7 +71,8 @@ def _measured(steps: Sequence[Metrics], name: str) -> bool:
     return any(name in metrics for metrics in steps)
 
 
-def _draw(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
+def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
+    """The panels side by side, four in a row at most."""
     # A Figure of its own, not pyplot's: no global state, and PNG is drawn without a display.
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)

@@ -1,0 +1,63 @@
+"""Training curves: the right panels with the right values; honest about gaps; clear errors."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.report.names import Name
+from memsearcher_jax.report.plots import PANELS, draw_panels, phase_panel, running_mean, training_curves
+
+
+def test_a_png_is_written_from_a_metrics_file(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(30):
+            writer.write(step, {name: 0.1 * step for name in Name} | {"seconds/rollout": 2.0, "seconds/update": 1.0})
+    training_curves(tmp_path / "metrics.jsonl", tmp_path / "plots" / "curves.png")
+    assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_panel_shows_its_metric_and_an_absent_one_leaves_no_panel(tmp_path):
+    steps = [{"step": step, "reward": step / 10, "seconds/a": 1.0, "seconds/b": 2.0} for step in (3, 4, 5)]
+    reward = next(panel for panel in PANELS if panel.names == (Name.REWARD,))
+    figure = draw_panels([reward, phase_panel(steps)], steps)
+    left, right = figure.axes
+    assert left.get_title(loc="left") == "Reward"
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[3, 0.3], [4, 0.4], [5, 0.5]])
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_values_that_are_not_finite_are_gaps_and_counted():
+    steps = [{"step": step, "kl": value} for step, value in enumerate([0.1, math.nan, math.inf, 0.2])]
+    panel = next(panel for panel in PANELS if panel.names == (Name.KL,))
+    (axes,) = draw_panels([panel], steps).axes
+    np.testing.assert_array_equal(np.isfinite(axes.lines[0].get_ydata()), [True, False, False, True])
+    assert "2 not finite" in [text.get_text() for text in axes.texts]
+
+
+def test_every_name_has_a_panel_but_the_rate_of_tokens():
+    shown = {name for panel in PANELS for name in panel.names}
+    assert shown == set(Name) - {Name.TOKENS_PER_SECOND}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "holds no step"), ('{"step": 0, "odd": 1}\n', "none of the quantities")]
+)
+def test_nothing_to_plot_is_said_and_writes_nothing(tmp_path, content, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        training_curves(path, tmp_path / "curves.png")
+    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@given(st.lists(st.floats(-100, 100) | st.just(math.nan), min_size=1, max_size=20), st.integers(1, 25))
+def test_running_mean_is_the_mean_of_the_window(values, window):
+    value_T = np.array(values)
+    for index, mean in enumerate(running_mean(value_T, window)):
+        known = [value for value in values[max(0, index - window + 1) : index + 1] if not math.isnan(value)]
+        expected = sum(known) / len(known) if known else math.nan
+        np.testing.assert_allclose(mean, expected, atol=1e-9)

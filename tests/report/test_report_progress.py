@@ -1,0 +1,80 @@
+"""The progress display: plain lines for a file, one live display for a terminal."""
+
+import io
+
+from memsearcher_jax.report.names import Name
+from memsearcher_jax.report.progress import Progress, format_numbers
+
+METRICS = {
+    "seconds/rollout": 12.34,
+    Name.TOKENS_PER_SECOND: 1234.5,
+    Name.REWARD: 0.1234,
+    "other": 1.0,
+    Name.EXACT_MATCH: 0.05,
+    Name.TURNS: 2.44,
+    "seconds/update": 3.0,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_numbers_that_matter_in_a_fixed_order():
+    assert format_numbers(METRICS) == "reward 0.123  EM 0.050  turns 2.4  1,234 tok/s  rollout 12.3s  update 3.0s"
+    assert format_numbers({Name.REWARD: float("nan")}) == "reward nan"
+    assert format_numbers({}) == ""
+
+
+def test_a_file_gets_one_plain_line_per_step():
+    stream, clock = io.StringIO(), Clock()
+    with Progress("train", 10, done=7, stream=stream, clock=clock) as progress:
+        progress.activity("rollout 1/8")
+        clock.now = 60.0
+        progress.advance({Name.REWARD: 0.5})
+        clock.now = 150.0
+        progress.advance({})
+    assert stream.getvalue() == "train 8/10  reward 0.500  left 2:00\ntrain 9/10  left 1:15\n"
+
+
+def test_quiet_seconds_thin_out_the_lines_but_never_lose_the_last():
+    stream, clock = io.StringIO(), Clock()
+    with Progress("evaluate", 100, quiet_s=10.0, stream=stream, clock=clock) as progress:
+        for _ in range(100):
+            clock.now += 1.0
+            progress.advance({})
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == [f"{done}/100" for done in [*range(1, 100, 10), 100]]
+
+
+def test_a_terminal_gets_the_live_display(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Terminal()
+    with Progress("train", 4, done=1, stream=stream) as progress:
+        progress.activity("rollout 3/8")
+        progress.advance(METRICS)
+        progress.activity("update 1/2")
+    output = stream.getvalue()
+    assert "\x1b[" in output
+    last = output[output.rindex("train") :]
+    assert "2/4" in last and "reward 0.123" in last and "update 1/2" in last and "rollout 3/8" not in last
+
+
+def test_the_terminal_is_left_clean_after_an_error(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    try:
+        with Progress("train", 4, stream=stream):
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert stream.getvalue().rstrip("\n").endswith("\x1b[?25h"), "the cursor is visible again"
