@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-ONSETS = ["b", "br", "d", "dr", "f", "g", "gr", "h", "k", "l", "m", "n", "p", "r", "s", "st", "t", "tr", "v", "z"]
+# 210 syllables: many more names than they number, and few enough that a small vocabulary holds each as one token.
+ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
 VOWELS = ["a", "e", "i", "o", "u"]
-CODAS = ["l", "m", "n", "r", "s"]
+CODAS = ["l", "n", "r"]
 TOWN_ENDINGS = ["ford", "haven", "burg", "mouth", "stead"]
 LAND_ENDINGS = ["ia", "land", "mark"]
 TRADES = ["Mills", "Press", "Lines", "Foods", "Motors", "Glass"]

@@ -1,0 +1,105 @@
+"""Trains the small tokenizer that ships in `assets/tokenizer`, from text that this package generates.
+
+It is built as Qwen2.5's is (byte-level BPE, so that any text survives; NFC; the same pre-tokenizer and chat tokens)
+and speaks the language of the packaged templates and of the embedded world. It sees many worlds of other seeds, each
+with names of its own, so that syllables become tokens and whole names do not. It lives here, in the room that knows
+all others and `tokenizers`, because it reads both the world and the templates.
+
+python -m memsearcher_jax.rl.small_tokenizer [FOLDER]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from memsearcher_jax.data.world import WorldConfig, make_world
+
+VOCABULARY = 1_536  # ids, the added tokens included
+WORLDS = range(1, 33)  # seeds; the world of seed 0, where training happens by default, is not among them
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP = ("<tool_call>", "</tool_call>")  # added and not special, as in Qwen2.5: decoding keeps them
+
+# Contractions; letters with one character in front; single digits; other marks; line ends; blanks.
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CALL = '{{"name": "wikipedia_search", "arguments": {{"query": "{}"}}}}'
+
+
+def train() -> Tokenizer:
+    """Return the tokenizer, the same to the last bit in every process."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(SPECIAL) - len(MARKUP),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `tokenizer.json` and the settings that transformers' AutoTokenizer reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def packaged_folder() -> Path:
+    """Where the tokenizer of the package is."""
+    return Path(str(files("memsearcher_jax") / "assets" / "tokenizer"))
+
+
+def _texts() -> Iterator[str]:
+    """What a policy reads and writes: templates, passages, questions, calls, boxed answers."""
+    wording = [path.read_text(encoding="utf-8") for path in _templates()]
+    for seed in WORLDS:
+        world = make_world(WorldConfig(seed=seed))
+        yield from map(_without_markup, wording)
+        for passage in world.passages:
+            yield passage.contents
+        for problem in (*world.train, *world.test):
+            yield f"<question> {problem.question} </question>"
+            yield f"<memory> {problem.question} </memory>"
+            yield _CALL.format(problem.metadata["supporting_titles"][-1])
+            yield f"<think>I know the answer.</think>\n\\boxed{{{problem.golden_answers[0]}}}"
+
+
+def _templates() -> list[Path]:
+    root = Path(str(files("memsearcher_jax") / "agent" / "templates"))
+    return sorted(root.glob("**/*.txt"))
+
+
+def _without_markup(text: str) -> str:
+    """The added tokens are never cut into pieces, so no merge is spent on them."""
+    for token in MARKUP:
+        text = text.replace(token, "\n")
+    return text
+
+
+if __name__ == "__main__":
+    save(train(), Path(sys.argv[1]) if len(sys.argv) > 1 else packaged_folder())
