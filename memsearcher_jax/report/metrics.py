@@ -3,7 +3,7 @@
     RUN/metrics.jsonl    {"step": 12, "reward": 0.31, "kl": "NaN", ...}   one line per step, steps ascending
     RUN/tensorboard/     the same scalars as event files
 
-Numbers that JSON cannot hold are spelt as `report/jsonl.py` says. A line is flushed when its step ends, so a killed
+Numbers that JSON cannot hold are spelt as `report/files.py` says. A line is flushed when its step ends, so a killed
 run loses at most the line that it was writing.
 """
 
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from memsearcher_jax.report.jsonl import decode_float, decode_line, encode_float, encode_line, replacing
+from memsearcher_jax.jsonl import parse_object
+from memsearcher_jax.report.files import decode_float, encode_float, encode_line, replacing
 
 FILE_NAME = "metrics.jsonl"
 Metrics = dict[str, float]
@@ -80,12 +81,12 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no metrics at {path}")
-    complete, _, _cut_off = path.read_text(encoding="utf-8").rpartition("\n")
-    return [_read_line(line, f"{path}, line {number}") for number, line in enumerate(complete.split("\n"), 1) if line]
+    complete, _, _cut_off = path.read_bytes().rpartition(b"\n")
+    return [_read_line(f"{path}:{number}", line) for number, line in enumerate(complete.split(b"\n"), 1) if line]
 
 
-def _read_line(line: str, where: str) -> Metrics:
-    record = decode_line(line, where)
+def _read_line(where: str, line: bytes) -> Metrics:
+    record = parse_object(where, line)
     step = record.pop("step", None)
     if type(step) is not int:
         raise ValueError(f"{where}: no whole number under 'step'")

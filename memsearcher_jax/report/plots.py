@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from memsearcher_jax.report.jsonl import replacing
+from memsearcher_jax.report.files import replacing
 from memsearcher_jax.report.metrics import Metrics, read_metrics
 from memsearcher_jax.report.names import PHASE_PREFIX, Name
 

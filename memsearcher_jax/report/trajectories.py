@@ -13,15 +13,13 @@
      "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1]}],    one entry per token in all three
      "transcript": ChatML text of the last context}
 
-Numbers that JSON cannot hold are spelt as `report/jsonl.py` says. Everything else comes back equal to what was written,
+Numbers that JSON cannot hold are spelt as `report/files.py` says. Everything else comes back equal to what was written,
 given that a problem's metadata holds only what JSON can hold. `zcat FILE | head -1 | python -m json.tool` shows one.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +36,8 @@ from memsearcher_jax.agent.types import (
     Trajectory,
     Turn,
 )
-from memsearcher_jax.report.jsonl import decode_float, decode_line, encode_float, encode_line, replacing
+from memsearcher_jax.jsonl import numbered_lines, parse_object
+from memsearcher_jax.report.files import decode_float, encode_float, encode_line, replacing
 
 
 @dataclass(frozen=True)
@@ -81,18 +80,10 @@ def read_trajectories(path: str | Path) -> Iterator[Scored]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not gzip, ends early, or has a line that is no trajectory; the message names the line.
+        ValueError: the file is damaged, or a line of it is no trajectory; the message names the line.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no trajectories at {path}")
-    number = 0
-    with gzip.open(path, "rb") as packed:
-        try:
-            for number, line in enumerate(io.TextIOWrapper(packed, encoding="utf-8"), 1):
-                yield _decode(decode_line(line, f"{path}, line {number}"), f"{path}, line {number}")
-        except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged after line {number}: {error}") from error
+    for where, line in numbered_lines(Path(path)):
+        yield _decode(where, parse_object(where, line))
 
 
 def _encode(scored: Scored) -> dict[str, Any]:
@@ -150,7 +141,7 @@ def _encode_turn(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _decode(record: dict[str, Any], where: str) -> Scored:
+def _decode(where: str, record: dict[str, Any]) -> Scored:
     try:
         problem, outcome = record["problem"], record["outcome"]
         return Scored(

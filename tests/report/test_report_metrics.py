@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.jsonl import decode_float, decode_line, encode_float, encode_line, replacing
+from memsearcher_jax.report.files import decode_float, encode_float, encode_line, replacing
 from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
 
 
@@ -40,7 +40,7 @@ def test_numbers_that_json_cannot_hold_are_strict_json_and_come_back(tmp_path):
 @given(st.floats(allow_nan=False))
 def test_every_float_survives(value):
     line = encode_line({"x": encode_float(value)})
-    assert decode_float(decode_line(line, "here")["x"]) == value
+    assert decode_float(json.loads(line, parse_constant=pytest.fail)["x"]) == value
 
 
 def test_a_line_is_on_disk_as_soon_as_its_step_ends(tmp_path):
@@ -101,9 +101,8 @@ def test_bad_metrics_are_refused_and_leave_no_line(tmp_path, step, metrics, mess
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("nonsense", "line 2: not a line of strict JSON"),
-        ('{"step": 1, "kl": NaN}', "unquoted NaN"),
-        ("[1]", "expected a JSON object, found list"),
+        ("nonsense", r"metrics\.jsonl:2: not JSON"),
+        ("[1]", r"metrics\.jsonl:2: a JSON object is needed"),
         ('{"kl": 1}', "no whole number under 'step'"),
         ('{"step": 1, "kl": "high"}', "'high' is not a number"),
     ],

@@ -1,4 +1,4 @@
-"""Strict JSON lines and safe replacement of files: what every file format of this room shares.
+"""What the files of this room share: how numbers are spelt, and how a file is replaced.
 
 JSON has no NaN and no infinities, and many readers refuse Python's unquoted spelling of them. They are written as the
 strings "NaN", "Infinity" and "-Infinity", which `float` reads back, so that a diverged step stays visible.
@@ -36,26 +36,11 @@ def decode_float(value: Any) -> float:
 
 
 def encode_line(record: dict[str, Any]) -> str:
-    """One line of strict JSON, ending in a newline; a value that JSON cannot hold raises TypeError or ValueError.
+    """One line of strict JSON with its newline; a value that JSON cannot hold raises TypeError or ValueError.
 
     Text outside ASCII is escaped: a model may write half a surrogate pair, which no UTF-8 file can hold.
     """
     return json.dumps(record, allow_nan=False) + "\n"
-
-
-def decode_line(line: str, where: str) -> dict[str, Any]:
-    """The object on one line; `where` names the line in the error."""
-    try:
-        record = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise ValueError(f"{where}: not a line of strict JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    return record
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"unquoted {name}")
 
 
 @contextmanager
