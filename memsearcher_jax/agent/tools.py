@@ -85,17 +85,17 @@ def _fit(
     """(call, result) pairs of at most `budget` tokens together, and how many calls and passages were clipped."""
     whole = [[_Part(call), *_parts(result, prompts)] for call, result in zip(calls, results, strict=True)]
     shares = iter(fair_shares([part.demand(ruler) for parts in whole for part in parts], budget))
-    shown: list[tuple[str, str]] = []
-    counts = {"calls_clipped": 0, "passages_clipped": 0}
-    for parts in whole:
-        own = [next(shares) for _ in parts]
-        call, *passages = [part.clip(share, ruler) for part, share in zip(parts, own, strict=True)]
-        # Joined texts may encode to more tokens than the texts apart, so the sum of their shares has the last word.
-        result = ruler.clip("".join(map(str, passages)).strip(), sum(own[1:]))
-        shown.append((call.text, result))
-        counts["calls_clipped"] += call != parts[0]
-        counts["passages_clipped"] += sum(part != old for part, old in zip(passages, parts[1:], strict=True))
-    return shown, counts
+    clipped = [[part.clip(next(shares), ruler) for part in parts] for parts in whole]
+    texts = [text for call, *rest in clipped for text in (call.text, "".join(map(str, rest)).strip())]
+    # Joined passages may encode to a few tokens more than the same passages apart, so the joined text counts too.
+    shares = fair_shares([ruler.count(text) for text in texts], budget)
+    texts = [ruler.clip(text, share) for text, share in zip(texts, shares, strict=True)]
+    cut = [[new != old for new, old in zip(*parts, strict=True)] for parts in zip(clipped, whole, strict=True)]
+    counts = {
+        "calls_clipped": sum(call for call, *_ in cut),
+        "passages_clipped": sum(passage for _, *passages in cut for passage in passages),
+    }
+    return list(zip(texts[::2], texts[1::2], strict=True)), counts
 
 
 def _parts(found: Found, prompts: Prompts) -> list[_Part]:

@@ -1,0 +1,166 @@
+"""The parsers agree with the recorded reference behaviour and accept any text at all."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.types import Query
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<memory>", "</memory>", "\\boxed{", "\\boxed ", "}", "{"]
+JSON_BITS = ['"arguments"', '"query"', '"top_n"', ":", ",", "{", "}", "[", "]", "1", "null", "NaN", '"\\ud800"']
+tagged = st.lists(st.sampled_from([*TAGS, *JSON_BITS, "a", " ", "\n", "$"]) | st.text(max_size=3)).map("".join)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def parse(body: str) -> Query | str:
+    return protocol.parse_call(body, default_top_n=5, max_top_n=20)
+
+
+def call(**arguments: object) -> str:
+    return json.dumps({"name": "wikipedia_search", "arguments": arguments})
+
+
+def test_recorded_extractions(shared):
+    with open(shared / "reference/memsearcher/protocol.jsonl", encoding="utf-8") as file:
+        cases = [json.loads(line) for line in file]
+    assert cases
+    for case in cases:
+        assert protocol.tool_calls(case["output_str"]) == case["extract_tool_calls"], case["id"]
+        assert protocol.memory(case["output_str"]) == case["extract_memory"], case["id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("<tool_call> a </tool_call>\n<tool_call>b</tool_call>", ["a", "b"]),
+        ("<tool_call></tool_call>", [""]),
+        ("<tool_call>a<tool_call>b</tool_call>c</tool_call>", ["a<tool_call>b"]),
+        ("<tool_call>a</tool_call></tool_call><tool_call>", []),
+        ("<tool_call>a", []),
+        ("<TOOL_CALL>a</TOOL_CALL>", []),
+    ],
+)
+def test_tool_calls(text, calls):
+    assert protocol.tool_calls(text) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{a}", "a"),
+        (r"\boxed{a} then \boxed{ b {c} }", " b {c} "),
+        (r"\boxed a $ b", "a "),
+        (r"\boxed{a} \boxed b", "b"),
+        (r"\boxed{}", ""),
+        (r"\boxed{a", None),
+        (r"\boxed{a} \boxed{b", None),
+        (r"\boxed5 {a}", None),
+        (r"\boxed", None),
+        (r"\fbox{a}", None),
+        ("no box", None),
+    ],
+)
+def test_last_box(text, answer):
+    assert protocol.last_box(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<think> \boxed{a} </think> so \boxed{b}", "b"),
+        (r"<think> \boxed{a} </think> no more", None),
+        (r"\boxed{a} <think> never closed \boxed{b}", "a"),
+        (r"<think> never closed \boxed{b}", None),
+        (r"<think> x </think> \boxed{a} <think> \boxed{b} </think>", "a"),
+    ],
+)
+def test_a_box_counts_outside_thoughts_only(text, answer):
+    assert protocol.boxed_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("body", "parsed"),
+    [
+        (call(query="q"), Query("q", 5)),
+        (call(query="q", top_n=2), Query("q", 2)),
+        (call(query="q", top_n=None), Query("q", 5)),
+        (call(query="q", top_n=10**9), Query("q", 20)),
+        (call(query="q", more=[1]), Query("q", 5)),
+        ('{"arguments": {"query": "no name"}}', Query("no name", 5)),
+        ('{"arguments": {"query": "half \\ud800 pair"}}', Query("half ? pair", 5)),
+        ("nope", "Parse tool call failed"),
+        ("", "Parse tool call failed"),
+        ("[1]", "Parse tool call failed"),
+        ('"arguments"', "Parse tool call failed"),
+        ('{"name": "wikipedia_search"}', "Parse tool call failed"),
+        ("[" * 100_000, "Parse tool call failed"),
+        ("1" * 10_000, "Parse tool call failed"),
+        ('{"arguments": "q"}', "Parse query failed"),
+        ('{"arguments": null}', "Parse query failed"),
+        ('{"arguments": ["query"]}', "Parse query failed"),
+        (call(top_n=2), "invalid query"),
+        (call(query=""), "invalid query"),
+        (call(query=" \n"), "invalid query"),
+        (call(query=5), "invalid query"),
+        (call(query=["q"]), "invalid query"),
+        (call(query=None), "invalid query"),
+        (call(query="q", top_n=0), "invalid top_n"),
+        (call(query="q", top_n=-1), "invalid top_n"),
+        (call(query="q", top_n="3"), "invalid top_n"),
+        (call(query="q", top_n=2.5), "invalid top_n"),
+        (call(query="q", top_n=True), "invalid top_n"),
+    ],
+)
+def test_parse_call(body, parsed):
+    assert parse(body) == parsed
+
+
+@given(tagged)
+@example("<tool_call>" * 5_000)
+@example("<think>" * 5_000 + "</think>")
+def test_parsers_accept_any_text(text):
+    for body in protocol.tool_calls(text):
+        assert body == body.strip() and body in text
+        parse(body)
+    remembered = protocol.memory(text)
+    assert remembered == remembered.strip() and remembered in text
+    answer = protocol.boxed_answer(text)
+    assert answer is None or answer in protocol.without_thoughts(text)
+    parse(text)
+    protocol.is_json(text)
+
+
+@given(tagged)
+def test_a_thought_ends_where_it_is_closed(text):
+    unclosed = text.replace("</think>", "")
+    assert protocol.without_thoughts("<think>" + unclosed) == ""
+    assert protocol.without_thoughts(f"<think>{unclosed}</think>after") == "after"
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="<>")), max_size=5))
+def test_calls_survive_a_round_trip(bodies):
+    text = "".join(f"words <tool_call>{body}</tool_call>" for body in bodies)
+    assert protocol.tool_calls(text) == [body.strip() for body in bodies]
+
+
+@given(st.text(st.characters(exclude_characters="<>"), min_size=1).filter(str.strip))
+def test_memory_is_idempotent(text):
+    once = protocol.memory(f"<memory>{text}</memory>")
+    assert protocol.memory(f"<memory>{once}</memory>") == once == text.strip()
+
+
+@given(st.dictionaries(st.sampled_from(["query", "top_n", "other"]), json_values))
+def test_arguments_give_a_bounded_query_or_one_line(arguments):
+    parsed = parse(json.dumps({"arguments": arguments}))
+    if isinstance(parsed, Query):
+        assert 1 <= parsed.top_n <= 20
+        assert parsed.text.strip() and parsed.text.encode("utf-8")
+    else:
+        assert parsed in {"invalid query", "invalid top_n"}

@@ -1,0 +1,149 @@
+"""Metrics and rewards agree with the recorded reference behaviour; where it raised, ours are named one by one."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent import reward
+from memsearcher_jax.agent.types import Outcome, Stop
+
+METRICS = {
+    "em": reward.exact_match,
+    "f1": reward.token_f1,
+    "acc": reward.cover_exact_match,
+    "precision": lambda prediction, golden: reward.token_overlap(prediction, golden).precision,
+    "recall": lambda prediction, golden: reward.token_overlap(prediction, golden).recall,
+}
+
+PROMPT = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>"
+
+
+def transcript(*replies: str) -> str:
+    """A context in which the assistant gave these replies; the first continues an open thought."""
+    between = "<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
+    return PROMPT + between.join(replies) + "<|im_end|>"
+
+
+def recorded(shared, name):
+    with open(shared / "reference/memsearcher" / name, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_recorded_metrics(shared):
+    for case in recorded(shared, "metrics.jsonl"):
+        for key, metric in METRICS.items():
+            ours = metric(case["prediction"], case["golden_answers"])
+            if isinstance(case[key], dict):
+                assert case["category"] in {"bad_types", "curatedtrec_regex"}, case["id"]
+                assert 0.0 <= ours <= 1.0, case["id"]
+            elif case["dataset_name"] == "curatedtrec" and key in {"em", "acc"}:
+                # There golden answers are patterns; ours are always texts.
+                golden = [reward.normalize(answer) for answer in case["golden_answers"]]
+                assert ours == float(reward.normalize(case["prediction"]) in golden), case["id"]
+            else:
+                assert ours == case[key], (case["id"], key)
+
+
+def test_recorded_rewards(shared):
+    for case in recorded(shared, "reward.jsonl"):
+        ours = reward.memsearcher_reward(case["solution_str"], case["ground_truth"])
+        if "raises" in case:
+            assert case["category"] in {"exception", "exception_impl_specific"}, case["id"]
+            assert 0.0 <= ours.value <= 1.0, case["id"]
+            continue
+        assert ours.value == case["score"], case["id"]
+        if case["reason"].startswith("find box error"):
+            assert ours.reason.startswith("find box error"), case["id"]
+        else:
+            assert ours.reason == case["reason"], case["id"]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golden", "em"),
+    [
+        ("5", None, 0.0),
+        ("5", 5, 1.0),
+        ("5", ["5", None], 1.0),
+        ("5", [5, 6], 1.0),
+        (None, ["5"], 0.0),
+        (None, [""], 0.0),
+    ],
+)
+def test_odd_types_do_not_raise(prediction, golden, em):
+    assert reward.exact_match(prediction, golden) == em
+    assert reward.token_f1(prediction, golden) == em
+    assert reward.cover_exact_match(prediction, golden) == em
+
+
+@pytest.mark.parametrize(
+    ("golden", "value"), [(None, 0.1), (5, 1.0), (["5", None], 1.0), ([], 0.1), ((), 0.1), ("5", 1.0)]
+)
+def test_reward_of_odd_golden_answers(golden, value):
+    assert reward.memsearcher_reward(transcript(" t </think> \\boxed{5}"), golden).value == value
+
+
+def test_json_too_deep_to_read_is_bad_format():
+    deep = '<tool_call>{"name": "a", "arguments": ' + "[" * 100_000 + "</tool_call>"
+    judged = reward.memsearcher_reward(transcript(f" t </think>{deep} \\boxed{{x}}"), ["x"])
+    assert judged.value == 0.0
+    assert judged.reason.startswith("bad format: tool_call is not a valid json")
+
+
+@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.ANSWERED])
+def test_only_an_answer_is_scored(stop):
+    judged = reward.score(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
+    assert judged == reward.Reward(0.0, stop.value)
+
+
+@pytest.mark.parametrize(
+    ("replies", "value"),
+    [
+        ([" t </think> \\boxed{x}"], 1.0),
+        ([" t </think> \\boxed{y}"], 0.1),
+        ([" \\boxed{x} </think>"], 0.0),
+        ([" \\boxed{x} </think> \\boxed{y}"], 0.1),
+        ([" \\boxed{x} </think> \\box"], 0.0),
+        ([" t \\boxed{x}"], 0.0),
+        # Emptying the thought must not repair tags that do not pair up.
+        ([" t <think> u </think> \\boxed{x}"], 0.0),
+        ([" t </think><tool_call> \\boxed{x}"], 0.0),
+        # Whole history: only the last assistant turn answers, every turn has its format checked.
+        (
+            [' \\boxed{y} </think><tool_call>{"name": 1, "arguments": 2}</tool_call>', "<think> t </think> \\boxed{x}"],
+            1.0,
+        ),
+        ([" t </think><tool_call>{bad}</tool_call>", "<think> t </think> \\boxed{x}"], 0.0),
+    ],
+)
+def test_score(replies, value):
+    assert reward.score(Outcome(Stop.ANSWERED, "x"), transcript(*replies), ["x"]).value == value
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "\\boxed{x}", "\\boxed ", "x"])))
+def test_hiding_thoughts_never_repairs_a_format(bits):
+    text = transcript("".join(bits))
+    ours, theirs = reward.score(Outcome(Stop.ANSWERED, "x"), text, ["x"]), reward.memsearcher_reward(text, ["x"])
+    if theirs.value == 0.0:
+        assert ours.value == 0.0
+
+
+@given(st.text(), st.lists(st.text(), max_size=3))
+def test_metrics_are_bounded_and_ordered(prediction, golden):
+    overlap = reward.token_overlap(prediction, golden)
+    assert 0.0 <= overlap.f1 <= max(overlap.precision, overlap.recall) <= 1.0
+    if reward.exact_match(prediction, golden):
+        assert reward.cover_exact_match(prediction, golden) == 1.0
+
+
+@given(st.text())
+def test_normalize_is_idempotent(text):
+    once = reward.normalize(text)
+    assert reward.normalize(once) == once
+
+
+@given(st.text(), st.text())
+def test_any_transcript_has_a_reward(text, golden):
+    assert 0.0 <= reward.memsearcher_reward(PROMPT + text + "<|im_end|>", [golden]).value <= 1.0
+    assert 0.0 <= reward.score(Outcome(Stop.ANSWERED), text, golden).value <= 1.0
