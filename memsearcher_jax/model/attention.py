@@ -1,0 +1,61 @@
+"""Rotary positions and grouped-query attention: the one place that a faster kernel has to replace."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def rotary_angles(position_BT: jax.Array, head_size: int, theta: float) -> jax.Array:
+    """angle_BTh, float32, for the h = H / 2 pairs of a head: position * theta^(-2 i / H). Su et al. 2021, eq. 15."""
+    frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
+    return position_BT[..., None].astype(jnp.float32) * frequency_h
+
+
+def rotate(x_BNTH: jax.Array, angle_BTh: jax.Array) -> jax.Array:
+    """Turns each pair (i, i + H / 2) of a head by its angle; Qwen pairs the halves, not the neighbours."""
+    cos_B1Th, sin_B1Th = jnp.cos(angle_BTh)[:, None], jnp.sin(angle_BTh)[:, None]
+    low_BNTh, high_BNTh = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
+    turned = (low_BNTh * cos_B1Th - high_BNTh * sin_B1Th, high_BNTh * cos_B1Th + low_BNTh * sin_B1Th)
+    return jnp.concatenate(turned, axis=-1).astype(x_BNTH.dtype)
+
+
+def attend(
+    q_BNTH: jax.Array,
+    k_BKTH: jax.Array,
+    v_BKTH: jax.Array,
+    segment_BT: jax.Array,
+    cached: tuple[jax.Array, jax.Array] | None = None,
+    length_B: jax.Array | None = None,
+) -> jax.Array:
+    """out_BNTH: each token looks at the tokens of its segment up to itself, and at the cache if there is one.
+
+    `cached` is (k_BKCH, v_BKCH) of which row b holds `length_B[b]` entries. Query head n reads kv head n // (N / K);
+    keys and values are never repeated. Padding (segment 0) sees padding only, so no row of the softmax is empty.
+    Scores and the softmax are float32.
+    """
+    B, N, T, H = q_BNTH.shape
+    q_BKGTH = q_BNTH.reshape(B, -1, N // k_BKTH.shape[1], T, H)
+    causal_TT = jnp.tril(jnp.ones((T, T), bool))
+    parts = [(k_BKTH, v_BKTH, causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :]))]
+    if cached is not None:
+        k_BKCH, v_BKCH = cached
+        parts.append((k_BKCH, v_BKCH, (jnp.arange(k_BKCH.shape[2]) < length_B[:, None])[:, None, :]))
+
+    # One softmax over parts that stay apart: joining them would copy the cache, or the scores over it.
+    scores = [_scores(q_BKGTH, k_BKSH, visible_BTS) for k_BKSH, _, visible_BTS in parts]
+    top_BKGT1 = jnp.max(jnp.stack([jnp.max(s_BKGTS, axis=-1) for s_BKGTS in scores]), axis=0)[..., None]
+    weights = [jnp.exp(s_BKGTS - jax.lax.stop_gradient(top_BKGT1)) for s_BKGTS in scores]
+    total_BKGT1 = sum(jnp.sum(w_BKGTS, axis=-1, keepdims=True) for w_BKGTS in weights)
+    mixed_BKGTH = sum(
+        jnp.einsum("BKGTS,BKSH->BKGTH", w_BKGTS.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32)
+        for w_BKGTS, (_, v_BKSH, _) in zip(weights, parts, strict=True)
+    )
+    return (mixed_BKGTH / total_BKGT1).reshape(B, N, T, H).astype(q_BNTH.dtype)
+
+
+def _scores(q_BKGTH: jax.Array, k_BKSH: jax.Array, visible_BTS: jax.Array) -> jax.Array:
+    """Scaled q · k in float32; the lowest finite number where hidden, because inf - inf would poison a gradient."""
+    score_BKGTS = jnp.einsum("BKGTH,BKSH->BKGTS", q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
+    score_BKGTS *= q_BKGTH.shape[-1] ** -0.5
+    return jnp.where(visible_BTS[:, None, None], score_BKGTS, jnp.finfo(jnp.float32).min)

@@ -1,0 +1,189 @@
+"""Qwen2.5 as pure functions over a plain dict of arrays; Flax stays inside this file.
+
+Weights keep the orientation of the Hugging Face files (output before input), so that loading and saving only reshape.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from memsearcher_jax.model.attention import attend, rotary_angles, rotate
+from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.model.cache import Cache
+from memsearcher_jax.model.config import ModelConfig
+
+NORMAL = nn.initializers.normal(0.02)
+ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
+
+
+@partial(jax.jit, static_argnames="config")
+def init(key: jax.Array, config: ModelConfig) -> dict:
+    """Random weights in `config.param_dtype`; the leaves under "layers" are stacked, [L, ...].
+
+    Under `jax.jit` with `out_shardings=sharding.param_shardings(config, mesh)` each device makes its own part only.
+    """
+    return jax.tree.map(lambda box: box.value, _boxed_init(key, config), is_leaf=_is_box)
+
+
+def logical_axes(config: ModelConfig) -> dict:
+    """The tree of `init` with each weight's tuple of logical axes in its place; takes no memory."""
+    boxes = jax.eval_shape(lambda key: _boxed_init(key, config), jax.random.key(0))
+    return jax.tree.map(lambda box: box.names, boxes, is_leaf=_is_box)
+
+
+def forward(
+    params: dict,
+    config: ModelConfig,
+    ids_BT: jax.Array,
+    position_BT: jax.Array,
+    segment_BT: jax.Array,
+    cache: Cache | None = None,
+    *,
+    output: Literal["logits", "hidden"] = "logits",
+) -> tuple[jax.Array, Cache | None]:
+    """(logits_BTV float32 or hidden_BTD in compute_dtype, the cache with the new tokens).
+
+    Without a cache a row may pack several texts: tokens see their own segment only; segment 0 is padding.
+    With a cache segment_BT is 1 for tokens and 0 for padding, which stands at the end; row b's tokens stand at
+    positions cache.length_B[b], + 1, ... (as position_BT must say), see all that the row holds, and are added to it.
+    What comes out at padding means nothing.
+    Raises ValueError for another `output`, or for a block wider than the cache.
+    """
+    if output not in ("logits", "hidden"):
+        raise ValueError(f"output {output!r}: choose logits or hidden")
+    hidden_BTD, cache = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
+    return (hidden_BTD if output == "hidden" else logits(params, config, hidden_BTD)), cache
+
+
+def logits(params: dict, config: ModelConfig, hidden_BTD: jax.Array) -> jax.Array:
+    """logits_BTV, float32, of the hidden states that `forward` gives; for any T, so that callers can go in chunks."""
+    return Qwen(config).apply({"params": params}, hidden_BTD, method=Qwen.logits)
+
+
+class Block(nn.Module):
+    """One layer: norm, attend, add, norm, feed, add."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        angle_BTh: jax.Array,
+        segment_BT: jax.Array,
+        length_B: jax.Array | None,
+        cached: tuple[jax.Array, jax.Array] | None,  # (k_BKCH, v_BKCH), read only
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        """x_BTD, and with a cache this block's (k_BKTH, v_BKTH): written once for all layers, after the scan."""
+        c = self.config
+        D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
+
+        def weight(*declaration) -> jax.Array:
+            return _weight(self, *declaration).astype(c.compute_dtype)
+
+        attention_norm_D = weight("attention_norm", "norm", (D,), ONES)
+        wq_NHD = weight("wq", "heads head embed", (N, H, D))
+        wk_KHD = weight("wk", "kv head embed", (K, H, D))
+        wv_KHD = weight("wv", "kv head embed", (K, H, D))
+        bq_NH = weight("bq", "heads head", (N, H), ZEROS)
+        bk_KH = weight("bk", "kv head", (K, H), ZEROS)
+        bv_KH = weight("bv", "kv head", (K, H), ZEROS)
+        wo_DNH = weight("wo", "embed heads head", (D, N, H))
+        ffn_norm_D = weight("ffn_norm", "norm", (D,), ONES)
+        gate_FD = weight("gate", "ffn embed", (F, D))
+        up_FD = weight("up", "ffn embed", (F, D))
+        down_DF = weight("down", "embed ffn", (D, F))
+
+        y_BTD = rms_norm(x_BTD, attention_norm_D, c.norm_eps)
+        q_BNTH = jnp.einsum("BTD,NHD->BNTH", y_BTD, wq_NHD) + bq_NH[:, None]
+        k_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wk_KHD) + bk_KH[:, None]
+        v_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wv_KHD) + bv_KH[:, None]
+        q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
+        k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
+        v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
+        mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, cached, length_B)
+        x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
+
+        y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
+        gate_BTF = jax.nn.silu(jnp.einsum("BTD,FD->BTF", y_BTD, gate_FD))
+        fed_BTF = constrain(gate_BTF * jnp.einsum("BTD,FD->BTF", y_BTD, up_FD), ("batch", None, "ffn"))
+        x_BTD += constrain(jnp.einsum("BTF,DF->BTD", fed_BTF, down_DF), ("batch", None, None))
+        return x_BTD, None if cached is None else (k_BKTH, v_BKTH)
+
+
+class Qwen(nn.Module):
+    """Embedding, the stacked layers in one scan, the final norm, the output layer."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.embed_VD = _weight(self, "embed", "vocab embed", (c.vocab_size, c.embed_size))
+        # Inside a scan nothing can merge the recomputation with the first pass, so the guard against it is waste.
+        block = nn.remat(Block, prevent_cse=False) if c.remat == "full" else Block
+        self.layers = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
+            length=c.layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(c)
+        self.final_norm_D = _weight(self, "final_norm", "norm", (c.embed_size,), ONES)
+        if not c.tied:
+            self.unembed_VD = _weight(self, "unembed", "vocab embed", (c.vocab_size, c.embed_size))
+
+    def __call__(
+        self, ids_BT: jax.Array, position_BT: jax.Array, segment_BT: jax.Array, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        c = self.config
+        x_BTD = self._look_up(ids_BT)
+        angle_BTh = rotary_angles(position_BT, c.head_size, c.rope_theta)
+        if cache is None:
+            x_BTD, _ = self.layers(x_BTD, angle_BTh, segment_BT, None, None)
+        else:
+            cached = (cache.k_LBKCH, cache.v_LBKCH)
+            x_BTD, (k_LBKTH, v_LBKTH) = self.layers(x_BTD, angle_BTh, segment_BT, cache.length_B, cached)
+            cache = cache.append(k_LBKTH, v_LBKTH, segment_BT)
+        return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), cache
+
+    def _look_up(self, ids_BT: jax.Array) -> jax.Array:
+        # Each device reads its own columns of the table for the rows of its whole "fsdp" group, then they swap: left
+        # to itself the compiler gathers the table. Cast after that, because a frequent token's gradient is a sum of
+        # thousands, which bfloat16 would not hold.
+        x_BTD = self.embed_VD[constrain(ids_BT, ("lookup_batch", None))]
+        x_BTD = constrain(x_BTD, ("lookup_batch", None, "embed"))
+        return constrain(x_BTD, ("batch", None, None)).astype(self.config.compute_dtype)
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        table_VD = (self.embed_VD if self.config.tied else self.unembed_VD).astype(self.config.compute_dtype)
+        logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+        return constrain(logits_BTV, ("batch", None, "vocab"))
+
+
+def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) * weight, in float32, returned in the type of x. Zhang & Sennrich 2019, eq. 4."""
+    wide_BTD = x_BTD.astype(jnp.float32)
+    scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
+    # The weight is rounded to the type of x first: so training sees the very weights that the sampler holds.
+    return (wide_BTD * scale_BT1 * weight_D.astype(x_BTD.dtype)).astype(x_BTD.dtype)
+
+
+def _weight(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init=NORMAL) -> jax.Array:
+    """Declares a weight in param_dtype, one logical axis per dimension."""
+    boxed_init = nn.with_logical_partitioning(init, tuple(axes.split()))
+    return module.param(name, boxed_init, shape, jnp.dtype(module.config.param_dtype))
+
+
+def _boxed_init(key: jax.Array, config: ModelConfig) -> dict:
+    token_B1 = jnp.zeros((1, 1), jnp.int32)
+    return Qwen(config).init(key, token_B1, token_B1, token_B1, None)["params"]
+
+
+def _is_box(x: object) -> bool:
+    return isinstance(x, nn.LogicallyPartitioned)

@@ -1,0 +1,75 @@
+"""Meshes, and where every weight lies on them. The table itself, which the model reads too, is in `axes.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.axes import MESH_AXES, RULES, spec
+from memsearcher_jax.model.axes import constrain as constrain  # the public door; `axes` only breaks an import cycle
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh ("data", "fsdp", "tensor") over all of `devices`, by default every device of every host.
+
+    Devices are laid out by host, so that neighbours along "tensor", which talk the most, share one.
+    Raises ValueError for sizes that do not use up the devices exactly.
+    """
+    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
+    sizes = [getattr(config, axis) for axis in MESH_AXES]
+    asked = " ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
+    if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+        raise ValueError(f"mesh {asked}: every size must be 1 or more, with -1 (what the others leave) at most once")
+    known = math.prod(size for size in sizes if size != -1)
+    if len(devices) % known or (-1 not in sizes and len(devices) != known):
+        raise ValueError(
+            f"mesh {asked} does not fit {len(devices)} devices: "
+            f"the sizes must multiply to {len(devices)}; -1 in one place takes what the others leave"
+        )
+    shape = [len(devices) // known if size == -1 else size for size in sizes]
+    return Mesh(np.array(devices).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def named_sharding(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
+    """Where an array with these logical axes lies; `named_sharding(mesh, ("batch", None))` is a batch of rows."""
+    return NamedSharding(mesh, spec(axes))
+
+
+def param_shardings(config: ModelConfig, mesh: Mesh) -> dict:
+    """The tree of `qwen.init` with a sharding in place of each weight. Raises ValueError as `check_divides` does."""
+    check_divides(config, dict(mesh.shape))
+    return jax.tree.map(partial(named_sharding, mesh), qwen.logical_axes(config), is_leaf=_is_axes)
+
+
+def check_divides(config: ModelConfig, mesh_shape: Mapping[str, int]) -> None:
+    """Raises ValueError, in one line, for the first weight that the mesh cannot cut into equal parts."""
+    shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
+    named_axes = jax.tree.leaves_with_path(qwen.logical_axes(config), is_leaf=_is_axes)
+    for (path, axes), weight in zip(named_axes, jax.tree.leaves(shapes), strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for axis, size in zip(axes, weight.shape, strict=True):
+            parts = {mesh_axis: mesh_shape.get(mesh_axis, 1) for mesh_axis in RULES[axis]}
+            if size % math.prod(parts.values()):
+                mesh = " ".join(f"{mesh_axis}={count}" for mesh_axis, count in parts.items())
+                raise ValueError(f"mesh {mesh} cannot split the {size} {axis} of {name}: choose a divisor of {size}")
+
+
+def reshard(params: dict, shardings: dict, dtype: str) -> dict:
+    """A copy of `params` in `dtype`, laid out as `shardings` say, over the same devices: weights for the sampler."""
+    return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)(params, dtype=dtype)
+
+
+def _cast(params: dict, dtype: str) -> dict:
+    return jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+
+
+def _is_axes(x: object) -> bool:
+    return isinstance(x, tuple)
