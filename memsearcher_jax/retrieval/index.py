@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -146,7 +147,7 @@ def open_index(
         contents = _load_column(directory, "contents")
         vectors_RD = np.load(directory / "embeddings.npy", mmap_mode="r")
         state = dict(np.load(directory / "encoder.npz")) if (directory / "encoder.npz").exists() else {}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise ValueError(f"{directory}: is damaged ({error}); build the index anew") from error
     rows, size = manifest["passages"], manifest["dimensions"]
     if not len(ids) == len(contents) == rows or vectors_RD.shape != (rows, size):

@@ -1,0 +1,96 @@
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent.types import Passage
+from memsearcher_jax.retrieval.corpus import corpus_of, read_corpus
+
+GOOD = b'{"id": "0", "contents": "\\"A\\"\\nfirst"}\n'
+
+
+def test_reads_plain_and_compressed_alike(tmp_path):
+    rows = [{"id": "0", "contents": '"Łódź"\n𝄞 café'}, {"id": 7, "contents": "漢字\u2028line"}]
+    text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+    plain, compressed = tmp_path / "c.jsonl", tmp_path / "c.jsonl.gz"
+    plain.write_bytes(text)
+    compressed.write_bytes(gzip.compress(text))
+    corpus, again = read_corpus(plain), read_corpus(compressed)
+    assert [corpus.passage(row) for row in range(len(corpus))] == [
+        Passage("0", '"Łódź"\n𝄞 café'),
+        Passage("7", "漢字\u2028line"),
+    ]
+    assert corpus.checksum == again.checksum
+
+
+def test_checksum_sees_every_change_and_no_boundary_shift():
+    def checksum(*rows):
+        return corpus_of(Passage(*row) for row in rows).checksum
+
+    base = checksum(("a", "bc"), ("d", "e"))
+    assert base == checksum(("a", "bc"), ("d", "e"))
+    others = [
+        checksum(("ab", "c"), ("d", "e")),
+        checksum(("a", "bc")),
+        checksum(("d", "e"), ("a", "bc")),
+        checksum(("a", "bd"), ("d", "e")),
+    ]
+    assert len({base, *others}) == 5
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1))
+def test_any_text_comes_back(texts):
+    corpus = corpus_of(Passage(str(row), text) for row, text in enumerate(texts))
+    assert corpus.texts(0, len(texts) + 5) == texts
+    assert [corpus.ids[row] for row in range(len(corpus))] == [str(row) for row in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD + b'{"id": "1", "contents": "x', ":2: not JSON"),
+        (GOOD + b"\n[1]\n", ":3: a JSON object is needed, found list"),
+        (b'{"contents": "x"}', ':1: no field "id"'),
+        (b'{"id": "1"}', ':1: no field "contents"'),
+        (b'{"id": true, "contents": "x"}', ':1: field "id" must be text, found bool'),
+        (b'{"id": "1", "contents": ["x"]}', ':1: field "contents" must be text, found list'),
+        (b'{"id": "1", "contents": " "}', ':1: field "contents" is empty'),
+        (b'{"id": "1", "contents": "\\ud800"}', ':1: field "contents" holds a lone surrogate'),
+        (b'{"id": "1", "contents": "\xff"}', ":1: not UTF-8"),
+        (b"[" * 200_000, ":1: not JSON"),
+        (GOOD + b'\n{"id": "1", "contents": "x"}\n' + GOOD, ':4: id "0" is already the id of line 1'),
+        (b"\n \n", ": holds no passages"),
+        (b"", ": holds no passages"),
+    ],
+)
+def test_errors_are_one_line_with_file_and_line(tmp_path, content, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        read_corpus(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}{message}")
+    assert "\n" not in text
+
+
+def test_unusable_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_corpus(tmp_path / "absent.jsonl")
+    with pytest.raises(ValueError, match="is a folder"):
+        read_corpus(tmp_path)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(GOOD * 50)[:-9])
+    with pytest.raises(ValueError, match="compressed data is damaged"):
+        read_corpus(cut)
+    fake = tmp_path / "fake.jsonl.gz"
+    fake.write_bytes(GOOD)
+    with pytest.raises(ValueError, match="compressed data is damaged after line 0"):
+        read_corpus(fake)
+
+
+def test_reads_wiki_mini(shared):
+    corpus = read_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
+    assert len(corpus) == 9_002
+    assert corpus.passage(0).title == "The Boss of Big Town"
