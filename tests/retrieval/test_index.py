@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -167,6 +169,29 @@ def test_a_build_that_stops_half_way_leaves_nothing_that_opens(tmp_path):
         build(CORPUS, interrupted, tmp_path / "i", CONFIG)
     assert calls == [16, 16]
     assert list(tmp_path.iterdir()) == []
+    build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    assert open_index(tmp_path / "i", encoder=ENCODER.name).manifest["passages"] == 40
+
+
+def test_a_killed_build_leaves_nothing_that_opens(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; import numpy as np\n"
+        "from memsearcher_jax.agent.types import Passage\n"
+        "from memsearcher_jax.retrieval.corpus import corpus_of\n"
+        "from memsearcher_jax.retrieval.index import IndexConfig, build\n"
+        "corpus = corpus_of(Passage(str(row), 'text') for row in range(4))\n"
+        "calls = []\n"
+        "def killed(texts):\n"
+        "    calls.append(texts)\n"
+        "    return np.ones((1, 8), np.float32) if len(calls) < 3 else os._exit(9)\n"
+        "build(corpus, killed, Path(sys.argv[1]), IndexConfig(encoder='e', batch=1))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "i")]).returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert left.name.endswith(".partial")
+    for folder in (left, tmp_path / "i"):
+        with pytest.raises(FileNotFoundError, match="not an index folder"):
+            open_index(folder, encoder="e")
     build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
     assert open_index(tmp_path / "i", encoder=ENCODER.name).manifest["passages"] == 40
 
