@@ -7,7 +7,7 @@ characters, which could move the cursor, recolour or retitle the terminal, are s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -63,20 +63,31 @@ def show_question(problem: Problem, console: Console) -> None:
 
 def show_turn(number: int, turn: Turn, console: Console) -> None:
     """One round: the memory it started from, the reply, what was searched and found, the rewritten memory."""
-    console.rule(Text(f"turn {number}"), align="left", style="cyan")
-    if turn.memory or turn.rewrite:  # an agent without a memory has neither
-        _section(console, "memory", plain(turn.memory) if turn.memory else Text("empty", style="dim"))
-    _show_reply(turn.reply, console)
+    show_turn_start(number, turn.memory, console, has_memory=bool(turn.memory or turn.rewrite))
+    show_reply(turn.reply, console)
     if len(turn.queries) == len(turn.found):
         for query, found in zip(turn.queries, turn.found, strict=True):
-            _show_search(query, found, console)
+            show_search(query, found, console)
     else:  # the search itself failed: there are queries without results
         for query in turn.queries:
-            _show_search(query, Found(error="no result"), console)
-    if turn.new_memory:
-        _section(console, "memory rewritten", _changes(turn.memory, turn.new_memory))
-    elif turn.rewrite:
-        _section(console, "memory reply without a memory", plain(turn.rewrite))
+            show_search(query, Found(error="no result"), console)
+    if turn.rewrite:
+        show_rewrite(turn.memory, turn.new_memory, turn.rewrite, console)
+
+
+def show_turn_start(number: int, memory: str, console: Console, *, has_memory: bool) -> None:
+    """A rule with the turn's number, and the memory that the turn starts from if the agent keeps one."""
+    console.rule(Text(f"turn {number}"), align="left", style="cyan")
+    if has_memory:
+        _section(console, "memory", plain(memory) if memory else Text("empty", style="dim"))
+
+
+def show_rewrite(old: str, new: str, reply: str, console: Console) -> None:
+    """What the rewrite changed, or the whole reply where it holds no memory."""
+    if new:
+        _section(console, "memory rewritten", _changes(old, new))
+    else:
+        _section(console, "memory reply without a memory", plain(reply))
 
 
 def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: float | None, reason: str) -> None:
@@ -97,7 +108,17 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
     console.print(table)
 
 
-def _show_reply(reply: str, console: Console) -> None:
+def show_summary(metrics: Mapping[str, float], console: Console) -> None:
+    """The numbers of an evaluation in their order; a member of a family (`stop/...`) that is 0 is left out."""
+    table = Table("metric", "value", box=None, header_style="dim", pad_edge=False)
+    table.columns[1].justify = "right"
+    for name, value in metrics.items():
+        if value or "/" not in name:
+            table.add_row(plain(name.replace("_", " ")), f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
+    console.print(table)
+
+
+def show_reply(reply: str, console: Console) -> None:
     """The prompt opens <think>, so a reply starts inside it; a reply that never closes it has no second part."""
     think, closed, action = reply.partition("</think>")
     if not closed:
@@ -108,7 +129,8 @@ def _show_reply(reply: str, console: Console) -> None:
         _section(console, "act", plain(action.strip()))
 
 
-def _show_search(query: Query, found: Found, console: Console) -> None:
+def show_search(query: Query, found: Found, console: Console) -> None:
+    """The query and its passages, shortened, or why there are none."""
     _section(console, "search", plain(query.text, "bold").append(f"  (top {query.top_n})", style="dim"))
     if found.error:
         console.print(Padding(plain(found.error, "red"), (0, 0, 0, 4), expand=False))

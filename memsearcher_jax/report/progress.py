@@ -38,8 +38,8 @@ def format_numbers(metrics: Mapping[str, float]) -> str:
 class Progress:
     """Shows `label`, how many of `total` are done, the latest numbers and what is happening now.
 
-    On a terminal: a live bar with the time left. Elsewhere: one plain line per `advance`, at most one in `quiet_s`
-    seconds and always one for the last, without control characters. Use it as a context manager.
+    On a terminal: a live bar with the time left. Elsewhere: plain lines without control characters, one for every
+    `advance`, and one for an `activity` after `quiet_s` seconds without a line. Use it as a context manager.
     """
 
     def __init__(
@@ -48,17 +48,18 @@ class Progress:
         total: int,
         *,
         done: int = 0,
-        quiet_s: float = 0.0,
+        quiet_s: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._label, self._total, self._done = label, total, done
         self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
-        self._started, self._first_done, self._printed = clock(), done, -float("inf")
+        self._started = self._printed = clock()
+        self._first_done = done
         self._numbers, self._activity = "", ""
         self._live: Live | None = None
-        if self._stream.isatty():
-            console = Console(file=self._stream)
+        console = Console(file=self._stream)
+        if self._stream.isatty() and not console.is_dumb_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
@@ -76,15 +77,14 @@ class Progress:
         self._numbers, self._activity = format_numbers(metrics), ""
         if self._live:
             self._bar.advance(self._task, by)
-            return
-        now = self._clock()
-        if self._done >= self._total or now - self._printed >= self._quiet_s:
-            self._printed = now
-            print(self._plain_line(now), file=self._stream, flush=True)
+        else:
+            self._print_line(f"left {self._time_left()}")
 
     def activity(self, text: str) -> None:
-        """What is happening between two advances, such as "rollout 37/64"; shown on a terminal only."""
+        """What is happening between two advances, such as "rollout 37/64"."""
         self._activity = text
+        if not self._live and self._clock() - self._printed >= self._quiet_s:
+            self._print_line(text)
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -96,12 +96,17 @@ class Progress:
             self._live.stop()
 
     def _render(self) -> RenderableType:
-        line = Text("  ".join(part for part in (self._numbers, self._activity) if part), no_wrap=True)
-        return Group(self._bar.get_renderable(), line)
+        lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._numbers, self._activity) if part]
+        return Group(self._bar.get_renderable(), *lines)
 
-    def _plain_line(self, now: float) -> str:
-        """The rate counts only what this process did, so that a resumed run predicts its own pace."""
-        seconds_each = (now - self._started) / max(self._done - self._first_done, 1)
-        left = round(seconds_each * max(self._total - self._done, 0))
-        head = f"{self._label} {self._done}/{self._total}"
-        return "  ".join(part for part in (head, self._numbers, f"left {left // 60}:{left % 60:02d}") if part)
+    def _print_line(self, tail: str) -> None:
+        self._printed = self._clock()
+        parts = (f"{self._label} {self._done}/{self._total}", self._numbers, tail)
+        print("  ".join(part for part in parts if part), file=self._stream, flush=True)
+
+    def _time_left(self) -> str:
+        """At the pace of this process alone, so that a resumed run does not count what an earlier one did."""
+        seconds_each = (self._clock() - self._started) / max(self._done - self._first_done, 1)
+        seconds = round(seconds_each * max(self._total - self._done, 0))
+        hours, minutes = seconds // 3600, seconds // 60 % 60
+        return f"{hours}:{minutes:02d}:{seconds % 60:02d}"

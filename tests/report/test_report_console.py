@@ -19,7 +19,7 @@ from memsearcher_jax.agent.types import (
     Trajectory,
     Turn,
 )
-from memsearcher_jax.report.console import WHY, plain, shorten, show_trajectory
+from memsearcher_jax.report.console import WHY, plain, shorten, show_summary, show_trajectory
 from memsearcher_jax.report.diff import word_diff
 
 EVIL = "[bold red]markup[/] [/nothing] \x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J back\x08 \u202eright-to-left \ud800"
@@ -140,3 +140,16 @@ def test_word_diff_loses_nothing(old, new):
     runs = word_diff(old, new)
     assert "".join(run for change, run in runs if change != "removed") == new
     assert " ".join(run for change, run in runs if change != "added").split() == old.split()
+
+
+def test_a_summary_has_a_line_for_each_number_but_stops_that_never_happened():
+    stream = io.StringIO()
+    metrics = {"exact_match": 0.12345, "f1": 0.0, "generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
+    show_summary(metrics, Console(file=stream, width=80))
+    assert [line.split() for line in stream.getvalue().splitlines()] == [
+        ["metric", "value"],
+        ["exact", "match", "0.1235"],
+        ["f1", "0"],
+        ["generated", "tokens", "123,456"],
+        ["stop/answered", "1"],
+    ]

@@ -42,17 +42,16 @@ def test_a_file_gets_one_plain_line_per_step():
         progress.advance({Name.REWARD: 0.5})
         clock.now = 150.0
         progress.advance({})
-    assert stream.getvalue() == "train 8/10  reward 0.500  left 2:00\ntrain 9/10  left 1:15\n"
+    assert stream.getvalue() == "train 8/10  reward 0.500  left 0:02:00\ntrain 9/10  left 0:01:15\n"
 
 
-def test_quiet_seconds_thin_out_the_lines_but_never_lose_the_last():
+def test_a_file_hears_of_a_long_activity_now_and_then():
     stream, clock = io.StringIO(), Clock()
-    with Progress("evaluate", 100, quiet_s=10.0, stream=stream, clock=clock) as progress:
-        for _ in range(100):
+    with Progress("evaluate", 1, quiet_s=30.0, stream=stream, clock=clock) as progress:
+        for done in range(100):
             clock.now += 1.0
-            progress.advance({})
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == [f"{done}/100" for done in [*range(1, 100, 10), 100]]
+            progress.activity(f"{done}/100")
+    assert stream.getvalue() == "evaluate 0/1  29/100\nevaluate 0/1  59/100\nevaluate 0/1  89/100\n"
 
 
 def test_a_terminal_gets_the_live_display(monkeypatch):
@@ -67,6 +66,14 @@ def test_a_terminal_gets_the_live_display(monkeypatch):
     assert "\x1b[" in output
     last = output[output.rindex("train") :]
     assert "2/4" in last and "reward 0.123" in last and "update 1/2" in last and "rollout 3/8" not in last
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress("train", 4, stream=stream) as progress:
+        progress.advance(METRICS)
+    assert stream.getvalue().startswith("train 1/4  reward 0.123") and "\x1b" not in stream.getvalue()
 
 
 def test_the_terminal_is_left_clean_after_an_error(monkeypatch):
