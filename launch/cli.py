@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
 import io
 import json
 import sys
 import time
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from memsearcher_jax.config import RunConfig, check, from_dict
+from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.rl.source import is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 Flags = TypeVar("Flags", bound="Command")
@@ -101,6 +104,34 @@ def new_folder(out: Path | None, kind: str) -> Path:
     return folder
 
 
+def at_checkpoint(flags: Command, *, needed: bool = False) -> RunConfig:
+    """The config with its weights, and for a run of ours its tokenizer, taken from --checkpoint if there is one."""
+    model = flags.run.model
+    if flags.checkpoint is None:
+        if needed and not model.path:
+            raise ValueError("--checkpoint is missing: name a run's folder, or a Hugging Face folder")
+        return flags.run
+    if not flags.checkpoint.is_dir():
+        raise FileNotFoundError(f"--checkpoint {flags.checkpoint}: no such folder")
+    tokenizer = "" if is_run(flags.checkpoint) else model.tokenizer
+    return replace(flags.run, model=replace(model, path=str(flags.checkpoint), tokenizer=tokenizer))
+
+
+def workspace(flags: Command, config: RunConfig, otherwise: Path) -> Path:
+    """Where the index and the data are: in the run's folder if it was built for the same, else `otherwise`."""
+    if flags.checkpoint and is_run(flags.checkpoint):
+        stored = read_run_config(flags.checkpoint)
+        if (stored.retrieval, stored.data) == (config.retrieval, config.data):
+            return flags.checkpoint
+    return otherwise
+
+
+def refuse_resume(flags: Command, what: str) -> None:
+    """For programs that do one short thing."""
+    if flags.resume:
+        raise ValueError(f"--resume: {what} has nothing to go on with; leave the flag out")
+
+
 def write_json(file: Path | None, result: dict[str, Any]) -> None:
     """Writes the result where --json says, beside and then renamed."""
     if file is None:
@@ -116,20 +147,9 @@ def _base_config(chosen: argparse.Namespace) -> RunConfig:
         if chosen.out is None:
             raise ValueError("--resume needs --out, the folder of the run to go on with")
         return read_run_config(chosen.out)
-    if chosen.config is None and chosen.checkpoint is not None and (chosen.checkpoint / "run.json").is_file():
+    if chosen.config is None and chosen.checkpoint is not None and is_run(chosen.checkpoint):
         return read_run_config(chosen.checkpoint)
     return load_preset(chosen.config or Command.config)
-
-
-def read_run_config(folder: Path) -> RunConfig:
-    """The config that a run stored in its folder."""
-    file = folder / "run.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {file.name} in it")
-    try:
-        return from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
 
 
 def _tyro(flags: type[Flags], default: Flags, argv: Sequence[str]) -> tuple[Flags, list[str]]:
@@ -169,15 +189,15 @@ def _no_such_setting(unknown: str, flags: type[Flags]) -> str:
     return f"no setting {name!r}: {hint}"
 
 
-def _all_flags(flags: type) -> list[str]:
-    import dataclasses
-    import typing
-
+def _all_flags(kind: type, prefix: str = "--") -> list[str]:
+    """The name of every flag of a dataclass, sections included; the fields of `run` have no prefix of their own."""
     names = []
-    for field_ in dataclasses.fields(flags):
-        if field_.name != "run":
-            names.append(f"--{field_.name}")
-    for section, hint in typing.get_type_hints(RunConfig).items():
-        fields = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
-        names += [f"--{section}.{field_.name}" for field_ in fields] or [f"--{section}"]
+    hints = typing.get_type_hints(kind)
+    for name in (one.name for one in dataclasses.fields(kind)):
+        if name == "run":
+            names += _all_flags(RunConfig)
+        elif dataclasses.is_dataclass(hints[name]):
+            names += _all_flags(hints[name], f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
     return names

@@ -18,3 +18,27 @@ def shared() -> Path:
     if not (folder / "reference").is_dir():
         pytest.skip(f"no recorded reference data at {folder}")
     return folder
+
+
+@pytest.fixture
+def compilations():
+    """A context manager that lists the programs XLA compiles while it is open."""
+    import contextlib
+
+    import jax
+
+    @contextlib.contextmanager
+    def watch():
+        seen = []
+
+        def listen(event, duration, **details):
+            if event == "/jax/core/compile/backend_compile_duration":
+                seen.append(details.get("fun_name", event))
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield seen
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    return watch

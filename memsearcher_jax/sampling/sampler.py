@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh, NamedSharding
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.cache import Cache
+from memsearcher_jax.model.axes import spec
+from memsearcher_jax.model.cache import CACHE_AXES, Cache
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import Padded, place, splice
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -48,6 +50,22 @@ def empty_slots(model: ModelConfig, settings: SamplingConfig) -> Slots:
         room_S=jnp.zeros(rows, jnp.int32),
         stream_S2=jnp.zeros((rows, 2), jnp.uint32),
         cache=Cache.empty(model, rows, capacity),
+    )
+
+
+def slot_shardings(mesh: Mesh) -> Slots:
+    """A `Slots` with a sharding in place of each array: slots over the mesh's rows, heads over its tensor axis."""
+    row = NamedSharding(mesh, spec(("batch",)))
+    rows = NamedSharding(mesh, spec(("batch", None)))
+    cache = NamedSharding(mesh, spec(CACHE_AXES))
+    return Slots(
+        ids_SC=rows,
+        logprob_SC=rows,
+        sampled_SC=rows,
+        length_S=row,
+        room_S=row,
+        stream_S2=rows,
+        cache=Cache(k_LBKCH=cache, v_LBKCH=cache, length_B=row),
     )
 
 

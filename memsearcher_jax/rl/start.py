@@ -1,0 +1,59 @@
+"""Where a run begins: at its starting weights, or at its newest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.rl import source
+from memsearcher_jax.rl.build import Run
+from memsearcher_jax.rl.keys import key_for
+from memsearcher_jax.rl.trainer import Trainer, make_trainer
+from memsearcher_jax.training import checkpoint, update
+from memsearcher_jax.training.update import TrainState
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that the loop needs to take its next step."""
+
+    trainer: Trainer
+    state: TrainState
+    step: int = 0  # steps taken
+    position: int = 0  # problems taken from the stream
+
+
+def starting_params(run: Run) -> dict:
+    """The weights in model.path, or random ones from the seed, on the training mesh in param_dtype."""
+    model, mesh = run.config.model, run.meshes.train
+    if model.path:
+        return source.load_params(model.path, model, mesh, model.param_dtype)
+    init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
+    return init(key_for(run.config.seed, "weights", 0))
+
+
+def fresh(run: Run) -> Start:
+    """Step 0."""
+    model, mesh = run.config.model, run.meshes.train
+    with jax.set_mesh(mesh):
+        params = starting_params(run)
+        trainer = make_trainer(run.config, mesh, params)
+        optimizer = update.make_optimizer(run.config.training)
+        return Start(trainer, update.init_state(params, model, optimizer, mesh))
+
+
+def resumed(run: Run, folder: Path) -> Start:
+    """The newest complete checkpoint of the run in `folder`; the frozen weights are the run's starting ones."""
+    model, mesh = run.config.model, run.meshes.train
+    checkpoints = folder / source.CHECKPOINTS
+    step = checkpoint.latest_step(checkpoints)
+    if step is None:
+        return fresh(run)
+    with jax.set_mesh(mesh):
+        target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
+        state, meta = checkpoint.restore_latest(checkpoints, model, target)
+        trainer = make_trainer(run.config, mesh, starting_params(run))
+        return Start(trainer, state, step, meta["position"])

@@ -1,0 +1,72 @@
+"""From samples to a new state: rows, reference log-probabilities, optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.axes import spec
+from memsearcher_jax.training import update
+from memsearcher_jax.training.logprob import make_reference
+from memsearcher_jax.training.rows import Rows, Sample, pack
+from memsearcher_jax.training.update import TrainState
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The compiled programs of training and the frozen weights that they compare with."""
+
+    config: RunConfig
+    mesh: Mesh
+    update: Callable[[TrainState, Rows], tuple[TrainState, dict]]
+    reference: Callable[[dict, Rows], jax.Array]
+    reference_params: dict | None  # in compute_dtype; None where kl_coefficient is 0
+
+    def learn(
+        self, state: TrainState, samples: Sequence[Sample], rng: np.random.Generator
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One pass over the samples, a mini-batch at a time; `state` is given up.
+
+        Returns the new state and the numbers: means over the mini-batches, but for `logprob_difference_*`, which are
+        the first one's, before the weights moved away from those that sampled.
+        """
+        settings = self.config.training
+        rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
+        numbers = []
+        with jax.set_mesh(self.mesh):
+            for batch in rows.split(settings.rows_per_update):
+                batch = jax.device_put(batch, NamedSharding(self.mesh, spec(("batch", None))))
+                if self.reference_params is not None:
+                    batch = replace(batch, ref_logprob_BT=self.reference(self.reference_params, batch))
+                state, metrics = self.update(state, batch)
+                numbers.append({name: float(value) for name, value in jax.device_get(metrics).items()})
+        means = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
+        means |= {name: value for name, value in numbers[0].items() if name.startswith("logprob_difference")}
+        return state, means | {"updates": float(len(numbers)), "row_fill": rows.fill}
+
+
+def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
+    """A trainer that holds the policy to `start_params`, which it copies."""
+    settings, temperature = config.training, config.sampling.temperature
+    rows_at_once = settings.rows_per_update // settings.accumulate
+    frozen = None
+    if settings.kl_coefficient:
+        frozen = sharding.reshard(
+            start_params, sharding.param_shardings(config.model, mesh), config.model.compute_dtype
+        )
+    with jax.set_mesh(mesh):
+        return Trainer(
+            config,
+            mesh,
+            update.make_update(config.model, settings, update.make_optimizer(settings), mesh, temperature=temperature),
+            make_reference(
+                config.model, chunk=settings.logit_chunk, temperature=temperature, rows_at_once=rows_at_once
+            ),
+            frozen,
+        )
