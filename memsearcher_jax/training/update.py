@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
 
 from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.axes import RULES
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.training import grpo, masked
 from memsearcher_jax.training.config import TrainingConfig
@@ -44,43 +47,41 @@ def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
     )
 
 
-def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh):
-    """The `TrainState` as shapes, types and shardings, without memory: to restore into, or to compile for."""
-    params = jax.eval_shape(lambda key: qwen.init(key, model_config), jax.random.key(0))
-    opt_state = jax.eval_shape(optimizer.init, params)
-    param_shardings = sharding.param_shardings(model_config, mesh)
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    shardings = TrainState(
-        step=replicated,
-        params=param_shardings,
-        opt_state=optax.tree_utils.tree_map_params(
-            optimizer, lambda _, s: s, opt_state, param_shardings, transform_non_params=lambda _: replicated
-        ),
+def abstract_params(model_config: ModelConfig, mesh: Mesh) -> dict:
+    """The parameters as shapes, types and shardings, without memory: to restore into, or to compile for."""
+    shapes = jax.eval_shape(lambda key: qwen.init(key, model_config), jax.random.key(0))
+    return jax.tree.map(_placed, shapes, sharding.param_shardings(model_config, mesh))
+
+
+def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The whole state likewise. A moment lies where its parameter does; counters are on every device."""
+    params = abstract_params(model_config, mesh)
+    replicated = sharding.named_sharding(mesh, ())
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda moment, parameter: _placed(moment, parameter.sharding),
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda counter: _placed(counter, replicated),
     )
-    shapes = TrainState(step=jax.ShapeDtypeStruct((), jnp.int32), params=params, opt_state=opt_state)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), params, opt_state)
 
 
 def init_state(
-    params: dict, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+    params: dict, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """The state at step 0. It takes `params` over: the first update donates their memory, so copy what must stay."""
-    shardings = state_shardings(model_config, optimizer, mesh)
+    shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     params = jax.device_put(params, shardings.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
-
-
-def state_shardings(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh):
-    """The `TrainState` with a sharding in place of each array."""
-    return jax.tree.map(lambda x: x.sharding, abstract_state(model_config, optimizer, mesh))
 
 
 def make_update(
     model_config: ModelConfig,
     config: TrainingConfig,
     optimizer: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     *,
     temperature: float,
 ) -> Callable[[TrainState, Rows], tuple[TrainState, Metrics]]:
@@ -94,11 +95,13 @@ def make_update(
     weight in the whole batch, so their number changes nothing but rounding.
 
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
-    Raises ValueError for settings that do not divide.
+    Raises ValueError if the devices cannot share a micro-batch evenly.
     """
-    _check(config, temperature)
+    _check_divides(config, mesh)
 
     def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
+        if jax.sharding.get_abstract_mesh().empty:
+            raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
         batch = jax.tree.map(lambda x: sharding.constrain(x, ("batch", None)), batch)
         weight_BT = masked.token_weights(batch.mask_BT, config.aggregate, batch.segment_BT)
 
@@ -116,22 +119,41 @@ def make_update(
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         taken = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-        grad_norm = optax.global_norm(gradient)
+        grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
         new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), taken, state)
 
         _, metrics = _objective(config, *merge_rows(scores), batch, weight_BT)
         metrics |= {
             "grad_norm": grad_norm,
-            "param_norm": optax.global_norm(new_state.params),
+            "param_norm": optax.tree.norm(new_state.params),
             "learning_rate": learning_rate(config)(state.step),
             "skipped": 1 - finite.astype(jnp.float32),
         }
         return new_state, metrics
 
     # Pinned, or the compiler may return a layout of its own choice and the second call compiles again.
-    shardings = state_shardings(model_config, optimizer, mesh)
-    return jax.jit(update, donate_argnames="state", out_shardings=(shardings, None))
+    state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
+    return jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, None))
+
+
+def _check_divides(config: TrainingConfig, mesh: Mesh) -> None:
+    rows = config.rows_per_update // config.accumulate
+    parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    if rows % parts:
+        raise ValueError(
+            f"a micro-batch of {rows} rows (training.rows_per_update {config.rows_per_update} / training.accumulate "
+            f"{config.accumulate}) cannot be shared by the {parts} parts of mesh {' x '.join(RULES['batch'])}"
+        )
+
+
+def _placed(x: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+
+def _shardings(abstract: TrainState) -> TrainState:
+    """The same tree with a sharding in place of each array."""
+    return jax.tree.map(lambda x: x.sharding, abstract)
 
 
 def _objective(
@@ -158,19 +180,9 @@ def _objective(
     difference_BT = jnp.abs(tokens.log_ratio_BT)
     return loss, metrics | tokens.statistics(rows.mask_BT) | {
         "loss": loss,
-        "logprob_difference_mean": masked.mean(difference_BT, rows.mask_BT),
+        "logprob_difference": masked.mean(difference_BT, rows.mask_BT),
         "logprob_difference_max": masked.largest(difference_BT, rows.mask_BT),
         "advantage_mean": masked.mean(rows.advantage_BT, rows.mask_BT),
         "advantage_std": masked.std(rows.advantage_BT, rows.mask_BT),
         "trained_tokens": jnp.sum(rows.mask_BT != 0),
     }
-
-
-def _check(config: TrainingConfig, temperature: float) -> None:
-    for whole, part in (("rows_per_update", "accumulate"), ("row_tokens", "logit_chunk")):
-        if getattr(config, whole) % getattr(config, part):
-            raise ValueError(
-                f"training.{part} {getattr(config, part)} does not divide training.{whole} {getattr(config, whole)}"
-            )
-    if temperature <= 0:
-        raise ValueError(f"the policy cannot be trained at temperature {temperature}: choose one above 0")

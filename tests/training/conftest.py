@@ -1,0 +1,87 @@
+"""A model small enough to compile in seconds, and packed rows to train it on."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.rows import Rows, Sample, pack
+from memsearcher_jax.training.update import make_update
+
+MODEL = ModelConfig(
+    vocab_size=64,
+    embed_size=16,
+    ffn_size=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_size=8,
+    max_positions=64,
+    compute_dtype="float32",
+)
+TRAINING = TrainingConfig(row_tokens=32, rows_per_update=16, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1)
+
+
+@functools.cache
+def host_params(model: ModelConfig) -> dict:
+    return jax.device_get(jax.jit(qwen.init, static_argnums=1)(jax.random.key(0), model))
+
+
+@functools.cache
+def compiled_update(model: ModelConfig, training: TrainingConfig, optimizer, mesh: jax.sharding.Mesh):
+    return make_update(model, training, optimizer, mesh, temperature=1.0)
+
+
+@dataclass(frozen=True)
+class Nano:
+    """What most tests of this room start from."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    samples: list[Sample]
+    batch: Rows  # exactly one update's rows, with reference log-probabilities
+
+    def params(self) -> dict:
+        """The same values in memory of their own each time: the first update donates them."""
+        return jax.tree.map(jnp.array, host_params(self.model))
+
+    def mesh(self, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+        return sharding.make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: data * fsdp * tensor])
+
+    def update(self, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh, **changes):
+        """An update compiled once for all tests that ask for the same one."""
+        return compiled_update(self.model, replace(self.training, **changes), optimizer, mesh)
+
+    def with_reference(self, rows: Rows) -> Rows:
+        """Reference log-probabilities that depend on the token and its place in its context alone."""
+        return replace(rows, ref_logprob_BT=(-1 - (rows.ids_BT * 7 + rows.position_BT) % 5).astype(np.float32))
+
+
+def draw_samples(count: int, longest: int, rng: np.random.Generator) -> list[Sample]:
+    samples = []
+    for _ in range(count):
+        length = int(rng.integers(3, longest + 1))
+        sampled = rng.random(length) < 0.6
+        sampled[0], sampled[-1] = False, True
+        ids = rng.integers(0, MODEL.vocab_size, length)
+        logprobs = np.log(MODEL.vocab_size) * -(0.8 + 0.4 * rng.random(length))
+        samples.append(Sample(ids, logprobs, sampled, float(rng.normal())))
+    return samples
+
+
+@pytest.fixture(scope="session")
+def nano() -> Nano:
+    rng = np.random.default_rng(0)
+    samples = draw_samples(12, 24, rng)
+    rows = pack(samples, TRAINING.row_tokens, TRAINING.rows_per_update, rng)
+    filled = (rows.segment_BT > 0).any(axis=1).sum()
+    assert len(rows.ids_BT) == TRAINING.rows_per_update and filled < len(samples)  # some rows hold several contexts
+    plain = Nano(MODEL, TRAINING, samples, rows)
+    return replace(plain, batch=plain.with_reference(rows))

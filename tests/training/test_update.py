@@ -1,0 +1,211 @@
+"""The update: what it computes, what must not change it, and what it does with memory and with bad numbers.
+
+Plain gradient descent with rate 1 makes the change of the weights the gradient itself, so that gradients are compared
+through the same compiled step that trains.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.logprob import token_logprobs
+from memsearcher_jax.training.rows import pack
+from memsearcher_jax.training.update import abstract_state, init_state, learning_rate, make_optimizer, make_update
+
+AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+DESCENT = optax.sgd(1.0)
+ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
+
+
+def step(nano, batch, *, optimizer=DESCENT, mesh=None, **changes):
+    """One update of fresh weights: (the weights' change, metrics) on the host."""
+    mesh = mesh or nano.mesh()
+    with jax.set_mesh(mesh):
+        state = init_state(nano.params(), nano.model, optimizer, mesh)
+        new_state, metrics = nano.update(optimizer, mesh, **changes)(state, batch)
+    change = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), new_state.params, nano.params())
+    return change, {name: float(value) for name, value in metrics.items()}
+
+
+def score(nano, rows):
+    """(logprob_BT, entropy_BT) under the fresh weights."""
+    scores = jax.jit(partial(token_logprobs, model_config=nano.model, chunk=16, temperature=1.0))
+    return jax.device_get(scores(nano.params(), rows=rows))
+
+
+@pytest.fixture(scope="module")
+def plain(nano):
+    return step(nano, nano.batch)
+
+
+def assert_same_step(one, other, without=()):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), one[0], other[0])
+    for name in one[1].keys() - set(without):
+        np.testing.assert_allclose(one[1][name], other[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
+    rows, config = nano.batch, nano.training
+    logprob_BT, entropy_BT = score(nano, rows)
+    policy, statistics = grpo.policy_loss(
+        logprob_BT,
+        rows.old_logprob_BT,
+        rows.advantage_BT,
+        rows.mask_BT,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        clip_c=config.clip_c,
+        aggregate=config.aggregate,
+    )
+    kl = masked.mean(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT), rows.mask_BT)
+    entropy = masked.mean(entropy_BT, rows.mask_BT)
+    difference_BT = np.abs(logprob_BT - rows.old_logprob_BT)[rows.mask_BT]
+    expected = statistics | {
+        "policy_loss": policy,
+        "kl": kl,
+        "entropy": entropy,
+        "loss": policy + config.kl_coefficient * kl - config.entropy_coefficient * entropy,
+        "trained_tokens": rows.mask_BT.sum(),
+        "logprob_difference": difference_BT.mean(),
+        "logprob_difference_max": difference_BT.max(),
+        "skipped": 0,
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(plain[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(plain[0])))
+    np.testing.assert_allclose(plain[1]["grad_norm"], norm, rtol=1e-3)
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_packed_rows_train_like_separate_rows(nano, aggregate):
+    rng = np.random.default_rng(0)
+    alone = [pack([sample], nano.training.row_tokens, 1, rng) for sample in nano.samples]
+    empty = jax.tree.map(np.zeros_like, alone[0])
+    alone += [empty] * (nano.training.rows_per_update - len(alone))
+    separate = nano.with_reference(jax.tree.map(lambda *rows: np.concatenate(rows), *alone))
+    one, other = (step(nano, rows, aggregate=aggregate) for rows in (nano.batch, separate))
+    assert_same_step(one, other)
+
+
+def test_eight_devices_train_like_one(nano, plain):
+    assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), accumulate=2))
+
+
+@pytest.mark.parametrize("aggregate", ["token-mean", "seq-mean-token-mean"])
+def test_the_number_of_micro_batches_changes_nothing(nano, aggregate):
+    one, four = (step(nano, nano.batch, aggregate=aggregate, accumulate=n) for n in (1, 4))
+    assert_same_step(one, four)
+
+
+def test_the_order_of_rows_changes_nothing(nano, plain):
+    order_B = np.random.default_rng(3).permutation(nano.training.rows_per_update)
+    assert_same_step(plain, step(nano, jax.tree.map(lambda x: x[order_B], nano.batch)))
+
+
+def test_empty_rows_change_nothing(nano, plain):
+    filled_B = nano.batch.segment_BT.any(axis=1)
+    filled = jax.tree.map(lambda x: x[filled_B], nano.batch)
+    assert not filled_B.all()
+    assert_same_step(plain, step(nano, filled, rows_per_update=len(filled.ids_BT)))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(nano):
+    mesh = nano.mesh()
+    old_logprob_BT = nano.batch.old_logprob_BT.copy()
+    old_logprob_BT[tuple(np.argwhere(nano.batch.mask_BT)[0])] = np.nan
+    bad = replace(nano.batch, old_logprob_BT=old_logprob_BT)
+    with jax.set_mesh(mesh):
+        update = nano.update(ADAM, mesh)
+        state, metrics = update(init_state(nano.params(), nano.model, ADAM, mesh), nano.batch)
+        assert metrics["skipped"] == 0
+        before = jax.device_get(state)
+        state, metrics = update(state, bad)
+        assert metrics["skipped"] == 1 and not np.isfinite(metrics["grad_norm"])
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
+        state, metrics = update(state, nano.batch)
+    assert metrics["skipped"] == 0 and state.step == 2
+
+
+def test_the_state_is_donated_and_the_step_compiles_once(nano):
+    mesh, optimizer = nano.mesh(2, 2, 2), make_optimizer(nano.training)
+    compiled = []
+
+    def count(event, _duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    with jax.set_mesh(mesh):
+        update = make_update(nano.model, nano.training, optimizer, mesh, temperature=1.0)
+        first = init_state(nano.params(), nano.model, optimizer, mesh)
+        jax.monitoring.register_event_duration_secs_listener(count)
+        try:
+            state, _ = update(first, nano.batch)
+            assert len(compiled) >= 1
+            after_first = len(compiled)
+            for _ in range(2):
+                state, _ = update(state, nano.batch)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(count)
+    assert len(compiled) == after_first
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
+    expected = abstract_state(nano.model, optimizer, mesh)
+    jax.tree.map(lambda x, e: x.sharding.is_equivalent_to(e.sharding, x.ndim) or pytest.fail(str(e)), state, expected)
+
+
+def test_training_makes_good_tokens_likelier(nano):
+    mesh = nano.mesh()
+    rows = replace(nano.batch, advantage_BT=np.float32(nano.batch.mask_BT))
+    rows = replace(rows, old_logprob_BT=score(nano, rows)[0])
+    with jax.set_mesh(mesh):
+        state, ratios = init_state(nano.params(), nano.model, ADAM, mesh), []
+        for _ in range(6):
+            state, metrics = nano.update(ADAM, mesh)(state, rows)
+            ratios.append(float(metrics["ratio_mean"]))
+    assert ratios[0] == pytest.approx(1, abs=1e-4) and ratios[-1] > 1.05
+
+
+def test_without_divergence_no_reference_is_needed(nano):
+    mesh = nano.mesh()
+    rows = replace(nano.batch, ref_logprob_BT=None)
+    with jax.set_mesh(mesh):
+        update = nano.update(DESCENT, mesh, kl_coefficient=0.0)
+        _, metrics = jax.eval_shape(update, abstract_state(nano.model, DESCENT, mesh), rows)
+    assert "kl" not in metrics and "loss" in metrics
+
+
+def test_bfloat16_weights_and_moments_stay_bfloat16(nano):
+    small = replace(nano, model=replace(nano.model, param_dtype="bfloat16", compute_dtype="bfloat16"))
+    mesh = small.mesh()
+    state = abstract_state(small.model, ADAM, mesh)
+    assert state.params["embed"].dtype == jnp.bfloat16
+    with jax.set_mesh(mesh):
+        new_state, _ = jax.eval_shape(small.update(ADAM, mesh), state, small.batch)
+    assert jax.tree.map(lambda x: x.dtype, new_state) == jax.tree.map(lambda x: x.dtype, state)
+
+
+def test_a_batch_without_reference_is_refused(nano):
+    with pytest.raises(ValueError, match="ref_logprob_BT"):
+        step(nano, replace(nano.batch, ref_logprob_BT=None))
+
+
+def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
+    with pytest.raises(ValueError, match=r"micro-batch of 2 rows.*4 parts of mesh data x fsdp"):
+        nano.update(DESCENT, nano.mesh(2, 2, 2), accumulate=8)
+
+
+def test_an_update_without_a_mesh_is_refused(nano):
+    with pytest.raises(ValueError, match="set_mesh"):
+        nano.update(ADAM, nano.mesh())(init_state(nano.params(), nano.model, ADAM, nano.mesh()), nano.batch)
+
+
+def test_the_learning_rate_rises_and_stays(nano):
+    rate = learning_rate(replace(nano.training, learning_rate=1.0, warmup_steps=4))
+    np.testing.assert_allclose([rate(i) for i in range(6)], [0.25, 0.5, 0.75, 1, 1, 1])
+    assert learning_rate(replace(nano.training, learning_rate=1.0))(0) == 1
