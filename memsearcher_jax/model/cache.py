@@ -43,7 +43,8 @@ class Cache:
         if width > capacity:
             raise ValueError(f"a block of {width} tokens cannot be written to a cache of {capacity}: split the block")
         added_B = jnp.sum(segment_BT > 0, axis=1, dtype=jnp.int32)
-        write = jax.vmap(_write_row, in_axes=(1, 1, 0, 0), out_axes=1)
+        # Mapped over the leading axes in their order: mapping over the rows alone would transpose the whole cache.
+        write = jax.vmap(jax.vmap(_write_row), in_axes=(0, 0, None, None))
         return Cache(
             k_LBKCH=constrain(write(self.k_LBKCH, k_LBKTH, self.length_B, added_B), CACHE_AXES),
             v_LBKCH=constrain(write(self.v_LBKCH, v_LBKTH, self.length_B, added_B), CACHE_AXES),
@@ -51,16 +52,16 @@ class Cache:
         )
 
 
-def _write_row(old_LKCH: jax.Array, new_LKTH: jax.Array, length: jax.Array, added: jax.Array) -> jax.Array:
-    """One row with tokens 0 .. added - 1 of the block at length, length + 1, ...; all else as it was.
+def _write_row(old_KCH: jax.Array, new_KTH: jax.Array, length: jax.Array, added: jax.Array) -> jax.Array:
+    """One row of one layer with tokens 0 .. added - 1 of the block at length, length + 1, ...; all else as it was.
 
     The write is one window of fixed width. Near the end the window starts before `length`, because a slice that runs
     past the end would be moved back whole; so each of its entries picks its token, or what stands there already.
     """
-    width = new_LKTH.shape[2]
-    start = jnp.minimum(length, old_LKCH.shape[2] - width)
+    width = new_KTH.shape[1]
+    start = jnp.minimum(length, old_KCH.shape[1] - width)
     token_T = start + jnp.arange(width) - length
-    new_LKTH = jnp.take(new_LKTH, token_T, axis=2, mode="clip").astype(old_LKCH.dtype)
-    standing_LKTH = jax.lax.dynamic_slice_in_dim(old_LKCH, start, width, axis=2)
     is_new_T1 = ((token_T >= 0) & (token_T < added))[:, None]
-    return jax.lax.dynamic_update_slice_in_dim(old_LKCH, jnp.where(is_new_T1, new_LKTH, standing_LKTH), start, axis=2)
+    new_KTH = jnp.take(new_KTH, token_T, axis=1, mode="clip").astype(old_KCH.dtype)
+    standing_KTH = jax.lax.dynamic_slice_in_dim(old_KCH, start, width, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(old_KCH, jnp.where(is_new_T1, new_KTH, standing_KTH), start, axis=1)

@@ -5,6 +5,7 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -30,10 +31,19 @@ def init(key: jax.Array, config: ModelConfig) -> dict:
     return jax.tree.map(lambda box: box.value, _boxed_init(key, config), is_leaf=_is_box)
 
 
-def logical_axes(config: ModelConfig) -> dict:
-    """The tree of `init` with each weight's tuple of logical axes in its place; takes no memory."""
+@dataclass(frozen=True)
+class Weight:
+    """What is declared about one weight: one logical axis (see axes.py) per dimension."""
+
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    axes: tuple[str, ...]
+
+
+def declared(config: ModelConfig) -> dict:
+    """The tree of `init` with each array's `Weight` in its place; takes no memory."""
     boxes = jax.eval_shape(lambda key: _boxed_init(key, config), jax.random.key(0))
-    return jax.tree.map(lambda box: box.names, boxes, is_leaf=_is_box)
+    return jax.tree.map(lambda box: Weight(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)
 
 
 def forward(

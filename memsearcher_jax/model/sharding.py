@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -46,16 +45,14 @@ def named_sharding(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:
 def param_shardings(config: ModelConfig, mesh: Mesh) -> dict:
     """The tree of `qwen.init` with a sharding in place of each weight. Raises ValueError as `check_divides` does."""
     check_divides(config, dict(mesh.shape))
-    return jax.tree.map(partial(named_sharding, mesh), qwen.logical_axes(config), is_leaf=_is_axes)
+    return jax.tree.map(lambda weight: named_sharding(mesh, weight.axes), qwen.declared(config))
 
 
 def check_divides(config: ModelConfig, mesh_shape: Mapping[str, int]) -> None:
     """Raises ValueError, in one line, for the first weight that the mesh cannot cut into equal parts."""
-    shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
-    named_axes = jax.tree.leaves_with_path(qwen.logical_axes(config), is_leaf=_is_axes)
-    for (path, axes), weight in zip(named_axes, jax.tree.leaves(shapes), strict=True):
+    for path, weight in jax.tree.leaves_with_path(qwen.declared(config)):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        for axis, size in zip(axes, weight.shape, strict=True):
+        for axis, size in zip(weight.axes, weight.shape, strict=True):
             parts = {mesh_axis: mesh_shape.get(mesh_axis, 1) for mesh_axis in RULES[axis]}
             if size % math.prod(parts.values()):
                 mesh = " ".join(f"{mesh_axis}={count}" for mesh_axis, count in parts.items())
@@ -69,7 +66,3 @@ def reshard(params: dict, shardings: dict, dtype: str) -> dict:
 
 def _cast(params: dict, dtype: str) -> dict:
     return jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
-
-
-def _is_axes(x: object) -> bool:
-    return isinstance(x, tuple)

@@ -1,0 +1,122 @@
+"""Hugging Face's config.json for Qwen2, both ways. What this model cannot do is refused by name, never ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.model.config import ModelConfig
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "embed_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+"""Our field -> theirs, for those that every config.json must state."""
+
+UNSUPPORTED_UNLESS = {
+    "hidden_act": ("silu", None),
+    "use_sliding_window": (False, None),
+    "quantization_config": (None,),
+}
+"""Settings of theirs that change the numbers, and the only values that this model computes."""
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """The model that a Hugging Face folder describes; `param_dtype` is the type that its weights are declared in.
+
+    Float16 is declared float32, which holds it exactly. Settings that a folder does not decide keep their defaults.
+    Raises FileNotFoundError without folder or config.json, ValueError for anything but a Qwen2 that we implement.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise FileNotFoundError(f"no folder {directory}: expected a Hugging Face model")
+    path = directory / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model folder")
+    theirs = read_json(path)
+    if theirs.get("model_type") != "qwen2":
+        raise ValueError(f"{path}: model_type is {theirs.get('model_type')!r}, expected 'qwen2'")
+    for name, values in UNSUPPORTED_UNLESS.items():
+        if theirs.get(name) not in values:
+            raise ValueError(f"{path}: {name} = {theirs[name]!r} is not supported, only {values[0]!r} is")
+    if sliding := {kind for kind in theirs.get("layer_types") or () if kind != "full_attention"}:
+        raise ValueError(f"{path}: layer_types has {min(sliding)!r}, only 'full_attention' is supported")
+
+    sizes = {ours: _size(path, theirs, name) for ours, name in SIZES.items()}
+    if theirs.get("num_key_value_heads") is None:
+        theirs["num_key_value_heads"] = sizes["heads"]
+    if theirs.get("head_dim") is None:
+        theirs["head_dim"] = sizes["embed_size"] // sizes["heads"]
+    kv_heads, head_size = _size(path, theirs, "num_key_value_heads"), _size(path, theirs, "head_dim")
+    if sizes["heads"] % kv_heads:
+        raise ValueError(
+            f"{path}: num_attention_heads {sizes['heads']} is no multiple of num_key_value_heads {kv_heads}"
+        )
+    if head_size % 2:
+        raise ValueError(f"{path}: head_dim {head_size} is odd, but rotary positions need pairs")
+    return ModelConfig(
+        **sizes,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        rope_theta=_rope_theta(path, theirs),
+        norm_eps=float(theirs.get("rms_norm_eps", 1e-6)),
+        tied=bool(theirs.get("tie_word_embeddings", False)),
+        max_positions=_size(path, theirs, "max_position_embeddings"),
+        param_dtype="bfloat16" if theirs.get("dtype", theirs.get("torch_dtype")) == "bfloat16" else "float32",
+    )
+
+
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """What to write as config.json; older and newer transformers each find the fields that they look for."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tied,
+        "use_sliding_window": False,
+        "dtype": config.param_dtype,
+        "torch_dtype": config.param_dtype,
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ValueError in one line if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def _size(path: Path, theirs: dict[str, Any], name: str) -> int:
+    value = theirs.get(name)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{path}: {name} is {value!r}, expected a positive whole number")
+    return value
+
+
+def _rope_theta(path: Path, theirs: dict[str, Any]) -> float:
+    """The base of the rotary angles: transformers 5 writes it inside rope_parameters, before that it stood outside."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = theirs.get(name) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
+            raise ValueError(f"{path}: {name} = {json.dumps(rope)} is not supported, only the default rotation is")
+    rope = theirs.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", theirs.get("rope_theta"))
+    if not isinstance(theta, int | float) or theta <= 0:
+        raise ValueError(f"{path}: rope_theta is {theta!r}, expected a positive number")
+    return float(theta)

@@ -1,0 +1,145 @@
+"""Small models of every kind, with biases and norm weights that are not what `init` gives: zeros and ones hide bugs."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.config import ModelConfig
+
+BASE = ModelConfig(
+    vocab_size=96,
+    embed_size=32,
+    ffn_size=48,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_size=8,
+    max_positions=512,
+    compute_dtype="float32",
+)
+VARIANTS = {
+    "grouped_untied": BASE,
+    "grouped_tied": replace(BASE, tied=True),
+    "multi_head_untied": replace(BASE, kv_heads=4, rope_theta=10_000.0),
+    "multi_query_tied": replace(BASE, kv_heads=1, tied=True, norm_eps=1e-5),
+    "wide_heads_untied": replace(BASE, head_size=16),
+}
+
+
+@pytest.fixture
+def base() -> ModelConfig:
+    return BASE
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request) -> tuple[str, ModelConfig]:
+    return request.param, VARIANTS[request.param]
+
+
+@pytest.fixture(scope="session")
+def make_params():
+    """(config, seed=0) -> params in which every weight matters."""
+
+    def make(config: ModelConfig, seed: int = 0) -> dict:
+        draw = np.random.RandomState(seed)
+        shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
+        centre = {"attention_norm": 1.0, "ffn_norm": 1.0, "final_norm": 1.0}
+        return jax.tree.map_with_path(
+            lambda path, x: jnp.asarray(centre.get(path[-1].key, 0) + 0.2 * draw.standard_normal(x.shape), x.dtype),
+            shapes,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_rows():
+    """(config, rows, tokens, seed=0) -> (ids_BT, position_BT, segment_BT): unpacked rows without padding."""
+
+    def make(config: ModelConfig, rows: int, tokens: int, seed: int = 0):
+        ids_BT = np.random.RandomState(seed).randint(0, config.vocab_size, (rows, tokens)).astype(np.int32)
+        position_BT = np.tile(np.arange(tokens, dtype=np.int32), (rows, 1))
+        return ids_BT, position_BT, np.ones_like(ids_BT)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def their_tensors():
+    """(config, seed=0) -> the tensors of a Hugging Face folder, by name; written out here, apart from our tables."""
+
+    def make(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+        D, F, N = config.embed_size, config.ffn_size, config.heads * config.head_size
+        K = config.kv_heads * config.head_size
+        shapes = {"model.embed_tokens.weight": (config.vocab_size, D), "model.norm.weight": (D,)}
+        for layer in range(config.layers):
+            attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+            shapes |= {
+                f"model.layers.{layer}.input_layernorm.weight": (D,),
+                f"model.layers.{layer}.post_attention_layernorm.weight": (D,),
+                f"{attention}.q_proj.weight": (N, D),
+                f"{attention}.q_proj.bias": (N,),
+                f"{attention}.k_proj.weight": (K, D),
+                f"{attention}.k_proj.bias": (K,),
+                f"{attention}.v_proj.weight": (K, D),
+                f"{attention}.v_proj.bias": (K,),
+                f"{attention}.o_proj.weight": (D, N),
+                f"{mlp}.gate_proj.weight": (F, D),
+                f"{mlp}.up_proj.weight": (F, D),
+                f"{mlp}.down_proj.weight": (D, F),
+            }
+        if not config.tied:
+            shapes["lm_head.weight"] = (config.vocab_size, D)
+        draw = np.random.RandomState(seed)
+        return {name: (0.2 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def their_config():
+    """(config) -> config.json of a Hugging Face folder, as transformers 4 writes it."""
+
+    def make(config: ModelConfig) -> dict:
+        return {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.embed_size,
+            "intermediate_size": config.ffn_size,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": "silu",
+            "max_position_embeddings": config.max_positions,
+            "rms_norm_eps": config.norm_eps,
+            "rope_theta": config.rope_theta,
+            "rope_scaling": None,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "tie_word_embeddings": config.tied,
+            "torch_dtype": "float32",
+        }
+
+    return make
+
+
+@pytest.fixture
+def make_folder(tmp_path, their_config, their_tensors):
+    """(config, changed settings, tensors=None) -> a Hugging Face folder made without our own writer."""
+
+    def make(config: ModelConfig, tensors: dict[str, np.ndarray] | None = None, **settings):
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(their_config(config) | settings))
+        save_file(tensors or their_tensors(config), folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    return make
