@@ -103,17 +103,6 @@ def restore_params(directory: str | Path, model_config: ModelConfig, target: dic
         return _restore(manager, step, params=ocp.args.StandardRestore(target)).params
 
 
-def read_meta(directory: str | Path) -> tuple[ModelConfig, dict]:
-    """The model's config and the run's meta of the newest checkpoint, without reading an array."""
-    with _reader(directory) as manager:
-        step = _newest(manager)
-        meta = _read_meta(manager, step)
-        try:
-            return ModelConfig(**meta["model"]), meta["run"]
-        except TypeError as error:
-            raise ValueError(f"{manager.directory / str(step)} was saved by another version: {error}") from error
-
-
 def _absolute(directory: str | Path) -> str:
     """Orbax wants absolute paths; bucket addresses are already."""
     return str(directory) if "://" in str(directory) else str(Path(directory).expanduser().absolute())

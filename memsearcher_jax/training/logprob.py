@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,8 @@ def token_logprobs(
     hidden_BTD, _ = qwen.forward(params, model_config, rows.ids_BT, rows.position_BT, rows.segment_BT, output="hidden")
     # Position t predicts t + 1. The last one of a row predicts nothing; its score falls off in the shift back.
     target_BT = jnp.roll(rows.ids_BT, -1, axis=1)
-    score = jax.checkpoint(partial(_score, model_config, temperature))
+    # Inside a scan nothing can merge the recomputation with the first pass, so the guard against it is waste.
+    score = jax.checkpoint(partial(_score, model_config, temperature), prevent_cse=False)
 
     def step(_: None, chunk_in: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
         return None, score(params, *chunk_in)
@@ -53,7 +55,7 @@ def make_reference(
     return reference
 
 
-def split_rows(batch, parts: int):
+def split_rows(batch: Any, parts: int) -> Any:
     """A pytree of [B, ...] as [parts, B / parts, ...]: part i holds rows i, i + parts, i + 2 parts, ...
 
     Strided, because each device holds a run of neighbouring rows: every part then has some from every device and
@@ -62,7 +64,7 @@ def split_rows(batch, parts: int):
     return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
-def merge_rows(parts):
+def merge_rows(parts: Any) -> Any:
     """Undoes `split_rows`."""
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
 

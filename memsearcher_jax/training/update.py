@@ -98,6 +98,7 @@ def make_update(
     Raises ValueError if the devices cannot share a micro-batch evenly.
     """
     _check_divides(config, mesh)
+    state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
 
     def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
         if jax.sharding.get_abstract_mesh().empty:
@@ -114,6 +115,7 @@ def make_update(
             return jax.tree.map(lambda total, x: total + x.astype(total.dtype), gradient, part), scores
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state.params)
+        zeros = jax.lax.with_sharding_constraint(zeros, state_shardings.params)
         gradient, scores = jax.lax.scan(accumulate, zeros, split_rows((batch, weight_BT), config.accumulate))
         gradient = jax.tree.map(lambda x, parameter: x.astype(parameter.dtype), gradient, state.params)
 
@@ -133,7 +135,6 @@ def make_update(
         return new_state, metrics
 
     # Pinned, or the compiler may return a layout of its own choice and the second call compiles again.
-    state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     return jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, None))
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, read_meta, restore_latest, restore_params
+from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, restore_latest, restore_params
 from memsearcher_jax.training.update import abstract_params, abstract_state, init_state, make_optimizer
 
 META = {"position": 640, "seed": 7, "key": [1, 2], "config": {"rl": {"problems": 2}}}
@@ -87,10 +87,6 @@ def test_weights_are_read_without_the_optimiser(nano, saved, copy):
     assert_equal(params, saved[1].params)
 
 
-def test_the_meta_is_read_without_arrays(nano, saved):
-    assert read_meta(saved[0]) == (nano.model, META)
-
-
 def test_only_the_newest_are_kept(nano, run, tmp_path):
     state = run(None, 0)
     with Checkpoints(tmp_path, keep=2) as checkpoints:
@@ -115,6 +111,8 @@ def test_half_written_steps_are_ignored_and_do_not_block(nano, optimizer, run, c
     assert_equal(restore_latest(copy, nano.model, target)[0], state)
 
 
+# Orbax leaves reads of the other arrays running when one of them fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_truncated_newest_checkpoint_names_itself_and_the_way_out(nano, optimizer, copy):
     data = [file for file in (copy / "2" / "params").rglob("d/*") if file.is_file()]
     assert data
@@ -128,7 +126,7 @@ def test_a_truncated_newest_checkpoint_names_itself_and_the_way_out(nano, optimi
 def test_a_damaged_meta_names_itself(nano, copy):
     (copy / "2" / "meta" / "metadata").write_text('{"model": {')
     with pytest.raises(ValueError, match=r"copy/2 cannot be read .*go on from step 1"):
-        read_meta(copy)
+        restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
 
 
 def test_a_checkpoint_of_another_model_names_the_difference(nano, saved):
@@ -142,12 +140,12 @@ def test_no_checkpoint_is_one_line(nano, tmp_path, name):
     (tmp_path / "empty").mkdir()
     assert latest_step(tmp_path / name) is None
     with pytest.raises(FileNotFoundError, match=f"no checkpoint in .*{name}"):
-        read_meta(tmp_path / name)
+        restore_params(tmp_path / name, nano.model, abstract_params(nano.model, nano.mesh()))
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_step_is_never_written_over(nano, run, copy):
+def test_a_step_is_never_written_over(nano, optimizer, run, copy):
     state = run(None, 0)
     with Checkpoints(copy, keep=3) as checkpoints, pytest.raises(ValueError, match="already holds step 2"):
         checkpoints.save(2, state, nano.model, {})
-    assert read_meta(copy)[1] == META
+    assert restore_latest(copy, nano.model, abstract_state(nano.model, optimizer, nano.mesh()))[1] == META
