@@ -37,9 +37,20 @@ def base() -> ModelConfig:
     return BASE
 
 
+@pytest.fixture
+def variants() -> dict[str, ModelConfig]:
+    return VARIANTS
+
+
 @pytest.fixture(params=VARIANTS)
 def variant(request) -> tuple[str, ModelConfig]:
     return request.param, VARIANTS[request.param]
+
+
+@pytest.fixture(scope="session")
+def forward():
+    """`qwen.forward` compiled: a test here has milliseconds of numbers, but seconds of operations one by one."""
+    return jax.jit(qwen.forward, static_argnames=("config", "output"))
 
 
 @pytest.fixture(scope="session")

@@ -7,37 +7,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import qwen
 from memsearcher_jax.model.cache import Cache
 
 
-def feed(params, config, cache, ids_BT, real_B=None):
-    """One cached call; row b's first real_B[b] tokens are real."""
-    rows, width = ids_BT.shape
-    real_B = np.full(rows, width) if real_B is None else np.asarray(real_B)
-    position_BT = cache.length_B[:, None] + jnp.arange(width)
-    segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-    return qwen.forward(params, config, ids_BT, position_BT, segment_BT, cache)
+@pytest.fixture
+def feed(forward):
+    def feed(params, config, cache, ids_BT, real_B=None):
+        """One cached call; row b's first real_B[b] tokens are real."""
+        rows, width = ids_BT.shape
+        real_B = np.full(rows, width) if real_B is None else np.asarray(real_B)
+        position_BT = cache.length_B[:, None] + jnp.arange(width)
+        segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
+        return forward(params, config, ids_BT, position_BT, segment_BT, cache)
+
+    return feed
 
 
-def test_decode_equals_the_full_forward(variant, make_params, make_rows):
+def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
     _, config = variant
     params, rows = make_params(config), make_rows(config, 2, 8)
-    whole_BTV, _ = qwen.forward(params, config, *rows)
-    step = jax.jit(lambda cache, ids_B1: feed(params, config, cache, ids_B1))
+    whole_BTV, _ = forward(params, config, *rows)
     cache, logits = Cache.empty(config, 2, 8), []
     for t in range(8):
-        logits_B1V, cache = step(cache, rows[0][:, t : t + 1])
+        logits_B1V, cache = feed(params, config, cache, rows[0][:, t : t + 1])
         logits.append(logits_B1V)
     np.testing.assert_allclose(jnp.concatenate(logits, axis=1), whole_BTV, atol=1e-5)
     assert cache.length_B.tolist() == [8, 8]
 
 
-def test_chunks_of_different_real_lengths_equal_the_full_forward(base, make_params, make_rows):
+def test_chunks_of_different_real_lengths_equal_the_full_forward(base, make_params, make_rows, feed, forward):
     """Each row is at its own place; padding in a block is neither written nor seen by what follows."""
     params = make_params(base)
     ids_BT, *rest = make_rows(base, 3, 12)
-    whole_BTV, _ = qwen.forward(params, base, ids_BT, *rest)
+    whole_BTV, _ = forward(params, base, ids_BT, *rest)
     cache, done_B = Cache.empty(base, 3, 16), np.zeros(3, int)
     for real_B in ([4, 1, 0], [2, 4, 3], [4, 0, 4], [2, 4, 4], [0, 3, 1]):
         block_BT = np.full((3, 4), 77, np.int32)
@@ -52,7 +54,7 @@ def test_chunks_of_different_real_lengths_equal_the_full_forward(base, make_para
     assert done_B.tolist() == [12, 12, 12]
 
 
-def test_what_lies_behind_the_length_is_never_read(base, make_params, make_rows):
+def test_what_lies_behind_the_length_is_never_read(base, make_params, make_rows, feed):
     params = make_params(base)
     ids_BT, *_ = make_rows(base, 2, 6)
     _, cache = feed(params, base, Cache.empty(base, 2, 10), ids_BT[:, :4], [4, 2])
@@ -97,10 +99,10 @@ def test_append_writes_the_real_tokens_and_nothing_else(width, base):
     assert written.length_B.tolist() == (length_B + real_B).tolist()
 
 
-def test_a_padded_block_near_the_end_is_safe(base, make_params, make_rows):
+def test_a_padded_block_near_the_end_is_safe(base, make_params, make_rows, feed, forward):
     params = make_params(base)
     ids_BT, *rest = make_rows(base, 1, 8)
-    whole_BTV, _ = qwen.forward(params, base, ids_BT, *rest)
+    whole_BTV, _ = forward(params, base, ids_BT, *rest)
     _, cache = feed(params, base, Cache.empty(base, 1, 8), ids_BT[:, :6])
     block_BT = np.concatenate([ids_BT[:, 6:7], np.full((1, 4), 9, np.int32)], axis=1)
     logits_BTV, cache = feed(params, base, cache, block_BT, [1])
@@ -110,13 +112,13 @@ def test_a_padded_block_near_the_end_is_safe(base, make_params, make_rows):
     assert cache.length_B.tolist() == [8]
 
 
-def test_a_block_wider_than_the_cache_is_refused(base, make_params, make_rows):
+def test_a_block_wider_than_the_cache_is_refused(base, make_params, make_rows, feed):
     ids_BT, *_ = make_rows(base, 1, 5)
     with pytest.raises(ValueError, match="a block of 5 tokens cannot be written to a cache of 4"):
         feed(make_params(base), base, Cache.empty(base, 1, 4), ids_BT)
 
 
-def test_the_cache_is_updated_in_place(base, make_params):
+def test_the_cache_is_updated_in_place(base, make_params, feed):
     """Donated, it comes back in its own memory, and the program needs far less than a second copy beside it."""
     params, cache = make_params(base), Cache.empty(base, 4, 4096)
     cache_bytes = cache.k_LBKCH.nbytes + cache.v_LBKCH.nbytes

@@ -1,0 +1,182 @@
+"""Against transformers in float32, from the leaf up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import qwen, weights
+from memsearcher_jax.model.attention import rotary_angles, rotate
+from memsearcher_jax.model.config import ModelConfig
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+theirs = pytest.importorskip("transformers.models.qwen2.modeling_qwen2")
+
+GOLDEN = Path(__file__).with_name("golden_logits.npz")
+HALF_B = ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tied=True, compute_dtype="float32")
+
+
+@pytest.fixture
+def their_model(their_config, their_tensors):
+    """(config) -> transformers' model with the weights of `their_tensors`."""
+
+    def make(config):
+        their = transformers.Qwen2Config.from_dict(their_config(config))
+        their._attn_implementation = "eager"
+        model = transformers.Qwen2ForCausalLM(their).eval()
+        state = {name: torch.from_numpy(x) for name, x in their_tensors(config).items()}
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        assert (missing, unexpected) == (["lm_head.weight"] if config.tied else [], [])
+        return model
+
+    return make
+
+
+def close(ours, expected):
+    np.testing.assert_allclose(ours, expected.detach().numpy(), atol=1e-4, rtol=0)
+
+
+def tensor(x):
+    return torch.from_numpy(np.array(x))
+
+
+def hidden(rows, tokens, size):
+    return np.random.RandomState(1).standard_normal((rows, tokens, size)).astype(np.float32)
+
+
+def test_norm():
+    x_BTD, weight_D = 3 * hidden(2, 5, 32), hidden(1, 1, 32)[0, 0]
+    norm = theirs.Qwen2RMSNorm(32, eps=1e-5)
+    norm.weight.data = tensor(weight_D)
+    close(qwen.rms_norm(jnp.asarray(x_BTD), jnp.asarray(weight_D), 1e-5), norm(tensor(x_BTD)))
+
+
+def test_rotary_positions(variant, their_model):
+    _, config = variant
+    q_BNTH = hidden(2, config.heads * 6, config.head_size).reshape(2, config.heads, 6, config.head_size)
+    position_BT = np.array([[0, 1, 2, 3, 4, 5], [7, 8, 100, 300, 500, 511]])
+    cos, sin = their_model(config).model.rotary_emb(tensor(q_BNTH), tensor(position_BT))
+    expected, _ = theirs.apply_rotary_pos_emb(tensor(q_BNTH), tensor(q_BNTH), cos, sin)
+    close(rotate(jnp.asarray(q_BNTH), rotary_angles(position_BT, config.head_size, config.rope_theta)), expected)
+
+
+@pytest.mark.parametrize("part", ["attention", "block"])
+def test_attention_with_biases_and_block(part, variant, their_model, make_folder):
+    _, config = variant
+    x_BTD, position_BT = hidden(2, 7, config.embed_size), np.tile(np.arange(7), (2, 1))
+    layer, rotary = (model := their_model(config).model).layers[1], model.rotary_emb
+    mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+    arguments = {"attention_mask": mask, "position_embeddings": rotary(tensor(x_BTD), tensor(position_BT))}
+    if part == "block":
+        expected = layer(tensor(x_BTD), **arguments)
+    else:
+        expected = tensor(x_BTD) + layer.self_attn(layer.input_layernorm(tensor(x_BTD)), **arguments)[0]
+
+    _, params = weights.load(make_folder(config))
+    ours = jax.tree.map(lambda x: x[1], params["layers"])
+    if part == "attention":  # what is left of a block when nothing comes down from its feed-forward half
+        ours["down"] = jnp.zeros_like(ours["down"])
+    angle_BTh = rotary_angles(position_BT, config.head_size, config.rope_theta)
+    segment_BT = np.ones_like(position_BT)
+    found, _ = qwen.Block(config).apply({"params": ours}, jnp.asarray(x_BTD), angle_BTh, segment_BT, None, None)
+    close(found, expected)
+
+
+def test_logits(variant, their_model, make_folder, make_rows, forward):
+    _, config = variant
+    ids_BT, position_BT, segment_BT = make_rows(config, 3, 40, seed=5)
+    _, params = weights.load(make_folder(config))
+    with torch.no_grad():
+        expected = their_model(config)(tensor(ids_BT).long()).logits
+    close(forward(params, config, ids_BT, position_BT, segment_BT)[0], expected)
+
+
+def test_gradients(base, their_model, make_folder, make_rows):
+    ids_BT, position_BT, segment_BT = make_rows(base, 2, 9)
+    model = their_model(base)
+    model(tensor(ids_BT).long()).logits.square().mean().backward()
+    _, params = weights.load(make_folder(base))
+    found = jax.grad(lambda p: jnp.mean(jnp.square(qwen.forward(p, base, ids_BT, position_BT, segment_BT)[0])))(params)
+    close(found["embed"], model.model.embed_tokens.weight.grad)
+    for layer, block in enumerate(model.model.layers):
+        N, D = base.heads * base.head_size, base.embed_size
+        close(found["layers"]["wq"][layer].reshape(N, D), block.self_attn.q_proj.weight.grad)
+        close(found["layers"]["bk"][layer].reshape(-1), block.self_attn.k_proj.bias.grad)
+        close(found["layers"]["down"][layer], block.mlp.down_proj.weight.grad)
+
+
+def test_the_golden_file_is_what_transformers_says(variants, their_model):
+    """Delete the file and run this test to make it anew."""
+    ids_BT = np.random.RandomState(3).randint(0, 96, (2, 12))
+    with torch.no_grad():
+        logits = {name: their_model(config)(tensor(ids_BT)).logits.numpy() for name, config in variants.items()}
+    if not GOLDEN.exists():
+        np.savez_compressed(GOLDEN, ids=ids_BT.astype(np.int32), **logits)
+        pytest.fail(f"made {GOLDEN}: look at the change and commit it")
+    with np.load(GOLDEN) as golden:
+        assert set(golden) == {"ids", *logits}
+        np.testing.assert_array_equal(golden["ids"], ids_BT)
+        for name, logits_BTV in logits.items():
+            np.testing.assert_allclose(golden[name], logits_BTV, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shard_bytes", [10_000, 5_000_000_000])
+def test_transformers_reads_what_we_save(dtype, shard_bytes, variant, make_params, tmp_path):
+    _, config = variant
+    config = replace(config, param_dtype=dtype)
+    params = make_params(config)
+    weights.save(tmp_path / "ours", config, params, None, max_shard_bytes=shard_bytes)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype="auto", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert model.dtype == getattr(torch, dtype)
+    assert model.config.rope_parameters["rope_theta"] == config.rope_theta
+    embed, down = model.model.embed_tokens.weight, model.model.layers[2].mlp.down_proj.weight
+    np.testing.assert_array_equal(embed.detach().float().numpy(), params["embed"].astype(jnp.float32))
+    np.testing.assert_array_equal(down.detach().float().numpy(), params["layers"]["down"][2].astype(jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_we_read_what_transformers_saves(dtype, variant, their_model, make_rows, tmp_path, forward):
+    _, config = variant
+    model = their_model(config).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    found, params = weights.load(tmp_path / "theirs")
+    expected_dtype = "bfloat16" if dtype == "bfloat16" else "float32"  # float32 holds float16 exactly
+    assert replace(found, compute_dtype="float32") == replace(config, param_dtype=expected_dtype)
+    ids_BT, position_BT, segment_BT = make_rows(config, 2, 10)
+    with torch.no_grad():
+        expected = model.float()(tensor(ids_BT).long()).logits
+    close(forward(params, replace(found, compute_dtype="float32"), ids_BT, position_BT, segment_BT)[0], expected)
+
+
+@pytest.mark.slow
+def test_the_real_shape_of_the_half_billion_model(make_rows, tmp_path, forward):
+    """494 million random weights, biases and norms included; about 5 GB of memory and 2 GB of disk."""
+    params = jax.jit(lambda key: _shaken(qwen.init(key, HALF_B), key))(jax.random.key(0))
+    weights.save(tmp_path / "ours", HALF_B, params, None, max_shard_bytes=1_000_000_000)
+    assert len(json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_text())["weight_map"]) == 290
+    ids_BT, position_BT, segment_BT = make_rows(HALF_B, 1, 12)
+    ours_BTV, _ = forward(params, HALF_B, ids_BT, position_BT, segment_BT)
+    ours_BTV = np.asarray(ours_BTV)
+    del params
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="float32")
+    with torch.no_grad():
+        close(ours_BTV, model(tensor(ids_BT).long()).logits)
+
+
+def _shaken(params, key):
+    """Biases and norms away from the zeros and ones of `init`."""
+    small = {"bq", "bk", "bv", "attention_norm", "ffn_norm", "final_norm"}
+    return jax.tree.map_with_path(
+        lambda path, x: x + 0.1 * jax.random.normal(key, x.shape) if path[-1].key in small else x, params
+    )
