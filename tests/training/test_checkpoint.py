@@ -10,6 +10,9 @@ import pytest
 from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, restore_latest, restore_params
 from memsearcher_jax.training.update import abstract_params, abstract_state, init_state, make_optimizer
 
+# When the read of a damaged array fails orbax leaves others running, which complain whenever they are collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 META = {"position": 640, "seed": 7, "key": [1, 2], "config": {"rl": {"problems": 2}}}
 
 
@@ -111,8 +114,6 @@ def test_half_written_steps_are_ignored_and_do_not_block(nano, optimizer, run, c
     assert_equal(restore_latest(copy, nano.model, target)[0], state)
 
 
-# Orbax leaves reads of the other arrays running when one of them fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_truncated_newest_checkpoint_names_itself_and_the_way_out(nano, optimizer, copy):
     data = [file for file in (copy / "2" / "params").rglob("d/*") if file.is_file()]
     assert data
