@@ -5,6 +5,7 @@ Nothing here imports JAX but through the types it returns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,5 +73,9 @@ class TinyIndex:
         return tuple(Found(tuple(self.search([query.text], query.top_n)[0])) for query in find.queries)
 
     def _ranked(self, query: str) -> list[Passage]:
-        words = set(query.lower().split())
-        return sorted(self.passages, key=lambda passage: -len(words & set(passage.contents.lower().split())))
+        words = _words(query)
+        return sorted(self.passages, key=lambda passage: -len(words & _words(passage.contents)))
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
