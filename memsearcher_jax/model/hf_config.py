@@ -63,7 +63,7 @@ def read_config(directory: str | Path) -> ModelConfig:
         kv_heads=kv_heads,
         head_size=head_size,
         rope_theta=_rope_theta(path, theirs),
-        norm_eps=float(theirs.get("rms_norm_eps", 1e-6)),
+        norm_eps=_positive(path, "rms_norm_eps", theirs.get("rms_norm_eps", 1e-6)),
         tied=bool(theirs.get("tie_word_embeddings", False)),
         max_positions=_size(path, theirs, "max_position_embeddings"),
         param_dtype="bfloat16" if theirs.get("dtype", theirs.get("torch_dtype")) == "bfloat16" else "float32",
@@ -116,7 +116,10 @@ def _rope_theta(path: Path, theirs: dict[str, Any]) -> float:
         if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
             raise ValueError(f"{path}: {name} = {json.dumps(rope)} is not supported, only the default rotation is")
     rope = theirs.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", theirs.get("rope_theta"))
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise ValueError(f"{path}: rope_theta is {theta!r}, expected a positive number")
-    return float(theta)
+    return _positive(path, "rope_theta", rope.get("rope_theta", theirs.get("rope_theta")))
+
+
+def _positive(path: Path, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or value <= 0:
+        raise ValueError(f"{path}: {name} is {value!r}, expected a positive number")
+    return float(value)

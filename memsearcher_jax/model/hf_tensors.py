@@ -85,7 +85,7 @@ def open_files(directory: Path, stack: ExitStack) -> dict[str, Any]:
     if not index.is_file():
         raise FileNotFoundError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; other formats are not read")
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ValueError(f"{index} has no weight_map: copy it again")
     handles = {}
     for file in sorted(set(weight_map.values())):

@@ -42,7 +42,8 @@ class Weight:
 
 def declared(config: ModelConfig) -> dict:
     """The tree of `init` with each array's `Weight` in its place; takes no memory."""
-    boxes = jax.eval_shape(lambda key: _boxed_init(key, config), jax.random.key(0))
+    # The key is made inside: under the mesh of a machine that is only compiled for, nothing can run.
+    boxes = jax.eval_shape(lambda: _boxed_init(jax.random.key(0), config))
     return jax.tree.map(lambda box: Weight(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)
 
 
