@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
+
+Axes = Sequence[str | None]
+"""One logical axis per dimension of an array; None where it has no name."""
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -23,16 +27,39 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def spec(axes: Sequence[str | None]) -> PartitionSpec:
-    """Logical axes of one array, None where a dimension has no name -> how it lies on the mesh."""
+def spec(axes: Axes) -> PartitionSpec:
+    """Logical axes of one array -> how it lies on the mesh."""
     return PartitionSpec(*(RULES[axis] or None if axis else None for axis in axes))
 
 
-def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+def constrain(x: jax.Array, axes: Axes) -> jax.Array:
     """Pins an activation to the mesh of `jax.set_mesh`; without a mesh, `x` itself.
 
     The rows of an activation take the "fsdp" devices ("batch"), so its embedding dimension stays unnamed.
+    A dimension that its devices do not divide, such as a single row, stays whole on each of them.
     """
-    if jax.sharding.get_abstract_mesh().empty:
-        return x
-    return jax.lax.with_sharding_constraint(x, spec(axes))
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, _fitting(axes, x.shape, mesh))
+
+
+def per_device(function: Callable[..., jax.Array], in_axes: Sequence[Axes], out_axes: Axes) -> Callable[..., jax.Array]:
+    """`function`, run by each device on its own part of the arguments; it must keep the first one's shape.
+
+    For what the compiler would not split by itself. Without a mesh, `function` itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function
+
+    def split(*arguments: jax.Array) -> jax.Array:
+        in_specs = tuple(_fitting(axes, x.shape, mesh) for axes, x in zip(in_axes, arguments, strict=True))
+        out_specs = _fitting(out_axes, arguments[0].shape, mesh)
+        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*arguments)
+
+    return split
+
+
+def _fitting(axes: Axes, shape: tuple[int, ...], mesh: AbstractMesh) -> PartitionSpec:
+    """`spec`, without a name for the dimensions that do not divide."""
+    parts = [math.prod(mesh.shape[name] for name in RULES[axis]) if axis else 1 for axis in axes]
+    return spec([None if size % count else axis for axis, size, count in zip(axes, shape, parts, strict=True)])

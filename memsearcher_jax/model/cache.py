@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.model.axes import constrain, per_device
 from memsearcher_jax.model.config import ModelConfig
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
@@ -43,8 +43,7 @@ class Cache:
         if width > capacity:
             raise ValueError(f"a block of {width} tokens cannot be written to a cache of {capacity}: split the block")
         added_B = jnp.sum(segment_BT > 0, axis=1, dtype=jnp.int32)
-        # Mapped over the leading axes in their order: mapping over the rows alone would transpose the whole cache.
-        write = jax.vmap(jax.vmap(_write_row), in_axes=(0, 0, None, None))
+        write = per_device(_write, (CACHE_AXES, CACHE_AXES, ("batch",), ("batch",)), CACHE_AXES)
         return Cache(
             k_LBKCH=constrain(write(self.k_LBKCH, k_LBKTH, self.length_B, added_B), CACHE_AXES),
             v_LBKCH=constrain(write(self.v_LBKCH, v_LBKTH, self.length_B, added_B), CACHE_AXES),
@@ -52,16 +51,24 @@ class Cache:
         )
 
 
-def _write_row(old_KCH: jax.Array, new_KTH: jax.Array, length: jax.Array, added: jax.Array) -> jax.Array:
-    """One row of one layer with tokens 0 .. added - 1 of the block at length, length + 1, ...; all else as it was.
+def _write(old_LBKCH: jax.Array, new_LBKTH: jax.Array, length_B: jax.Array, added_B: jax.Array) -> jax.Array:
+    """The cache with tokens 0 .. added - 1 of each row at length, length + 1, ...; all else as it was.
 
-    The write is one window of fixed width. Near the end the window starts before `length`, because a slice that runs
-    past the end would be moved back whole; so each of its entries picks its token, or what stands there already.
+    A loop of slice updates, because it is what every compiler does in place: for a scatter, TPU and CPU turn the whole
+    cache into another layout and back. A row's write is one window of fixed width. Near the end the window starts
+    before `length`, since a slice that runs past the end would be moved back whole; so each of its entries picks its
+    token, or what stands there already.
     """
-    width = new_KTH.shape[1]
-    start = jnp.minimum(length, old_KCH.shape[1] - width)
-    token_T = start + jnp.arange(width) - length
-    is_new_T1 = ((token_T >= 0) & (token_T < added))[:, None]
-    new_KTH = jnp.take(new_KTH, token_T, axis=1, mode="clip").astype(old_KCH.dtype)
-    standing_KTH = jax.lax.dynamic_slice_in_dim(old_KCH, start, width, axis=1)
-    return jax.lax.dynamic_update_slice_in_dim(old_KCH, jnp.where(is_new_T1, new_KTH, standing_KTH), start, axis=1)
+    width, capacity = new_LBKTH.shape[3], old_LBKCH.shape[3]
+
+    def write_row(row: jax.Array, cache_LBKCH: jax.Array) -> jax.Array:
+        start = jnp.minimum(length_B[row], capacity - width)
+        token_T = start + jnp.arange(width) - length_B[row]
+        is_new_T1 = ((token_T >= 0) & (token_T < added_B[row]))[:, None]
+        row_L1KTH = jax.lax.dynamic_slice_in_dim(new_LBKTH, row, 1, axis=1).astype(cache_LBKCH.dtype)
+        new_L1KTH = jnp.take(row_L1KTH, token_T, axis=3, mode="clip")
+        window = (0, row, 0, start, 0)
+        standing_L1KTH = jax.lax.dynamic_slice(cache_LBKCH, window, new_L1KTH.shape)
+        return jax.lax.dynamic_update_slice(cache_LBKCH, jnp.where(is_new_T1, new_L1KTH, standing_L1KTH), window)
+
+    return jax.lax.fori_loop(0, old_LBKCH.shape[1], write_row, old_LBKCH)
