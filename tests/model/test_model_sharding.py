@@ -13,7 +13,7 @@ from memsearcher_jax.model.axes import MESH_AXES, RULES
 from memsearcher_jax.model.cache import CACHE_AXES, Cache
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
-MESHES = [(2, 2, 2), (1, 8, 1), (4, 1, 2)]
+MESHES = [(2, 2, 2), (1, 8, 1)]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,18 @@ def test_the_cache_on_a_mesh_stays_where_it_is(base, make_params, make_rows):
     moved = [line for line in program.splitlines() if " all-gather(" in line or " all-to-all(" in line]
     assert moved, "the program of this mesh gathers weights: the search below looks for nothing"
     assert not [line for line in program.splitlines() if f",{capacity}" in line and " all-" in line]
+
+
+def test_a_single_row_runs_on_a_mesh_of_eight(base, make_params, make_rows, forward):
+    """Rows that the devices cannot share stay whole, in the activations and in the cache."""
+    params, rows = make_params(base), make_rows(base, 1, 4)
+    expected_BTV, _ = forward(params, base, *rows)
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, sharding.param_shardings(base, mesh))
+        logits_BTV, cache = forward(params, base, *rows, Cache.empty(base, 1, 8))
+    np.testing.assert_allclose(logits_BTV, expected_BTV, atol=1e-5)
+    assert cache.length_B.tolist() == [4]
 
 
 def test_reshard_casts_moves_and_compiles_once(base, make_params):
