@@ -54,7 +54,7 @@ def two_turns(problem):
 
 @pytest.fixture(scope="module")
 def params():
-    return qwen.init(jax.random.key(0), NANO)
+    return jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,15 @@ KEY = jax.random.key(11)
 @pytest.fixture(scope="module")
 def params():
     """Random weights with every bias and norm away from its start, which would hide an error."""
-    params = qwen.init(jax.random.key(0), NANO)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, moved)
+
+    @jax.jit
+    def make(key):
+        leaves, tree = jax.tree.flatten(qwen.init(key, NANO))
+        keys = jax.random.split(key, len(leaves))
+        moved = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+        return jax.tree.unflatten(tree, moved)
+
+    return make(jax.random.key(0))
 
 
 def one_device_mesh():
@@ -45,6 +49,12 @@ def one_device_mesh():
 
 def make_engine(settings=SETTINGS, mesh=None, stop_ids=(STOP,)):
     return Engine(NANO, settings, WIDTHS, stop_ids, mesh or one_device_mesh())
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """One engine for the tests that need nothing special; each starts it anew."""
+    return make_engine()
 
 
 def prompt(seed: int) -> PromptIds:
@@ -66,7 +76,7 @@ def speak(engine, slot):
                 return spoken
 
 
-def converse(engine, params, number, slot=0, turns=2):
+def converse(engine, number, slot=0):
     """A prompt, an observation of a length of its own, and two generations, in one context."""
     rng = np.random.default_rng(100 + number)
     engine.begin(slot, prompt(number), (number, 0), max_tokens=9)
@@ -76,21 +86,33 @@ def converse(engine, params, number, slot=0, turns=2):
     return engine.take(slot)
 
 
-def expected_logprobs(params, ids):
-    ids_1T = jnp.array(ids)[None]
-    logits_1TV, _ = qwen.forward(params, NANO, ids_1T, jnp.arange(len(ids))[None], jnp.ones_like(ids_1T))
-    return jax.nn.log_softmax(logits_1TV[0, :-1])[jnp.arange(len(ids) - 1), jnp.array(ids[1:])]
+@jax.jit
+def full_forward(params, ids_1C, segment_1C):
+    """Log-probabilities [C, V] of each next token, from one pass without a cache."""
+    position_1C = jnp.arange(ids_1C.shape[1])[None]
+    logits_1CV, _ = qwen.forward(params, NANO, ids_1C, position_1C, segment_1C)
+    return jax.nn.log_softmax(logits_1CV[0])
 
 
-def test_recorded_logprobs_are_those_of_the_full_forward(params):
-    engine = make_engine()
+def predictions(params, ids):
+    """What `full_forward` says before each token but the first: [T - 1, V]. Padded to one shape, to compile once."""
+    ids_1C = np.zeros((1, SETTINGS.context_tokens), np.int32)
+    ids_1C[0, : len(ids)] = ids
+    segment_1C = (np.arange(SETTINGS.context_tokens) < len(ids)).astype(np.int32)[None]
+    return np.asarray(full_forward(params, ids_1C, segment_1C))[: len(ids) - 1]
+
+
+def assert_recorded_truly(params, recorded):
+    """The log-probability of every sampled token is the full forward's; elsewhere it is 0."""
+    ids_T, sampled_T = np.array(recorded.ids), np.array(recorded.sampled)
+    expected_T = np.concatenate([[0], predictions(params, ids_T)[np.arange(len(ids_T) - 1), ids_T[1:]]])
+    np.testing.assert_allclose(recorded.logprobs, np.where(sampled_T, expected_T, 0), atol=1e-5)
+
+
+def test_recorded_logprobs_are_those_of_the_full_forward(params, engine):
     engine.start(params, KEY)
     for number in range(4):
-        recorded = converse(engine, params, number)
-        sampled = np.array(recorded.sampled)
-        expected_T = np.concatenate([[0], expected_logprobs(params, recorded.ids)])
-        np.testing.assert_allclose(np.array(recorded.logprobs)[sampled], expected_T[sampled], atol=1e-5)
-        assert not np.array(recorded.logprobs)[~sampled].any()
+        assert_recorded_truly(params, converse(engine, number))
 
 
 def test_greedy_tokens_are_the_argmax_of_the_full_forward(params):
@@ -98,14 +120,11 @@ def test_greedy_tokens_are_the_argmax_of_the_full_forward(params):
     engine = make_engine(replace(SETTINGS, temperature=0.0))
     engine.start(params, KEY)
     for number in range(4):
-        recorded = converse(engine, params, number)
+        recorded = converse(engine, number)
         ids = np.array(recorded.ids)
         assert flat(prompt(number)) == ids[: len(prompt(number))].tolist()
-        logits_1TV, _ = qwen.forward(
-            params, NANO, ids[None], np.arange(len(ids))[None], np.ones((1, len(ids)), np.int32)
-        )
         sampled = np.flatnonzero(recorded.sampled)
-        np.testing.assert_array_equal(ids[sampled], np.argmax(logits_1TV[0], -1)[sampled - 1])
+        np.testing.assert_array_equal(ids[sampled], predictions(params, ids).argmax(-1)[sampled - 1])
 
 
 def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params):
@@ -122,8 +141,7 @@ def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params):
     assert ends == {True, False}
 
 
-def test_a_context_may_fill_its_slot_to_the_last_token(params):
-    engine = make_engine()
+def test_a_context_may_fill_its_slot_to_the_last_token(params, engine):
     engine.start(params, KEY)
     engine.begin(0, prompt(0), (0, 0), max_tokens=1)
     speak(engine, 0)
@@ -132,10 +150,7 @@ def test_a_context_may_fill_its_slot_to_the_last_token(params):
     assert engine.fits(0, left - 3)
     engine.extend(0, [50] * (left - 3), max_tokens=100)
     assert len(speak(engine, 0).ids) <= 3
-    recorded = engine.take(0)
-    sampled = np.array(recorded.sampled)
-    expected_T = np.concatenate([[0], expected_logprobs(params, recorded.ids)])
-    np.testing.assert_allclose(np.array(recorded.logprobs)[sampled], expected_T[sampled], atol=1e-5)
+    assert_recorded_truly(params, engine.take(0))
 
 
 def run_all(engine, params, numbers):
@@ -161,21 +176,19 @@ def run_all(engine, params, numbers):
     return done
 
 
-def test_slots_order_and_company_do_not_matter(params):
+def test_slots_order_and_company_do_not_matter(params, engine):
     numbers = list(range(7))
     alone = make_engine(replace(SETTINGS, slots=1, prefill_rows=1))
-    crowded = make_engine()
     other = make_engine(replace(SETTINGS, slots=3, decode_tokens=2, prefill_buckets=(16,)))
     ours = run_all(alone, params, numbers)
-    for theirs in (run_all(crowded, params, numbers), run_all(other, params, numbers[::-1])):
+    for theirs in (run_all(engine, params, numbers), run_all(other, params, numbers[::-1])):
         for number in numbers:
             assert theirs[number].ids == ours[number].ids
             assert theirs[number].sampled == ours[number].sampled
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
 
 
-def test_another_stream_or_key_draws_other_tokens(params):
-    engine = make_engine()
+def test_another_stream_or_key_draws_other_tokens(params, engine):
     drawn = set()
     for key, stream in ((KEY, (0, 0)), (KEY, (1, 0)), (KEY, (0, 1)), (jax.random.key(12), (0, 0))):
         engine.start(params, key)
@@ -197,9 +210,8 @@ def test_eight_devices_sample_what_one_does(params):
         np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
 
 
-def test_no_token_is_prefilled_twice(params):
+def test_no_token_is_prefilled_twice(params, engine):
     """Prefill sees the standing text and the last token of each generation, and nothing else."""
-    engine = make_engine()
     done = run_all(engine, params, range(6))
     total = sum(len(recorded.ids) for recorded in done.values())
     counters = engine.counters
@@ -218,9 +230,12 @@ def test_nothing_compiles_after_warm_up(params, compilations):
     assert count == []
 
 
-def test_weights_can_not_change_under_a_context(params):
-    engine = make_engine()
+def test_weights_can_not_change_under_a_context(params, engine):
     engine.start(params, KEY)
     engine.begin(0, prompt(0), (0, 0), max_tokens=3)
     with pytest.raises(RuntimeError, match="1 slots still hold contexts"):
         engine.start(params, KEY)
+    with pytest.raises(RuntimeError, match="slot 0 is still speaking"):
+        engine.take(0)
+    speak(engine, 0)
+    engine.take(0)
