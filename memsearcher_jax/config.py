@@ -6,9 +6,10 @@ The defaults are the paper's settings for the 7B model; a preset in `configs/` s
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.data.problems import DataConfig
@@ -36,19 +37,120 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, ends included unless they are open. NaN lies in no range."""
+
+    low: float
+    high: float
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:,}"
+        if math.isinf(self.high):
+            return f"{low} and finite"
+        return f"{low} and {'below' if self.open_high else 'at most'} {self.high:,}"
+
+
+MOST = 10_000_000  # no count of a sensible run comes near it: beyond it a slip of the finger is likelier than a wish
+_COUNT, _COUNT_OR_NONE = Range(1, MOST), Range(0, MOST)
+_POSITIVE, _NOT_NEGATIVE = Range(0, math.inf, open_low=True, open_high=True), Range(0, math.inf, open_high=True)
+_SHARE, _DECAY = Range(0, 1, open_low=True), Range(0, 1, open_high=True)
+
+RANGES: dict[str, Range] = {
+    "seed": Range(0, 2**32 - 1),  # what every generator in use accepts
+    **{
+        f"model.{name}": _COUNT
+        for name in ("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "max_positions")
+    },
+    "model.head_size": Range(2, MOST),
+    "model.rope_theta": _POSITIVE,
+    "model.norm_eps": _POSITIVE,
+    **{f"mesh.{name}": Range(-1, MOST) for name in ("data", "fsdp", "tensor")},
+    **{
+        f"agent.{name}": _COUNT
+        for name in (
+            *("max_turns", "reply_tokens", "question_tokens", "observation_tokens"),
+            *("max_calls", "default_top_n", "max_top_n"),
+        )
+    },
+    "agent.memory_tokens": _COUNT_OR_NONE,
+    **{
+        f"sampling.{name}": _COUNT
+        for name in ("slots", "tensor", "context_tokens", "decode_tokens", "prefill_rows", "prefill_buckets")
+    },
+    "sampling.temperature": _POSITIVE,
+    "sampling.top_k": _COUNT_OR_NONE,
+    "sampling.top_p": _SHARE,
+    "retrieval.encoder_size": _COUNT,
+    "retrieval.recall": _SHARE,
+    "retrieval.batch_limit": _COUNT,
+    "data.world.seed": Range(0, 2**32 - 1),
+    **{f"data.world.{name}_people": _COUNT_OR_NONE for name in ("train", "test", "other")},
+    **{f"data.world.{name}_questions": _COUNT_OR_NONE for name in ("train", "test")},
+    "data.world.hops": Range(1, 8),  # the paths of so many facts grow by a factor with each
+    **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
+    "training.learning_rate": _POSITIVE,
+    "training.warmup_steps": _COUNT_OR_NONE,
+    "training.weight_decay": _NOT_NEGATIVE,
+    "training.adam_b1": _DECAY,
+    "training.adam_b2": _DECAY,
+    "training.max_grad_norm": _POSITIVE,
+    "training.clip_low": Range(0, 1),
+    "training.clip_high": _NOT_NEGATIVE,
+    "training.clip_c": Range(1, math.inf, open_low=True, open_high=True),
+    "training.kl_coefficient": _NOT_NEGATIVE,
+    "training.entropy_coefficient": _NOT_NEGATIVE,
+    **{f"rl.{name}": _COUNT for name in ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints")},
+    "rl.evaluate_every": _COUNT_OR_NONE,
+    "evaluation.max_turns": _COUNT,
+    "evaluation.temperature": _NOT_NEGATIVE,
+    "evaluation.questions": _COUNT_OR_NONE,
+}
+"""What each number may be; of a tuple, each member. A number that is missing here fails a test."""
+
+
 def check(config: RunConfig) -> RunConfig:
     """Returns the config, or raises ValueError with one line that names the setting and a way out.
 
     Only what the numbers alone can tell; `rl.build` checks what needs templates, files or devices.
     """
-    _check_ranges(config)
+    for name, value in settings(config).items():
+        for number in (value if isinstance(value, tuple) else (value,)) if name in RANGES else ():
+            _require(number in RANGES[name], f"{name} is {number}: it must be {RANGES[name]}")
+    _check_lengths(config)
+    model, agent, training = config.model, config.agent, config.training
+    _require(
+        model.heads % model.kv_heads == 0,
+        f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}",
+    )
+    _require(model.head_size % 2 == 0, f"model.head_size {model.head_size} is odd: rotary positions need pairs")
+    _require(
+        agent.default_top_n <= agent.max_top_n,
+        f"agent.default_top_n {agent.default_top_n} is more than agent.max_top_n {agent.max_top_n}",
+    )
+    _require(
+        training.rows_per_update % training.accumulate == 0,
+        f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
+        f"{training.accumulate}",
+    )
+    return config
+
+
+def _check_lengths(config: RunConfig) -> None:
     agent, sampling, training = config.agent, config.sampling, config.training
     memory_tokens = agent.memory_tokens if agent.workflow == "memsearcher" else 0
     least = agent.question_tokens + memory_tokens + 2 * agent.reply_tokens + agent.observation_tokens
     _require(
-        agent.workflow != "memsearcher" or least < sampling.context_tokens,
-        f"a turn may need {least} tokens (agent.question_tokens + memory_tokens + 2 x reply_tokens + "
-        f"observation_tokens) but sampling.context_tokens is {sampling.context_tokens}: lower one of them or raise it",
+        least < sampling.context_tokens,
+        f"a turn may need {least} tokens and its templates (agent.question_tokens, memory_tokens, observation_tokens "
+        f"and twice reply_tokens), but sampling.context_tokens is {sampling.context_tokens}: lower one of them or "
+        "raise it",
     )
     _require(
         sampling.context_tokens <= training.row_tokens,
@@ -58,54 +160,21 @@ def check(config: RunConfig) -> RunConfig:
     _require(
         sampling.context_tokens <= config.model.max_positions,
         f"sampling.context_tokens {sampling.context_tokens} is more than model.max_positions "
-        f"{config.model.max_positions}",
+        f"{config.model.max_positions}: the model knows no later positions",
+    )
+    buckets = sampling.prefill_buckets
+    _require(
+        buckets != () and list(buckets) == sorted(set(buckets)),
+        f"sampling.prefill_buckets is {' '.join(map(str, buckets)) or 'empty'}: give at least one width, ascending",
     )
     _require(
-        training.rows_per_update % training.accumulate == 0,
-        f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
-        f"{training.accumulate}",
+        buckets[-1] <= sampling.context_tokens,
+        f"sampling.prefill_buckets reaches {buckets[-1]}, beyond sampling.context_tokens {sampling.context_tokens}: "
+        "leave out what no context can fill",
     )
     _require(
         training.row_tokens % training.logit_chunk == 0,
         f"training.row_tokens {training.row_tokens} is no multiple of training.logit_chunk {training.logit_chunk}",
-    )
-    _require(
-        list(sampling.prefill_buckets) == sorted(set(sampling.prefill_buckets)) and sampling.prefill_buckets != (),
-        f"sampling.prefill_buckets {sampling.prefill_buckets} must be ascending and not empty",
-    )
-    _require(
-        config.model.heads % config.model.kv_heads == 0,
-        f"model.heads {config.model.heads} is no multiple of model.kv_heads {config.model.kv_heads}",
-    )
-    return config
-
-
-def _check_ranges(config: RunConfig) -> None:
-    positive = {
-        "agent": ("max_turns", "reply_tokens", "question_tokens", "observation_tokens", "max_calls", "max_top_n"),
-        "model": ("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
-        "sampling": ("slots", "tensor", "context_tokens", "decode_tokens", "prefill_rows"),
-        "training": ("row_tokens", "rows_per_update", "accumulate", "logit_chunk", "learning_rate", "max_grad_norm"),
-        "rl": ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints"),
-        "evaluation": ("max_turns",),
-    }
-    for section, names in positive.items():
-        for name in names:
-            value = getattr(getattr(config, section), name)
-            _require(value > 0, f"{section}.{name} is {value}: it must be positive")
-    _require(config.agent.memory_tokens >= 0, "agent.memory_tokens must not be negative")
-    _require(0.0 < config.sampling.top_p <= 1.0, f"sampling.top_p is {config.sampling.top_p}: it must be in (0, 1]")
-    _require(
-        config.sampling.temperature > 0.0,
-        f"sampling.temperature is {config.sampling.temperature}: rollouts of one problem differ only above 0",
-    )
-    _require(
-        config.evaluation.temperature >= 0.0,
-        f"evaluation.temperature is {config.evaluation.temperature}: it must not be negative",
-    )
-    _require(
-        config.agent.default_top_n <= config.agent.max_top_n,
-        f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",
     )
 
 
@@ -114,22 +183,52 @@ def _require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def settings(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every setting under its full name, such as "rl.steps", in the order of the fields."""
+    named: dict[str, Any] = {}
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        named |= (
+            settings(value, f"{prefix}{one.name}.") if dataclasses.is_dataclass(value) else {prefix + one.name: value}
+        )
+    return named
+
+
+def differences(first: RunConfig, second: RunConfig) -> list[tuple[str, Any, Any]]:
+    """(name, value in the first, value in the second) of every setting in which they differ."""
+    other = settings(second)
+    return [(name, value, other[name]) for name, value in settings(first).items() if value != other[name]]
+
+
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """The config as plain values, for JSON."""
     return dataclasses.asdict(config)
 
 
-def from_dict(values: dict[str, Any], kind: type = RunConfig) -> Any:
-    """The inverse of `to_dict`. An unknown key raises ValueError; a missing one takes its default."""
+def from_dict(values: dict[str, Any], kind: type = RunConfig, prefix: str = "") -> Any:
+    """The inverse of `to_dict`, also after a trip through JSON; a setting that is missing takes its default.
+
+    Raises ValueError with one line that names a setting that there is not, or one of the wrong type.
+    """
     hints = typing.get_type_hints(kind)
+    _require(isinstance(values, dict), f"{prefix.rstrip('.') or 'the config'} is {values!r}: it must be a section")
     if unknown := sorted(set(values) - set(hints)):
-        raise ValueError(f"{kind.__name__} has no field {unknown[0]!r}: the file is of another version")
-    return kind(**{name: _typed(value, hints[name]) for name, value in values.items()})
+        raise ValueError(f"there is no setting {prefix}{unknown[0]}: the file is of another version")
+    return kind(**{name: _typed(value, hints[name], prefix + name) for name, value in values.items()})
 
 
-def _typed(value: Any, hint: Any) -> Any:
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    """`value` as the type `hint`, which JSON may have spelt otherwise: a list for a tuple, 1 for 1.0."""
     if dataclasses.is_dataclass(hint):
-        return from_dict(value, hint)
+        return from_dict(value, hint, f"{name}.")
     if typing.get_origin(hint) is tuple:
-        return tuple(value)
+        _require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
+        return tuple(_typed(member, typing.get_args(hint)[0], name) for member in value)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        _require(value in choices, f"{name} is {value!r}: it must be one of {', '.join(choices)}")
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    _require(type(value) is hint, f"{name} is {value!r}: it must be of type {hint.__name__}")
     return value

@@ -11,17 +11,27 @@ class ModelConfig:
     """Qwen2.5: biases on q, k, v; grouped heads; SwiGLU; RMSNorm; rotary positions. Defaults: the 7B shape."""
 
     vocab_size: int = 152_064
+    """Rows V of the embedding table; a tokenizer may use fewer."""
     embed_size: int = 3_584
+    """Width D of the residual stream."""
     ffn_size: int = 18_944
+    """Width F inside a feed-forward block."""
     layers: int = 28
+    """Transformer blocks L."""
     heads: int = 28
+    """Query heads N; a multiple of kv_heads."""
     kv_heads: int = 4
+    """Key and value heads K, each shared by heads / kv_heads query heads."""
     head_size: int = 128
+    """Width H of one head; even, because rotary positions turn pairs."""
     rope_theta: float = 1_000_000.0
+    """Base of the rotary wavelengths."""
     norm_eps: float = 1e-6
+    """Added to the mean square inside RMSNorm."""
     tied: bool = False
     """Whether the output layer is the embedding table (0.5B, 1.5B and 3B) or a weight of its own."""
     max_positions: int = 32_768
+    """Longest context that the model was made for, in tokens."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the trained weights and of Adam's moments."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -39,5 +49,8 @@ class MeshConfig:
     """Devices along each mesh axis; -1 takes what the others leave (in one place at most)."""
 
     data: int = 1
+    """Copies of the weights; each device of this axis trains on rows of its own."""
     fsdp: int = -1
+    """Parts that the embed dimension of every weight is cut into; rows are spread over this axis too."""
     tensor: int = 1
+    """Parts that heads, ffn and vocabulary are cut into; divides model.kv_heads."""

@@ -22,7 +22,7 @@ class SamplingConfig:
     prefill_buckets: tuple[int, ...] = (64, 256, 1024)
     """Widths that prefill is compiled for, ascending; longer text goes through in several calls."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Of training's rollouts, above 0; evaluation has its own, where 0 is greedy."""
     top_k: int = 10_000
     """Draw among this many likeliest tokens; 0 turns it off."""
     top_p: float = 0.99

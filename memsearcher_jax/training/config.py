@@ -21,18 +21,26 @@ class TrainingConfig:
     logit_chunk: int = 1_024
     """Tokens of a row whose logits exist at one time; divides row_tokens."""
     learning_rate: float = 1e-6
+    """Of AdamW, after the warm-up."""
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises from 0."""
     weight_decay: float = 0.01
+    """Of AdamW, decoupled from the gradient."""
     adam_b1: float = 0.9
+    """Decay of the mean of gradients."""
     adam_b2: float = 0.999
+    """Decay of the mean of squared gradients."""
     max_grad_norm: float = 1.0
+    """A longer gradient is scaled down to this norm."""
     clip_low: float = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = 0.2
+    """See clip_low."""
     clip_c: float = 3.0
     """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
     aggregate: Aggregate = "token-mean"
+    """How a mini-batch's token losses become one number: a mean over tokens, or over contexts of their sum or mean."""
     kl_coefficient: float = 0.001
     """Weight of the k3 divergence from the starting weights; 0 keeps no reference model."""
     entropy_coefficient: float = 0.001
+    """Weight of the entropy that the loss rewards; 0 leaves it out."""
