@@ -1,7 +1,7 @@
 """The command line that all programs share: presets, overrides, and errors in one line.
 
 --config NAME            a preset in configs/, or the path of a file like those there
---section.field value    any field of the preset
+--section.field value    any setting of the preset
 """
 
 from __future__ import annotations
@@ -13,76 +13,95 @@ import difflib
 import importlib.util
 import io
 import json
+import logging
+import os
+import re
+import shutil
 import sys
 import time
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from memsearcher_jax.config import RunConfig, check
-from memsearcher_jax.rl.source import is_run, read_run_config
+from memsearcher_jax.config import RunConfig, check, differences, from_dict, settings, to_dict
+from memsearcher_jax.rl.run_folder import INDEX, is_run, is_vacant, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
-Flags = TypeVar("Flags", bound="Command")
+CHANGEABLE = ("model.remat",)  # of the model's settings, what a run may change when it is resumed
+INTERRUPTED = 130  # exit status, as shells report Ctrl-C
+_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
 @dataclass(frozen=True)
 class Command:
     """Flags that every program has."""
 
-    config: str = "tiny"
-    """Preset: a name in configs/, or the path of a file like those there."""
-    out: Path | None = None
-    """Folder that this command writes; it must be new, unless a run is resumed."""
+    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "tiny"
+    """Preset: a name in configs/, or a file like those there. A run's folder brings its own settings instead."""
+    out: _Folder = None
+    """Folder to write; it must be new, unless a run is resumed. Without it: a dated one under runs/."""
     resume: bool = False
-    """Go on with what stands in --out from its newest complete checkpoint."""
-    checkpoint: Path | None = None
-    """Weights to start from: a run folder, or a Hugging Face folder."""
-    json: Path | None = None
+    """Go on with what stands in --out, under the settings stored there and those given now."""
+    checkpoint: _Folder = None
+    """Weights to start from: a run's folder (its newest checkpoint) or a Hugging Face folder."""
+    json: _File = None
     """Also write the result to this file, as JSON."""
-    run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    run: Annotated[RunConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff] = field(default_factory=RunConfig)
+
+    def adjusted(self) -> Command:
+        """The same with `run` changed as the program's own flags say."""
+        return self
 
 
-def parse(flags: type[Flags], argv: Sequence[str]) -> Flags:
-    """The flags of one program, with `run` made of preset (or stored config) and overrides, and checked.
+Flags = TypeVar("Flags", bound=Command)
 
-    A resumed run takes the config that it stored; so does a program that is pointed at a run folder by --checkpoint.
-    Raises ValueError in one line; --help prints and exits.
-    """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--config")
-    first.add_argument("--resume", action="store_true")
-    first.add_argument("--out", type=Path)
-    first.add_argument("--checkpoint", type=Path)
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+    """Runs a program: quiet about what its libraries warn of, and short when it is stopped by Ctrl-C."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        chosen, _ = first.parse_known_args(list(argv))
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
-    base = _base_config(chosen)
-    default = replace(flags(), run=base)
-    parsed, unknown = _tyro(flags, default, argv)
-    if unknown:
-        raise ValueError(_no_such_setting(unknown[0], flags))
-    check(parsed.run)
-    return parsed
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def parse(kind: type[Flags], argv: Sequence[str], *, needs_weights: bool = False) -> Flags:
+    """The flags of one program, with `run` made of preset or stored config, checkpoint and overrides, and checked.
+
+    Loads no JAX, so that --help and an error answer at once. Raises ValueError or OSError in one line; --help prints
+    and exits.
+    """
+    chosen = _first_look(argv)
+    flags = _resumed(kind, chosen, argv) if chosen.resume else _fresh(kind, chosen, argv)
+    check(flags.run)
+    if needs_weights and not flags.run.model.path:
+        raise ValueError("--checkpoint is missing: name a run's folder, or a Hugging Face folder")
+    if flags.json:
+        _check_can_write(flags.json)
+    return flags
 
 
 def load_preset(name: str) -> RunConfig:
-    """The config that the preset `name` returns. Raises ValueError if there is none."""
+    """The config that the preset `name` returns. Raises ValueError if there is none, or if it cannot be used."""
     file = Path(name) if name.endswith(".py") else PRESETS / f"{name}.py"
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in PRESETS.glob("*.py")))
         raise ValueError(f"no preset {name!r}: choose one of {known}, or give the path of a preset file")
     spec = importlib.util.spec_from_file_location(f"preset_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, file.stem):
-        raise ValueError(f"{file} has no function {file.stem}() that returns the preset")
-    return getattr(module, file.stem)()
+    try:
+        spec.loader.exec_module(module)
+        preset = getattr(module, file.stem)()
+    except Exception as error:  # a user's file may raise anything
+        raise ValueError(f"{file}: the preset function {file.stem}() fails with {_named(error)}") from error
+    if not isinstance(preset, RunConfig):
+        raise ValueError(f"{file}: {file.stem}() must return a RunConfig, it returned {type(preset).__name__}")
+    return from_dict(to_dict(preset))
 
 
 @contextlib.contextmanager
@@ -96,34 +115,41 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def new_folder(out: Path | None, kind: str) -> Path:
-    """The folder to write: `out`, or a dated one under runs/. Raises FileExistsError if something is in it."""
+@contextlib.contextmanager
+def new_folder(out: Path | None, kind: str) -> Iterator[Path]:
+    """The folder to write: `out`, or a dated one under runs/. If the block raises, the folder is as it was.
+
+    Raises OSError if something else is in it.
+    """
     folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is not empty: choose another --out, or continue a run there with --resume")
-    return folder
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out {folder} is a file: name a folder")
+    if not is_vacant(folder):
+        hint = "continue the run there with --resume, or choose another" if is_run(folder) else "choose another --out"
+        raise FileExistsError(f"--out {folder} is not empty: {hint}")
+    existed = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {folder} cannot be made ({error.strerror}): choose another folder") from error
+    before = set(folder.iterdir())
+    try:
+        yield folder
+    except BaseException:
+        for made in set(folder.iterdir()) - before:
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if not existed:
+            folder.rmdir()
+        raise
 
 
-def at_checkpoint(flags: Command, *, needed: bool = False) -> RunConfig:
-    """The config with its weights, and for a run of ours its tokenizer, taken from --checkpoint if there is one."""
-    model = flags.run.model
-    if flags.checkpoint is None:
-        if needed and not model.path:
-            raise ValueError("--checkpoint is missing: name a run's folder, or a Hugging Face folder")
-        return flags.run
-    if not flags.checkpoint.is_dir():
-        raise FileNotFoundError(f"--checkpoint {flags.checkpoint}: no such folder")
-    tokenizer = "" if is_run(flags.checkpoint) else model.tokenizer
-    return replace(flags.run, model=replace(model, path=str(flags.checkpoint), tokenizer=tokenizer))
-
-
-def workspace(flags: Command, config: RunConfig, otherwise: Path) -> Path:
-    """Where the index and the data are: in the run's folder if it was built for the same, else `otherwise`."""
-    if flags.checkpoint and is_run(flags.checkpoint):
-        stored = read_run_config(flags.checkpoint)
-        if (stored.retrieval, stored.data) == (config.retrieval, config.data):
-            return flags.checkpoint
-    return otherwise
+def standing_index(config: RunConfig) -> Path | None:
+    """The index in the folder of the run that the weights are from, if it was built for what is searched now."""
+    folder = Path(config.model.path)
+    if not config.model.path or not is_run(folder) or not (folder / INDEX).exists():
+        return None
+    changed = [name for name, _, _ in differences(read_run_config(folder), config)]
+    return None if any(name.startswith(("retrieval.", "data.world.")) for name in changed) else folder / INDEX
 
 
 def refuse_resume(flags: Command, what: str) -> None:
@@ -142,35 +168,85 @@ def write_json(file: Path | None, result: dict[str, Any]) -> None:
     beside.rename(file)
 
 
-def _base_config(chosen: argparse.Namespace) -> RunConfig:
-    if chosen.resume:
-        if chosen.out is None:
-            raise ValueError("--resume needs --out, the folder of the run to go on with")
-        return read_run_config(chosen.out)
-    if chosen.config is None and chosen.checkpoint is not None and is_run(chosen.checkpoint):
-        return read_run_config(chosen.checkpoint)
-    return load_preset(chosen.config or Command.config)
+def _check_can_write(file: Path) -> None:
+    """Raises OSError where the result could not be written after the work."""
+    if file.is_dir():
+        raise IsADirectoryError(f"--json {file} is a folder: name a file")
+    folder = next(folder for folder in file.absolute().parents if folder.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise OSError(f"--json {file} cannot be written: {folder} is no folder that you may write to")
 
 
-def _tyro(flags: type[Flags], default: Flags, argv: Sequence[str]) -> tuple[Flags, list[str]]:
+def _first_look(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags that decide where the settings come from, before the others can be read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    try:
+        return parser.parse_known_args(list(argv))[0]
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error} (--help explains every setting)") from error
+
+
+def _fresh(kind: type[Flags], chosen: argparse.Namespace, argv: Sequence[str]) -> Flags:
+    """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
+    from_run = chosen.config is None and chosen.checkpoint is not None and is_run(chosen.checkpoint)
+    base = read_run_config(chosen.checkpoint) if from_run else load_preset(chosen.config or Command.config)
+    flags = _with_overrides(kind, base, argv)
+    if flags.checkpoint is None:
+        return flags
+    if not flags.checkpoint.is_dir():
+        raise FileNotFoundError(f"--checkpoint {flags.checkpoint}: no such folder")
+    # A run's weights belong to the tokenizer in its folder, wherever that one came from.
+    tokenizer = "" if is_run(flags.checkpoint) else flags.run.model.tokenizer
+    model = replace(flags.run.model, path=str(flags.checkpoint), tokenizer=tokenizer)
+    return replace(flags, run=replace(flags.run, model=model))
+
+
+def _resumed(kind: type[Flags], chosen: argparse.Namespace, argv: Sequence[str]) -> Flags:
+    """Settings of the run in --out, with the overrides. --config and --checkpoint may only repeat what is stored."""
+    if chosen.out is None:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    stored = read_run_config(chosen.out)
+    flags = _with_overrides(kind, stored, argv)
+    for name, then, now in differences(stored, flags.run):
+        if name.startswith("model.") and name not in CHANGEABLE:
+            raise ValueError(
+                f"{name} was {then!r} when {chosen.out} was started and cannot become {now!r}: leave it out"
+            )
+    if chosen.config or chosen.checkpoint:
+        for name, then, now in differences(flags.run, _fresh(kind, chosen, argv).run):
+            raise ValueError(
+                f"{chosen.out} goes on with {name} {then!r}, but --config and --checkpoint mean {now!r}: leave them out"
+            )
+    return flags
+
+
+def _with_overrides(kind: type[Flags], base: RunConfig, argv: Sequence[str]) -> Flags:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                flags,
-                default=default,
+            flags, unknown = tyro.cli(
+                kind,
+                default=replace(kind(), run=base),
                 args=list(argv),
                 return_unknown_args=True,
+                use_underscores=True,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ValueError(_first_sentence(said.getvalue())) from None
+        raise ValueError(_in_plain_words(said.getvalue())) from None
+    if unknown:
+        raise ValueError(_no_such_setting(unknown[0], kind))
+    return flags.adjusted()
 
 
-def _first_sentence(box: str) -> str:
-    """What tyro says inside its box, up to the first rule, in one line."""
+def _in_plain_words(box: str) -> str:
+    """What tyro says inside its box, up to the first rule, in one line and without Python's jargon."""
     words = []
     for line in box.splitlines():
         inside = line.strip().strip("│").strip()
@@ -179,25 +255,20 @@ def _first_sentence(box: str) -> str:
         if set(inside) == {"─"} or line.startswith("╰"):
             break
         words.append(inside)
-    return " ".join(words) + " (--help explains every setting)"
+    sentence = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", " ".join(words))
+    sentence = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", sentence)
+    return f"{sentence} (--help explains every setting)"
 
 
-def _no_such_setting(unknown: str, flags: type[Flags]) -> str:
+def _no_such_setting(unknown: str, kind: type[Flags]) -> str:
+    if not unknown.startswith("--"):
+        return f"{unknown!r} belongs to no setting: settings are written --section.field value"
     name = unknown.split("=")[0]
-    close = difflib.get_close_matches(name, _all_flags(flags), n=1)
-    hint = f"did you mean {close[0]}?" if close else "--help lists all settings"
-    return f"no setting {name!r}: {hint}"
+    flags = [one.name for one in dataclasses.fields(kind) if one.name != "run"]
+    known = [f"--{known}" for known in (*flags, *settings(RunConfig()))]
+    close = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
+    return f"no setting {name!r}: " + (f"did you mean {close[0]}?" if close else "--help lists all settings")
 
 
-def _all_flags(kind: type, prefix: str = "--") -> list[str]:
-    """The name of every flag of a dataclass, sections included; the fields of `run` have no prefix of their own."""
-    names = []
-    hints = typing.get_type_hints(kind)
-    for name in (one.name for one in dataclasses.fields(kind)):
-        if name == "run":
-            names += _all_flags(RunConfig)
-        elif dataclasses.is_dataclass(hints[name]):
-            names += _all_flags(hints[name], f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
-    return names
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

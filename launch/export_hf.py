@@ -5,20 +5,16 @@ python launch/export_hf.py --checkpoint runs/NAME --out DIR
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import cli
 
-from memsearcher_jax.model import sharding, weights
-from memsearcher_jax.rl import build, source
-
 
 @dataclass(frozen=True)
 class Export(cli.Command):
-    """Write a checkpoint as a Hugging Face folder."""
+    """Write a checkpoint as a Hugging Face folder that transformers loads."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the written weights."""
@@ -26,19 +22,23 @@ class Export(cli.Command):
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        flags = cli.parse(Export, argv)
+        flags = cli.parse(Export, argv, needs_weights=True)
         cli.refuse_resume(flags, "an export")
         if flags.out is None:
             raise ValueError("--out is missing: name the folder to write")
-        config = cli.at_checkpoint(flags, needed=True)
-        out = cli.new_folder(flags.out, "export")
-        build.check_model(config)
-        tokenizer = build.open_tokenizer(config.model)
-        params = source.load_params(config.model.path, config.model, sharding.make_mesh(config.mesh), flags.dtype)
-        weights.save(out, config.model, params, tokenizer.folder)
-    cli.write_json(flags.json, {"checkpoint": config.model.path, "out": str(out), "dtype": flags.dtype})
+        with cli.new_folder(flags.out, "export") as out:
+            # JAX takes seconds to load; --help and a wrong flag are answered without it.
+            from memsearcher_jax.model import sharding, weights
+            from memsearcher_jax.rl import build, source
+
+            model = flags.run.model
+            source.check_weights(model.path, model)
+            tokenizer = build.open_tokenizer(model)
+            params = source.load_params(model.path, model, sharding.make_mesh(flags.run.mesh), flags.dtype)
+            weights.save(out, model, params, tokenizer.folder)
+    cli.write_json(flags.json, {"checkpoint": model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.run(main)

@@ -7,6 +7,7 @@ python launch/tpu_train.py --resume --out runs/NAME                       # go o
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,9 @@ from pathlib import Path
 
 import cli
 
-from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
-from memsearcher_jax.report.plots import training_curves
+from memsearcher_jax.config import differences
 from memsearcher_jax.report.progress import Progress, format_numbers
-from memsearcher_jax.rl import build, source, start
-from memsearcher_jax.rl.loop import train
+from memsearcher_jax.rl.run_folder import CHECKPOINTS, open_run_folder, read_run_config, with_own_tokenizer
 
 
 @dataclass(frozen=True)
@@ -27,21 +26,37 @@ class Train(cli.Command):
 
 
 def main(argv: Sequence[str]) -> None:
-    with cli.one_line_errors():
+    with cli.one_line_errors(), contextlib.ExitStack() as starting:
         flags = cli.parse(Train, argv)
-        config = cli.at_checkpoint(flags)
-        out = flags.out if flags.resume else cli.new_folder(flags.out, Path(flags.config).stem)
-        run = build.prepare(config, out)
-        source.open_run_folder(out, config, run.tokenizer.folder)
+        config, out = flags.run, flags.out
+        if not flags.resume:
+            out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
+
+        # JAX takes seconds to load; --help and a wrong flag are answered without it.
+        from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
+        from memsearcher_jax.report.plots import training_curves
+        from memsearcher_jax.rl import build, start
+        from memsearcher_jax.rl.loop import train
+        from memsearcher_jax.training import checkpoint
+
+        done = checkpoint.latest_step(out / CHECKPOINTS) if flags.resume else None
+        if done is not None and done >= config.rl.steps:
+            print(f"{out}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
+            cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / FILE_NAME)})
+            return
+        run = build.prepare(with_own_tokenizer(out, config) if flags.resume else config, out)
         begin = start.resumed(run, out) if flags.resume else start.fresh(run)
+        for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
+            print(f"{out}: {name} was {then!r} and is {now!r} from now on", file=sys.stderr)
+        open_run_folder(out, config, run.tokenizer.folder)
         writer = MetricsWriter(out, resume_step=begin.step if flags.resume else None)
     print(f"{out}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}", file=sys.stderr)
     with writer, Progress("train", config.rl.steps, done=begin.step) as progress:
         last = train(run, begin, out, writer, progress)
-    training_curves(out / "metrics.jsonl", out / "curves.png")
-    cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / "metrics.jsonl")})
+    training_curves(out / FILE_NAME, out / "curves.png")
+    cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / FILE_NAME)})
     print(f"{out}: step {config.rl.steps} done, {format_numbers(last)}; curves in {out / 'curves.png'}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.run(main)

@@ -15,7 +15,7 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import Scored, read_trajectories
-from memsearcher_jax.rl import build, score, source, start
+from memsearcher_jax.rl import build, run_folder, score, source, start
 from memsearcher_jax.rl.loop import train
 from memsearcher_jax.training import checkpoint
 
@@ -42,7 +42,7 @@ def small(steps: int, **rl) -> RunConfig:
 def run_for(config: RunConfig, out: Path, resume: bool = False):
     """What launch/tpu_train.py does, without the command line."""
     run = build.prepare(config, out)
-    source.open_run_folder(out, config, run.tokenizer.folder)
+    run_folder.open_run_folder(out, config, run.tokenizer.folder)
     begin = start.resumed(run, out) if resume else start.fresh(run)
     writer = MetricsWriter(out, resume_step=begin.step if resume else None)
     with writer, Progress("train", config.rl.steps, done=begin.step, stream=io.StringIO()) as progress:
@@ -114,7 +114,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(straight, tmp_path):
 
 def test_a_run_folder_is_complete_in_itself(straight):
     run, out = straight
-    assert source.read_run_config(out) == run.config
+    assert run_folder.read_run_config(out) == run.config
     assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 

@@ -90,7 +90,9 @@ def load(config: AgentConfig) -> Prompts:
     (system,) = _template(folder, "system.txt")
     return Prompts(
         system=system,
-        turn=_template(folder, "turn.txt", *turn_slots, hint=f"; agent.workflow is {config.workflow}"),
+        turn=_template(
+            folder, "turn.txt", *turn_slots, hint=f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
+        ),
         passage=_template(folder, "passage.txt", "contents"),
         response=_template(folder, "response.txt", "call", "result"),
         observation=_template(folder, "observation.txt", "responses"),

@@ -112,9 +112,10 @@ def check_questions(problems: Iterable[Problem], count_tokens: Callable[[str], i
     too_long = [(identity, tokens) for identity, tokens in counts if tokens > limit]
     if too_long:
         identity, tokens = too_long[0]
+        such = f" ({len(too_long)} such questions)" if len(too_long) > 1 else ""
         raise ValueError(
-            f'question "{identity}" has {tokens} tokens and the budget is {limit} ({len(too_long)} such questions): '
-            "raise agent.question_tokens or take them out"
+            f'question "{identity}" has {tokens} tokens and the budget is {limit}{such}: '
+            "raise agent.question_tokens, shorten it or leave it out"
         )
 
 

@@ -67,6 +67,12 @@ def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None =
         return config, jax.tree.map_with_path(build, qwen.declared(config))
 
 
+def check_files(directory: str | Path) -> None:
+    """Raises FileNotFoundError or ValueError as `load` would, and reads no weight."""
+    with ExitStack() as stack:
+        hf_tensors.check(Path(directory), read_config(directory), hf_tensors.open_files(Path(directory), stack))
+
+
 def save(
     directory: str | Path,
     config: ModelConfig,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memsearcher_jax.agent import prompts as templates
@@ -19,11 +22,12 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data import problems as data
 from memsearcher_jax.data.problems import Problems
 from memsearcher_jax.data.world import make_world
-from memsearcher_jax.model import sharding, weights
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl import source
 from memsearcher_jax.rl.rollout import RolloutDriver
+from memsearcher_jax.rl.run_folder import DATA, INDEX, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
@@ -54,34 +58,65 @@ class Run:
 
 def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
     """The tokenizer that the config names, or the one beside the weights, or the packaged small one."""
-    folder = model.tokenizer or (source.tokenizer_folder(model.path) if model.path else PACKAGED_TOKENIZER)
+    folder = model.tokenizer or (tokenizer_folder(model.path) if model.path else PACKAGED_TOKENIZER)
     tokenizer = ChatTokenizer.load(folder)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, model.vocab_size is only {model.vocab_size}"
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}: "
+            "set model.tokenizer to the one that this model was made with"
         )
     return tokenizer
 
 
 def open_meshes(config: RunConfig) -> Meshes:
-    """Both meshes. Raises ValueError if the devices or the sizes of the model do not divide."""
+    """Both meshes. Raises ValueError if the devices, the model or the slots do not divide, or have no room."""
     train = sharding.make_mesh(config.mesh)
     sharding.check_divides(config.model, dict(train.shape))
-    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=config.sampling.tensor), jax.local_devices())
+    devices, together = jax.local_devices(), config.sampling.tensor
+    if len(devices) % together:
+        raise ValueError(f"sampling.tensor {together} does not divide the {len(devices)} devices of a host")
+    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=together), devices)
     sharding.check_divides(config.model, dict(local.shape))
     copies = local.shape["data"]
     if config.sampling.slots % copies:
-        raise ValueError(f"sampling.slots {config.sampling.slots} does not divide over the {copies} samplers of a host")
-    rows, shards = (
-        config.training.rows_per_update // config.training.accumulate,
-        train.shape["data"] * train.shape["fsdp"],
-    )
+        raise ValueError(
+            f"sampling.slots {config.sampling.slots} does not divide over the {copies} samplers of a host: "
+            f"choose a multiple of {copies}"
+        )
+    _check_cache(config, copies)
+    return Meshes(train, local)
+
+
+def check_rows(config: RunConfig, train: Mesh) -> None:
+    """Raises ValueError if the rows of a micro-batch do not divide over the training mesh."""
+    rows = config.training.rows_per_update // config.training.accumulate
+    shards = train.shape["data"] * train.shape["fsdp"]
     if rows % shards:
         raise ValueError(
             f"training.rows_per_update / training.accumulate is {rows} rows, which do not divide over "
-            f"{shards} devices (mesh.data x mesh.fsdp)"
+            f"{shards} devices (mesh.data x mesh.fsdp): choose a multiple of {shards}"
         )
-    return Meshes(train, local)
+
+
+def _check_cache(config: RunConfig, copies: int) -> None:
+    """Raises ValueError if the sampler's cache alone is larger than a device, which its allocation would say worse."""
+    model, sampling = config.model, config.sampling
+    tokens = sampling.slots // copies * sampling.context_tokens
+    heads = model.kv_heads // sampling.tensor
+    cache_bytes = 2 * model.layers * tokens * heads * model.head_size * jnp.dtype(model.compute_dtype).itemsize
+    if cache_bytes > (limit := _device_bytes()):
+        raise ValueError(
+            f"the sampler's cache needs {cache_bytes / 1e9:,.1f} GB on each device, which has {limit / 1e9:,.1f} GB: "
+            "lower sampling.slots or sampling.context_tokens"
+        )
+
+
+def _device_bytes() -> float:
+    """Memory of one local device; infinite where it is not known. CPU devices share the host's."""
+    devices = jax.local_devices()
+    if devices[0].platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
+    return (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def check_context(config: RunConfig, prompts: Prompts, tokenizer: ChatTokenizer) -> None:
@@ -92,43 +127,63 @@ def check_context(config: RunConfig, prompts: Prompts, tokenizer: ChatTokenizer)
     needed = template + agent.question_tokens + memory + agent.observation_tokens + 2 * agent.reply_tokens
     if needed > config.sampling.context_tokens:
         raise ValueError(
-            f"a turn may need {needed} tokens (templates {template}, question {agent.question_tokens}, memory {memory}, "
-            f"observation {agent.observation_tokens}, two replies of {agent.reply_tokens}), but "
+            f"a turn may need {needed} tokens (templates {template}, question {agent.question_tokens}, "
+            f"memory {memory}, observation {agent.observation_tokens}, two replies of {agent.reply_tokens}), but "
             f"sampling.context_tokens is {config.sampling.context_tokens}: raise it or lower one of these"
         )
 
 
-def check_model(config: RunConfig) -> None:
-    """Raises ValueError if the folder in model.path holds another model than the config describes."""
-    if config.model.path:
-        weights.check_same_model(config.model, source.read_model_config(config.model.path))
+def prepare(
+    config: RunConfig,
+    workspace: Path,
+    *,
+    training: bool = True,
+    asked: Sequence[Problem] = (),
+    index: Path | None = None,
+) -> Run:
+    """Opens everything that a run needs; what is built on the way (data, index) is kept in `workspace`.
 
-
-def prepare(config: RunConfig, workspace: Path, asked: Sequence[Problem] = ()) -> Run:
-    """Opens everything that a run needs; what is built on the way (index, data) is kept in `workspace`.
-
-    Cheap checks come first. `asked` are problems that take the place of the config's test questions.
+    Cheap checks come first. `training`: problems to train on are needed, else problems to test. `asked` are problems
+    that take the place of the config's test questions; `index` is where an index stands already, if not in `workspace`.
     Raises ValueError or OSError in one line that names the setting or file.
     """
-    check_model(config)
+    if config.model.path:
+        source.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
     meshes = open_meshes(config)
+    if training:
+        check_rows(config, meshes.train)
     prompts = templates.load(config.agent)
     check_context(config, prompts, tokenizer)
-    problems = Problems((), asked) if asked else open_problems(config, workspace)
+    problems = Problems((), asked) if asked else open_problems(config, workspace / DATA, training=training)
     data.check_questions((*problems.train, *problems.test), tokenizer.count, config.agent.question_tokens)
-    searcher = open_searcher(config.retrieval, workspace / "index", make_world(config.data.world).passages)
+    embedded = make_world(config.data.world).passages if has_embedded_passages(config) else ()
+    searcher = open_searcher(config.retrieval, index or workspace / INDEX, embedded)
     return Run(config, meshes, tokenizer, prompts, searcher, problems)
 
 
-def open_problems(config: RunConfig, workspace: Path) -> Problems:
-    """The config's questions. Raises ValueError if they and the passages come from different worlds."""
-    embedded_passages = not (config.retrieval.corpus or config.retrieval.index)
-    if config.data.embedded and not embedded_passages:
+def has_embedded_passages(config: RunConfig) -> bool:
+    """Whether what is searched is the embedded world."""
+    return not (config.retrieval.corpus or config.retrieval.index)
+
+
+def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problems:
+    """The config's questions, stored in `folder`.
+
+    Raises ValueError if they and the passages come from different worlds, or if those that are needed are missing.
+    """
+    if config.data.embedded and not has_embedded_passages(config):
         raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
-    if embedded_passages and not config.data.embedded:
+    if has_embedded_passages(config) and not config.data.embedded:
         raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus or retrieval.index")
-    return data.load(config.data, workspace / "data")
+    problems = data.load(config.data, folder)
+    if training and not problems.train:
+        raise ValueError("there are no questions to train on: set data.train to files of questions")
+    if config.rl.evaluate_every and training and not problems.test:
+        raise ValueError("rl.evaluate_every needs test questions: set data.test to files of questions, or set it to 0")
+    if not training and not problems.test:
+        raise ValueError("there are no test questions: set data.test to files of questions, or --data to one")
+    return problems
 
 
 def make_driver(run: Run, *, evaluation: bool = False) -> RolloutDriver:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from memsearcher_jax.agent.types import Problem
 from memsearcher_jax.report.trajectories import Scored, read_trajectories, write_trajectories
 from memsearcher_jax.rl import score
 from memsearcher_jax.rl.build import Run
@@ -27,28 +28,44 @@ def roll_out(
     return [done[job.number] for job in jobs]
 
 
-def evaluate(
-    run: Run, driver: RolloutDriver, params, tell: Callable[[str], None], folder: Path | None = None
-) -> list[Scored]:
-    """One scored trajectory for each test question, or for the first `evaluation.questions` of them, in order.
-
-    `driver` has evaluation's settings; `params` are the sampler's. With a `folder`, trajectories are kept there in
-    parts, and parts that it holds already are read instead of run.
-    Raises ValueError if there are no test questions.
-    """
+def questions_of(run: Run) -> list[Problem]:
+    """The test questions, or the first `evaluation.questions` of them. Raises ValueError if there are none."""
     problems = list(run.problems.test)[: run.config.evaluation.questions or None]
     if not problems:
         raise ValueError("there are no test questions: set data.test to a file of questions")
-    jobs, key, done = jobs_for(problems, 1), key_for(run.config.seed, "evaluate", 0), []
+    return problems
+
+
+def evaluate(
+    run: Run,
+    driver: RolloutDriver,
+    params,
+    tell: Callable[[str], None],
+    *,
+    folder: Path | None = None,
+    ended: Callable[[list[Scored], list[Scored]], None] = lambda part, done: None,
+) -> list[Scored]:
+    """One scored trajectory for each of `questions_of(run)`, in order.
+
+    `driver` has evaluation's settings; `params` are the sampler's. With a `folder`, trajectories are kept there in
+    parts, and parts that it holds already are read instead of run. `ended` gets each part as it is there, and all so
+    far.
+    """
+    jobs, key, done = jobs_for(questions_of(run), 1), key_for(run.config.seed, "evaluate", 0), []
     for start in range(0, len(jobs), PART):
         path = folder / f"part_{start // PART:04d}.jsonl.gz" if folder else None
         if path and path.exists():
-            done += read_trajectories(path)
-            continue
-        part = roll_out(
-            driver, jobs[start : start + PART], params, key, lambda text, at=start: tell(f"{text} from question {at}")
-        )
-        if path:
-            write_trajectories(path, part)
+            part = list(read_trajectories(path))
+        else:
+            part = roll_out(
+                driver,
+                jobs[start : start + PART],
+                params,
+                key,
+                lambda text, at=start: tell(f"{text} from question {at}"),
+            )
+            if path:
+                write_trajectories(path, part)
         done += part
+        ended(part, done)
     return done

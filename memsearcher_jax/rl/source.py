@@ -1,72 +1,36 @@
-"""Where weights come from: a Hugging Face folder, or the folder of a run of ours with its newest checkpoint.
-
-A run's folder is complete in itself:
-
-    run.json        the run's config
-    tokenizer/      a copy of the tokenizer's files
-    checkpoints/    orbax, a folder per step
-    metrics.jsonl   tensorboard/   trajectories/   curves.png
-    data/  index/   built at the start unless the config names built ones
-"""
+"""Where weights come from: a Hugging Face folder, or the folder of a run of ours with its newest checkpoint."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from memsearcher_jax.config import RunConfig, from_dict, to_dict
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, read_run_config
 from memsearcher_jax.training import checkpoint
 
-RUN_FILE, TOKENIZER, CHECKPOINTS = "run.json", "tokenizer", "checkpoints"
+
+def check_weights(folder: str | Path, model: ModelConfig) -> None:
+    """Raises ValueError or OSError, in one line, unless the folder is whole and holds this model. Reads no weight."""
+    if not is_run(folder):
+        if not (Path(folder) / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{folder} is neither a run's folder (no run.json) nor a Hugging Face model (no config.json)"
+            )
+        _check_same_model(folder, model, weights.read_config(folder))
+        weights.check_files(folder)
+        return
+    _check_same_model(folder, model, read_run_config(folder).model)
+    if newest_step(folder) is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint yet: go on with that run, or name other weights")
 
 
-def is_run(folder: str | Path) -> bool:
-    """Whether the folder is a run of ours."""
-    return (Path(folder) / RUN_FILE).is_file()
-
-
-def read_run_config(folder: str | Path) -> RunConfig:
-    """The config that a run stored. Raises FileNotFoundError or ValueError in one line."""
-    file = Path(folder) / RUN_FILE
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {RUN_FILE} in it")
-    try:
-        return from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-
-
-def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> None:
-    """Writes what makes the folder a run's, the config last: a folder without it is no run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copy_tokenizer(tokenizer_folder, folder / TOKENIZER)
-    beside = folder / f"{RUN_FILE}.partial"
-    beside.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
-    beside.rename(folder / RUN_FILE)
-
-
-def copy_tokenizer(source: str, target: Path) -> None:
-    """Copies the files by which transformers and we read a tokenizer."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (Path(source) / name).is_file() and Path(source) != target:
-            shutil.copyfile(Path(source) / name, target / name)
-
-
-def tokenizer_folder(folder: str | Path) -> str:
-    """Where the tokenizer of these weights is."""
-    return str(Path(folder) / TOKENIZER) if is_run(folder) else str(folder)
-
-
-def read_model_config(folder: str | Path) -> ModelConfig:
-    """The shape of the weights in the folder."""
-    return read_run_config(folder).model if is_run(folder) else weights.read_config(folder)
+def newest_step(folder: str | Path) -> int | None:
+    """The step of the weights in a run's folder; None for other weights, and for a run without a checkpoint."""
+    return checkpoint.latest_step(Path(folder) / CHECKPOINTS) if is_run(folder) else None
 
 
 def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) -> dict:
@@ -80,3 +44,10 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) 
         sharding.param_shardings(model, mesh),
     )
     return checkpoint.restore_params(Path(folder) / CHECKPOINTS, model, target)
+
+
+def _check_same_model(folder: str | Path, ours: ModelConfig, theirs: ModelConfig) -> None:
+    try:
+        weights.check_same_model(ours, theirs)
+    except ValueError as error:
+        raise ValueError(f"{folder} holds {error}: choose its preset with --config, or other weights") from error

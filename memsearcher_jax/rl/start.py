@@ -11,6 +11,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.rl import source
 from memsearcher_jax.rl.build import Run
 from memsearcher_jax.rl.keys import key_for
+from memsearcher_jax.rl.run_folder import CHECKPOINTS
 from memsearcher_jax.rl.trainer import Trainer, make_trainer
 from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.update import TrainState
@@ -48,7 +49,7 @@ def fresh(run: Run) -> Start:
 def resumed(run: Run, folder: Path) -> Start:
     """The newest complete checkpoint of the run in `folder`; the frozen weights are the run's starting ones."""
     model, mesh = run.config.model, run.meshes.train
-    checkpoints = folder / source.CHECKPOINTS
+    checkpoints = folder / CHECKPOINTS
     step = checkpoint.latest_step(checkpoints)
     if step is None:
         return fresh(run)
