@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import importlib.util
 import io
+import itertools
 import json
 import logging
 import os
@@ -68,6 +69,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:  # whoever read our output, `head` for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(kind: type[Flags], argv: Sequence[str], *, needs_weights: bool = False) -> Flags:
@@ -109,6 +112,8 @@ def one_line_errors() -> Iterator[None]:
     """Turns what a user can put right into one line on stderr and exit status 2. Wrap what comes before long work."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         line = " ".join(str(error).split())
         print(f"error: {line}", file=sys.stderr)
@@ -246,15 +251,13 @@ def _with_overrides(kind: type[Flags], base: RunConfig, argv: Sequence[str]) -> 
 
 
 def _in_plain_words(box: str) -> str:
-    """What tyro says inside its box, up to the first rule, in one line and without Python's jargon."""
-    words = []
-    for line in box.splitlines():
-        inside = line.strip().strip("│").strip()
-        if line.startswith("╭") or not inside:
-            continue
-        if set(inside) == {"─"} or line.startswith("╰"):
-            break
-        words.append(inside)
+    """The first paragraph below the title of tyro's message, in one line and without Python's jargon.
+
+    Terminals without UTF-8 get the message between lines of dashes and not in a box.
+    """
+    lines = [line.strip("│ ") for line in box.splitlines()]
+    body = lines[1:] if lines[0].startswith("╭") else lines[2:]
+    words = itertools.takewhile(lambda line: not set(line) <= set("─-╰╯"), body)
     sentence = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", " ".join(words))
     sentence = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", sentence)
     return f"{sentence} (--help explains every setting)"

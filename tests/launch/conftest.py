@@ -1,0 +1,113 @@
+"""One small run, trained, exported and evaluated once, and what tests of commands say about what they print."""
+
+import json
+import logging
+from pathlib import Path
+
+import export_hf
+import pytest
+import tpu_train
+
+from memsearcher_jax.rl.run_folder import CHECKPOINTS
+
+SMALL = """
+    --config tiny --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.reply_tokens 8 --agent.max_turns 2
+    --sampling.slots 8 --rl.problems 4 --rl.rollouts 2 --rl.checkpoint_every 1 --rl.steps 2 --evaluation.questions 4
+"""
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """Flags of a run over eight devices that is over in seconds."""
+    return SMALL.split()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """A run of two steps. Nobody may write to it: copy it first."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    tpu_train.main([*SMALL.split(), "--out", str(out), "--json", str(out.with_suffix(".json"))])
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported(finished, tmp_path_factory) -> Path:
+    """The run's weights as a Hugging Face folder. Nobody may write to it: copy it first."""
+    out = tmp_path_factory.mktemp("exported") / "hf"
+    export_hf.main(["--checkpoint", str(finished), "--out", str(out)])
+    return out
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a program that must end in one line and exit status 2; returns the line."""
+
+    def run(main, argv) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in argv])
+        said = capsys.readouterr()
+        assert stop.value.code == 2
+        assert said.out == ""
+        (line,) = said.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, and every empty folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+@pytest.fixture
+def untouched():
+    """`contents`, to compare a folder before and after."""
+    return contents
+
+
+@pytest.fixture
+def damage():
+    """Spoils the newest checkpoint of a run, as a full disk or a broken copy would."""
+
+    def spoil(run: Path) -> int:
+        newest = max((run / CHECKPOINTS).iterdir(), key=lambda path: int(path.name))
+        for path in sorted((newest / "params").rglob("*")):
+            if path.is_file():
+                path.write_bytes(b"spoilt")
+        return int(newest.name)
+
+    return spoil
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """As `cli.run` does at the edge."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Writes a JSONL file of questions, each with one answer."""
+
+    def write(name: str, *texts: str) -> Path:
+        file = tmp_path / name
+        rows = [{"id": f"q{row}", "question": text, "golden_answers": ["Ada"]} for row, text in enumerate(texts)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A JSONL file of twenty passages."""
+    file = tmp_path / "corpus.jsonl"
+    rows = [{"id": str(row), "contents": f'"Town {row}"\nTown {row} has {row} mills.'} for row in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
