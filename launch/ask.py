@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> None:
             cli.refuse_resume(flags, "a question")
             if not flags.question.strip():
                 raise ValueError('there is no question: give one in quotes, such as "Who directed the film ...?"')
-            if not (flags.human or flags.run.model.path):
-                raise ValueError("--checkpoint is missing: name a run's folder or a Hugging Face folder, or be --human")
+            if not flags.human:
+                cli.need_weights(flags, otherwise=", or write the replies yourself with --human")
             problem = Problem("asked", flags.question, ())
             scratch = workspace.enter_context(tempfile.TemporaryDirectory())
             with cli.new_folder(flags.out, "ask") if flags.out else contextlib.nullcontext(Path(scratch)) as folder:

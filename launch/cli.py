@@ -73,7 +73,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parse(kind: type[Flags], argv: Sequence[str], *, needs_weights: bool = False) -> Flags:
+def parse(kind: type[Flags], argv: Sequence[str]) -> Flags:
     """The flags of one program, with `run` made of preset or stored config, checkpoint and overrides, and checked.
 
     Loads no JAX, so that --help and an error answer at once. Raises ValueError or OSError in one line; --help prints
@@ -82,8 +82,6 @@ def parse(kind: type[Flags], argv: Sequence[str], *, needs_weights: bool = False
     chosen = _first_look(argv)
     flags = _resumed(kind, chosen, argv) if chosen.resume else _fresh(kind, chosen, argv)
     check(flags.run)
-    if needs_weights and not flags.run.model.path:
-        raise ValueError("--checkpoint is missing: name a run's folder, or a Hugging Face folder")
     if flags.json:
         _check_can_write(flags.json)
     return flags
@@ -155,6 +153,12 @@ def standing_index(config: RunConfig) -> Path | None:
         return None
     changed = [name for name, _, _ in differences(read_run_config(folder), config)]
     return None if any(name.startswith(("retrieval.", "data.world.")) for name in changed) else folder / INDEX
+
+
+def need_weights(flags: Command, otherwise: str = "") -> None:
+    """For programs that do nothing with random weights."""
+    if not flags.run.model.path:
+        raise ValueError(f"--checkpoint is missing: name a run's folder or a Hugging Face folder{otherwise}")
 
 
 def refuse_resume(flags: Command, what: str) -> None:

@@ -8,7 +8,6 @@ python launch/evaluate.py --resume --out runs/EVALUATION           # only the qu
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.config import differences
+from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.rl.run_folder import open_run_folder, read_run_config, with_own_tokenizer
@@ -41,11 +41,12 @@ class Evaluate(cli.Command):
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors(), contextlib.ExitStack() as starting:
-        flags = cli.parse(Evaluate, argv, needs_weights=True)
+        flags = cli.parse(Evaluate, argv)
         config, out = flags.run, flags.out
         if flags.resume:
             refuse_changes(flags)
-        else:
+        cli.need_weights(flags)
+        if not flags.resume:
             out = starting.enter_context(cli.new_folder(out, "evaluate"))
 
         # JAX takes seconds to load; --help and a wrong flag are answered without it.
@@ -84,6 +85,8 @@ def main(argv: Sequence[str]) -> None:
 
 def refuse_changes(flags: Evaluate) -> None:
     """An evaluation under two kinds of settings would be about neither."""
+    if not (flags.out / WEIGHTS_FILE).is_file():
+        raise FileNotFoundError(f"{flags.out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, then, now in differences(read_run_config(flags.out), flags.run):
         raise ValueError(
             f"{name} was {then!r} when {flags.out} was started and cannot become {now!r}: start another evaluation"
@@ -93,12 +96,10 @@ def refuse_changes(flags: Evaluate) -> None:
 def refuse_other_weights(out: Path, weights: dict) -> None:
     """Raises ValueError if the checkpoint has moved on since the evaluation in `out` was started."""
     file = out / WEIGHTS_FILE
-    if not file.is_file():
-        raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = parse_object(str(file), file.read_bytes())
     if stored != weights:
         raise ValueError(
-            f"{out} evaluates step {stored['step']} of {stored['checkpoint']}, whose newest checkpoint is step "
+            f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is step "
             f"{weights['step']} now: start another evaluation"
         )
 

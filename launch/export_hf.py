@@ -22,8 +22,9 @@ class Export(cli.Command):
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        flags = cli.parse(Export, argv, needs_weights=True)
+        flags = cli.parse(Export, argv)
         cli.refuse_resume(flags, "an export")
+        cli.need_weights(flags)
         if flags.out is None:
             raise ValueError("--out is missing: name the folder to write")
         with cli.new_folder(flags.out, "export") as out:

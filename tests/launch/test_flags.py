@@ -117,9 +117,9 @@ def test_a_preset_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("program", "argv", "line"),
     [
-        (evaluate, "", "--checkpoint is missing: name a run's folder, or a Hugging Face folder"),
+        (evaluate, "", "--checkpoint is missing: name a run's folder or a Hugging Face folder"),
         (export_hf, "--out x", "--checkpoint is missing"),
-        (ask, "Who?", "--checkpoint is missing: name a run's folder or a Hugging Face folder, or be --human"),
+        (ask, "Who?", "--checkpoint is missing: name a run's folder or a Hugging Face folder, or write the"),
         (ask, "--human", "there is no question"),
         (ask, "--human --resume --out x Who?", "x holds no run"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),
