@@ -70,6 +70,10 @@ def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
 
 def open_meshes(config: RunConfig) -> Meshes:
     """Both meshes. Raises ValueError if the devices, the model or the slots do not divide, or have no room."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"the devices belong to {jax.process_count()} hosts, and this version runs on one: start it on one host"
+        )
     train = sharding.make_mesh(config.mesh)
     sharding.check_divides(config.model, dict(train.shape))
     devices, together = jax.local_devices(), config.sampling.tensor

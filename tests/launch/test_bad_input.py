@@ -129,6 +129,12 @@ def test_training_is_refused_and_leaves_no_trace(flags, line, place, refused, un
     assert untouched(place) == before
 
 
+def test_several_hosts_are_refused(place, refused, monkeypatch):
+    """Nothing coordinates them yet, and each would write over the others."""
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    assert "the devices belong to 4 hosts" in refused(tpu_train.main, ["--out", "run"])
+
+
 def test_a_failed_start_does_not_block_the_next(place, corpus, questions, refused, untouched):
     """The data is in place when the index turns out to be impossible; an empty folder of the user's stays."""
     (place / "run").mkdir()
