@@ -131,7 +131,7 @@ def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params):
     engine = make_engine(stop_ids=tuple(range(0, 264, 3)))
     engine.start(params, KEY)
     ends = set()
-    for number in range(6):
+    for number in range(16):
         engine.begin(0, prompt(number), (number, 0), max_tokens=4)
         ids = speak(engine, 0).ids
         engine.take(0)
