@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             source.check_weights(model.path, model)
             tokenizer = build.open_tokenizer(model)
             params = source.load_params(model.path, model, sharding.make_mesh(flags.run.mesh), flags.dtype)
-            weights.save(out, model, params, tokenizer.folder)
+            weights.save(out, model, params, tokenizer.folder, end_ids=tokenizer.end_ids)
     cli.write_json(flags.json, {"checkpoint": model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM")
 

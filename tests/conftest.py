@@ -1,12 +1,17 @@
 """Eight fake CPU devices for every test, and the folder with recorded reference behaviour where it exists."""
 
 import os
+import tempfile
 from pathlib import Path
 
+import pytest
+
+# Nothing has imported jax yet. Many tests compile the same program: within one session the second finds it on disk.
+compiled = tempfile.TemporaryDirectory(prefix="compiled-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-
-import pytest  # noqa: E402  (the flags above must be set before anything imports jax)
 
 ROOT = Path(__file__).resolve().parents[1]
 

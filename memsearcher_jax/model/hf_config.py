@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ UNSUPPORTED_UNLESS = {
     "quantization_config": (None,),
 }
 """Settings of theirs that change the numbers, and the only values that this model computes."""
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+)
+"""All that a tokenizer's folder may hold, so that a copy of it is whole."""
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -70,9 +77,10 @@ def read_config(directory: str | Path) -> ModelConfig:
     )
 
 
-def config_json(config: ModelConfig) -> dict[str, Any]:
+def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> dict[str, Any]:
     """What to write as config.json; older and newer transformers each find the fields that they look for."""
-    return {
+    ends = {"eos_token_id": end_ids[0]} if end_ids else {}
+    return ends | {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
@@ -88,6 +96,11 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "dtype": config.param_dtype,
         "torch_dtype": config.param_dtype,
     }
+
+
+def generation_json(end_ids: Sequence[int]) -> dict[str, Any]:
+    """What to write as generation_config.json: any of `end_ids` ends a generation, and the last one pads a batch."""
+    return {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
 
 
 def read_json(path: Path) -> dict[str, Any]:

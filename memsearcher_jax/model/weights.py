@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,13 +19,8 @@ from safetensors.numpy import save_file
 
 from memsearcher_jax.model import hf_tensors, qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.hf_config import config_json, read_config
+from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, generation_json, read_config
 from memsearcher_jax.model.hf_tensors import INDEX_FILE, SINGLE_FILE, Tensor, dotted
-
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-)
 
 SAME_MODEL = (
     *("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
@@ -79,12 +74,14 @@ def save(
     params: dict,
     tokenizer: SavesItself | str | Path | None,
     *,
+    end_ids: Sequence[int] = (),
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Writes a folder that transformers loads: config.json, safetensors in the type of `params`, the tokenizer's files.
 
+    `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None for none. `end_ids` are the
+    tokens that end a reply, the usual one first: transformers needs them in order to stop there.
     A model over `max_shard_bytes` goes into several files with an index; one file's tensors are on the host at a time.
-    `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None for none.
     The folder appears whole or not at all. Raises ValueError for one that holds something already, and for params
     that are not this config's or not all on this host.
     """
@@ -96,7 +93,9 @@ def save(
     beside = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     beside.mkdir(parents=True)
     try:
-        (beside / "config.json").write_text(json.dumps(config_json(config), indent=2) + "\n", encoding="utf-8")
+        _write_json(beside / "config.json", config_json(config, end_ids))
+        if end_ids:
+            _write_json(beside / "generation_config.json", generation_json(end_ids))
         _write_tensors(beside, config, params, max_shard_bytes)
         write_tokenizer(beside)
         beside.rename(directory)
@@ -120,11 +119,17 @@ def _write_tensors(directory: Path, config: ModelConfig, params: dict, max_shard
     for number, shard in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file({t.name: _fetch(weights[t.path], t) for t in shard}, directory / file, metadata={"format": "pt"})
+        # safetensors makes a file that only its owner may read, whatever the umask says.
+        shutil.copymode(directory / "config.json", directory / file)
         weight_map |= {tensor.name: file for tensor in shard}
     if len(shards) > 1:
         total = sum(tensor.nbytes for shard in shards for tensor in shard)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        _write_json(directory / INDEX_FILE, index)
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _fetch(weight: jax.Array | np.ndarray, tensor: Tensor) -> np.ndarray:

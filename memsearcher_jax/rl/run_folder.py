@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
+from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
 
@@ -70,6 +71,6 @@ def with_own_tokenizer(folder: Path, config: RunConfig) -> RunConfig:
 def _copy_tokenizer(source: Path, target: Path) -> None:
     """Copies the files by which transformers and we read a tokenizer."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+    for name in TOKENIZER_FILES:
         if (source / name).is_file() and source.resolve() != target.resolve():
             shutil.copyfile(source / name, target / name)

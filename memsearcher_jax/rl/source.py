@@ -37,10 +37,9 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) 
     """The weights on `mesh` as `dtype`. Raises ValueError or OSError in one line."""
     if not is_run(folder):
         return weights.load(folder, mesh=mesh, dtype=dtype)[1]
-    shapes = jax.eval_shape(lambda key: qwen.init(key, model), jax.random.key(0))
     target = jax.tree.map(
-        lambda shape, place: jax.ShapeDtypeStruct(shape.shape, dtype, sharding=place),
-        shapes,
+        lambda weight, place: jax.ShapeDtypeStruct(weight.shape, dtype, sharding=place),
+        qwen.declared(model),
         sharding.param_shardings(model, mesh),
     )
     return checkpoint.restore_params(Path(folder) / CHECKPOINTS, model, target)

@@ -67,9 +67,14 @@ class ChatTokenizer:
         return self._template.get_vocab_size(with_added_tokens=True)
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens by which a policy ends what it says: the end of the turn, the end of text."""
+        return tuple(self._template.token_to_id(token) for token in (TURN_ENDS, TEXT_ENDS))
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation: the end of the turn, the end of text, and a forged turn."""
-        return tuple(self._template.token_to_id(token) for token in (TURN_ENDS, TEXT_ENDS, TURN_OPENS))
+        """Tokens after which nothing more is drawn: the ends, and a forged turn."""
+        return (*self.end_ids, self._template.token_to_id(TURN_OPENS))
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Ids of trusted text; chat markup becomes control tokens."""

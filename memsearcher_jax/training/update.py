@@ -49,8 +49,7 @@ def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
 
 def abstract_params(model_config: ModelConfig, mesh: Mesh) -> dict:
     """The parameters as shapes, types and shardings, without memory: to restore into, or to compile for."""
-    shapes = jax.eval_shape(lambda key: qwen.init(key, model_config), jax.random.key(0))
-    return jax.tree.map(_placed, shapes, sharding.param_shardings(model_config, mesh))
+    return jax.tree.map(_placed, qwen.declared(model_config), sharding.param_shardings(model_config, mesh))
 
 
 def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -148,7 +147,7 @@ def _check_divides(config: TrainingConfig, mesh: Mesh) -> None:
         )
 
 
-def _placed(x: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
+def _placed(x: qwen.Weight | jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 

@@ -277,6 +277,20 @@ def test_a_tokenizer_is_copied_or_saves_itself(base, make_params, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_the_tokens_that_end_a_reply_are_written_for_transformers(base, make_params, tmp_path):
+    weights.save(tmp_path / "ends", base, make_params(base), None, end_ids=(7, 5))
+    assert json.loads((tmp_path / "ends" / "config.json").read_text())["eos_token_id"] == 7
+    generation = json.loads((tmp_path / "ends" / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [7, 5], "pad_token_id": 5}
+    weights.save(tmp_path / "unknown", base, make_params(base), None)
+    assert not (tmp_path / "unknown" / "generation_config.json").exists()
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(base, make_params, tmp_path):
+    weights.save(tmp_path / "out", base, make_params(base), None, max_shard_bytes=20_000)
+    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
+
+
 def test_another_model_is_named_by_its_first_difference(base):
     settings = replace(base, param_dtype="bfloat16", remat="full", path="there", max_positions=64)
     weights.check_same_model(base, settings)

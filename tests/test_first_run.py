@@ -1,0 +1,131 @@
+"""docs/first_run.md on a slice of its data: real passages, real questions, the real tokenizer, a random small Qwen."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import evaluate
+import export_hf
+import jax
+import numpy as np
+import pytest
+import tpu_train
+
+from memsearcher_jax.model import qwen, sharding, weights
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.rl import build, run_folder, source, start
+from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.training import checkpoint
+
+QUESTIONS, OTHER_PASSAGES = 6, 300
+SETTINGS = """
+    --config tiny --model.vocab_size 151936 --model.embed_size 16 --model.ffn_size 32 --model.layers 2
+    --model.heads 4 --model.kv_heads 2 --model.head_size 4 --model.max_positions 2048 --mesh.tensor 2
+    --agent.prompts memsearcher --agent.max_turns 2 --agent.question_tokens 96 --agent.memory_tokens 64
+    --agent.observation_tokens 256 --agent.reply_tokens 8 --sampling.context_tokens 1024 --sampling.slots 8
+    --training.row_tokens 1024 --training.rows_per_update 4 --training.logit_chunk 128 --training.learning_rate 1e-2
+    --rl.problems 2 --rl.rollouts 3 --rl.checkpoint_every 1
+"""
+
+
+@pytest.fixture(scope="module")
+def data(shared, tmp_path_factory) -> Path:
+    """The first questions, the passages that support them, and some that do not."""
+    source, folder = shared / "data" / "wiki_mini", tmp_path_factory.mktemp("slice")
+    questions = (source / "2wikimultihopqa" / "dev.jsonl").read_text().splitlines()[:QUESTIONS]
+    titles = {title for line in questions for title in json.loads(line)["metadata"]["supporting_titles"]}
+    passages = (source / "corpus.jsonl").read_text().splitlines()
+    supporting = [line for line in passages if json.loads(line)["contents"].split("\n")[0].strip('"') in titles]
+    assert len(supporting) >= QUESTIONS
+    (folder / "questions.jsonl").write_text("\n".join(questions))
+    (folder / "corpus.jsonl").write_text("\n".join({*supporting, *passages[:OTHER_PASSAGES]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first_run(data, shared, tmp_path_factory) -> Path:
+    """Trained for one step, resumed for a second."""
+    out = tmp_path_factory.mktemp("first_run") / "run"
+    files = ["--data.train", data / "questions.jsonl", "--retrieval.corpus", data / "corpus.jsonl"]
+    files += ["--model.tokenizer", shared / "tokenizer" / "qwen2.5", "--out", out]
+    tpu_train.main([*SETTINGS.split(), *map(str, files), "--rl.steps", "1"])
+    tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "2"])
+    return out
+
+
+@pytest.fixture(scope="module")
+def exported(first_run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("first_run_export") / "hf"
+    export_hf.main(["--checkpoint", str(first_run), "--out", str(folder)])
+    return folder
+
+
+def starting(run_path: Path) -> dict:
+    """The random weights that the run began with."""
+    run = build.prepare(run_folder.read_run_config(run_path), run_path)
+    return start.starting_params(run)
+
+
+def test_two_steps_are_trained_and_saved(first_run):
+    steps = read_metrics(first_run / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [0, 1]
+    assert all(step["logprob_difference_max"] < 1e-4 for step in steps)
+    assert checkpoint.latest_step(first_run / "checkpoints") == 2
+
+
+def test_every_kept_trajectory_starts_from_a_real_question(first_run, data, shared):
+    asked = {row["id"]: row["question"] for row in map(json.loads, (data / "questions.jsonl").open())}
+    tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
+    for file in sorted((first_run / "trajectories").iterdir()):
+        kept = [one.trajectory for one in read_trajectories(file)]
+        assert len(kept) == 6
+        for trajectory in kept:
+            assert trajectory.problem.question == asked[trajectory.problem.id]
+            opening = tokenizer.transcript(trajectory.contexts[0].ids)
+            assert f"<question> {trajectory.problem.question} </question>" in opening
+            assert opening.startswith("<|im_start|>system\n")
+
+
+def test_the_export_is_what_was_trained(first_run, exported):
+    config, params = weights.load(exported)
+    mesh = sharding.make_mesh(MeshConfig(fsdp=1), jax.local_devices()[:1])
+    trained = source.load_params(first_run, config, mesh, "float32")
+    jax.tree.map(np.testing.assert_array_equal, params, trained)
+    embedding, started = (np.asarray(tree["embed"]) for tree in (params, starting(first_run)))
+    assert np.abs(embedding - started).max() > 1e-3
+    assert ChatTokenizer.load(exported).definition == ChatTokenizer.load(first_run / "tokenizer").definition
+
+
+def test_the_export_is_evaluated_on_the_same_data(exported, data, tmp_path):
+    files = ["--checkpoint", exported, "--data", data / "questions.jsonl", "--retrieval.corpus", data / "corpus.jsonl"]
+    evaluate.main([*SETTINGS.split(), *map(str, files), "--out", str(tmp_path / "e"), "--json", str(tmp_path / "r")])
+    result = json.loads((tmp_path / "r").read_text())
+    assert result["questions"] == QUESTIONS
+    assert {"exact_match", "f1", "cover_exact_match", "turns", "tokens_per_turn"} <= set(result["metrics"])
+
+
+@pytest.mark.parity
+def test_transformers_reads_the_export_and_computes_the_same_logits(first_run, exported):
+    import torch
+    import transformers
+
+    (file, *_) = sorted((first_run / "trajectories").iterdir())
+    (first, *_) = read_trajectories(file)
+    (context, *_) = first.trajectory.contexts
+    ids_BT = np.array([context.ids])
+    config, params = weights.load(exported)
+    config = replace(config, compute_dtype="float32")
+    forward = jax.jit(qwen.forward, static_argnames="config")
+    ours_BTV, _ = forward(params, config, ids_BT, np.arange(ids_BT.shape[1])[None], np.ones_like(ids_BT))
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype="float32")
+    with torch.no_grad():
+        theirs_BTV = model(torch.tensor(ids_BT)).logits.numpy()
+    assert np.abs(np.asarray(ours_BTV) - theirs_BTV).max() < 1e-4
+
+    tokenizer = ChatTokenizer.load(exported)
+    text = tokenizer.transcript(context.ids)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    assert theirs.encode(text) == list(tokenizer.encode_template(text))
+    assert model.generation_config.eos_token_id == list(tokenizer.end_ids)
