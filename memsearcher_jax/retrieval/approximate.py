@@ -10,6 +10,7 @@ vectors far more than on their number (measured on 9,002 passages: hashed words 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,12 @@ class ScannIndex:
         # ScaNN pads a short result with row 0 and score NaN.
         empty_QN = np.isnan(scores_QN)
         return np.where(empty_QN, -1, ids_QN.astype(np.int64)), np.where(empty_QN, np.float32(-np.inf), scores_QN)
+
+
+def check_installed() -> None:
+    """Raises ValueError, in one line, where ScaNN is not."""
+    if importlib.util.find_spec("scann") is None:
+        raise ValueError("ScaNN is not installed (it has wheels for Linux only): set retrieval.kind to exact")
 
 
 def scan(vectors_RD: np.ndarray) -> ScannIndex:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from memsearcher_jax.agent.types import Passage
+from memsearcher_jax.retrieval import approximate
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
 from memsearcher_jax.retrieval.index import Index, IndexConfig, StoredIndex, build, open_index
@@ -88,6 +89,8 @@ def open_searcher(config: RetrievalConfig, directory: Path, embedded: Iterable[P
     Raises:
       FileNotFoundError, ValueError: one line that names the corpus or index that cannot serve, and why.
     """
+    if config.kind == "scann":
+        approximate.check_installed()
     corpus = read_corpus(config.corpus) if config.corpus else None
     if config.index:
         return _searcher(config, _open(config, Path(config.index), corpus.checksum if corpus else ""))

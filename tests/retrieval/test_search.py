@@ -2,7 +2,7 @@ import itertools
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -130,3 +130,12 @@ def test_reading_the_config_imports_nothing_heavy():
         "print([m for m in ('scann', 'bm25s', 'jax', 'tensorflow') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_without_scann_the_way_out_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="ScaNN is not installed .* set retrieval.kind to exact"):
+        open_searcher(SMALL, tmp_path / "index", PASSAGES)
+    assert not (tmp_path / "index").exists()
+    searcher = open_searcher(replace(SMALL, kind="exact"), tmp_path / "index", PASSAGES)
+    assert searcher.search(["Oslo"], 1)[0][0].title == "Oslo"
