@@ -134,7 +134,7 @@ def test_reading_the_config_imports_nothing_heavy():
 
 def test_without_scann_the_way_out_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="ScaNN is not installed .* set retrieval.kind to exact"):
+    with pytest.raises(ValueError, match=r"ScaNN is not installed .* set retrieval.kind to exact"):
         open_searcher(SMALL, tmp_path / "index", PASSAGES)
     assert not (tmp_path / "index").exists()
     searcher = open_searcher(replace(SMALL, kind="exact"), tmp_path / "index", PASSAGES)
