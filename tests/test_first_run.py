@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 import tpu_train
 
+from memsearcher_jax.agent import reward
+from memsearcher_jax.agent.play import play
+from memsearcher_jax.agent.types import Stop
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.rl import build, run_folder, source, start
+from memsearcher_jax.rl.rollout import search_all
 from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.testing import ScriptedPolicy
 from memsearcher_jax.training import checkpoint
 
 QUESTIONS, OTHER_PASSAGES = 6, 300
@@ -86,6 +91,30 @@ def test_every_kept_trajectory_starts_from_a_real_question(first_run, data, shar
             opening = tokenizer.transcript(trajectory.contexts[0].ids)
             assert f"<question> {trajectory.problem.question} </question>" in opening
             assert opening.startswith("<|im_start|>system\n")
+
+
+def test_an_agent_that_speaks_the_protocol_searches_the_real_passages(first_run):
+    """A random model never does, so a script takes its place; everything around it is the run's own."""
+    run = build.prepare(run_folder.read_run_config(first_run), first_run)
+    problem = run.problems.train[0]
+    title = problem.metadata["supporting_titles"][0]
+    call = json.dumps({"name": "wikipedia_search", "arguments": {"query": title, "top_n": 2}})
+    policy = ScriptedPolicy(
+        [
+            f"I look for it.</think>\n<tool_call>{call}</tool_call>",
+            "<memory>What I read.</memory>",
+            f"I know.</think>\n\\boxed{{{problem.golden_answers[0]}}}",
+        ]
+    )
+    workflow = build.workflow_maker(run.config.agent, run.prompts, run.tokenizer)(problem)
+    outcome = play(workflow, policy, lambda find: search_all(run.searcher, [find])[0])
+    assert outcome.stop is Stop.ANSWERED
+    (first, second) = outcome.turns
+    (found,) = first.found
+    assert found.passages[0].title == title
+    assert found.passages[0].contents in first.observation
+    assert second.memory == "What I read."
+    assert reward.exact_match(outcome.answer, problem.golden_answers) == 1
 
 
 def test_the_export_is_what_was_trained(first_run, exported):

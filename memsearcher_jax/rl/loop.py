@@ -45,7 +45,7 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
                 rewards = [one.reward for one in batch]
                 groups = [index // rl.rollouts for index in range(len(batch))]
                 samples = assemble([one.trajectory for one in batch], rewards, groups)
-                state, learned = trainer.learn(state, samples, numpy_rng(config.seed, "rows", step))
+                state, learned = trainer.learn(state, samples, numpy_rng(config.seed, "rows", step), progress.activity)
             position += len(problems)
             numbers = score.summarise(batch) | learned | {"groups_with_spread": score.spread(rewards, groups)}
             numbers |= score.sampler_numbers(driver.engine.counters, phases["rollout"])

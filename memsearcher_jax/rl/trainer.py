@@ -29,9 +29,9 @@ class Trainer:
     reference_params: dict | None  # in compute_dtype; None where kl_coefficient is 0
 
     def learn(
-        self, state: TrainState, samples: Sequence[Sample], rng: np.random.Generator
+        self, state: TrainState, samples: Sequence[Sample], rng: np.random.Generator, tell: Callable[[str], None]
     ) -> tuple[TrainState, dict[str, float]]:
-        """One pass over the samples, a mini-batch at a time; `state` is given up.
+        """One pass over the samples, a mini-batch at a time; `state` is given up, and `tell` hears how far it is.
 
         Returns the new state and the numbers: means over the mini-batches, but for `logprob_difference_*`, which are
         the first one's, before the weights moved away from those that sampled.
@@ -40,7 +40,9 @@ class Trainer:
         rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
         numbers = []
         with jax.set_mesh(self.mesh):
-            for batch in rows.split(settings.rows_per_update):
+            batches = len(rows.ids_BT) // settings.rows_per_update
+            for number, batch in enumerate(rows.split(settings.rows_per_update), start=1):
+                tell(f"mini-batch {number}/{batches}")
                 batch = jax.device_put(batch, NamedSharding(self.mesh, spec(("batch", None))))
                 if self.reference_params is not None:
                     batch = replace(batch, ref_logprob_BT=self.reference(self.reference_params, batch))
