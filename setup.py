@@ -11,6 +11,7 @@ RUNTIME = [
     "tensorflow-datasets>=4.9.10,<5",
     "array_record>=0.8.6,<0.9",
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
+    "bm25s>=0.3.16,<0.4",
     "tokenizers>=0.23.1,<0.24",
     "safetensors>=0.8,<0.9",
     "tyro>=1.0.17,<2",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.retrieval.search import RetrievalConfig
+from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
@@ -87,9 +87,12 @@ RANGES: dict[str, Range] = {
     "sampling.temperature": _POSITIVE,
     "sampling.top_k": _COUNT_OR_NONE,
     "sampling.top_p": _SHARE,
-    "retrieval.encoder_size": _COUNT,
+    **{f"retrieval.{name}": _COUNT for name in ("encoder_size", "query_tokens", "passage_tokens")},
     "retrieval.recall": _SHARE,
     "retrieval.batch_limit": _COUNT,
+    "retrieval.cached_queries": _COUNT_OR_NONE,
+    "retrieval.timeout": _POSITIVE,
+    "retrieval.attempts": _COUNT,
     "data.world.seed": Range(0, 2**32 - 1),
     **{f"data.world.{name}_people": _COUNT_OR_NONE for name in ("train", "test", "other")},
     **{f"data.world.{name}_questions": _COUNT_OR_NONE for name in ("train", "test")},

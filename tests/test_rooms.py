@@ -17,7 +17,7 @@ TYPES = f"{PACKAGE}.agent.types"
 ROOMS = {
     "agent": {TYPES},
     "data": {TYPES, JSONL, "numpy", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, "numpy", "scann"},
+    "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s"},
     "model": {"numpy", "jax", "flax", "safetensors"},  # the only room with flax
     "sampling": {f"{PACKAGE}.model", "numpy", "jax"},
     "training": {f"{PACKAGE}.model", "numpy", "jax", "optax", "orbax"},

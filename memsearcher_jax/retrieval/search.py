@@ -2,115 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.retrieval import approximate
+from memsearcher_jax.retrieval.bm25 import open_bm25
+from memsearcher_jax.retrieval.cache import RecentlyUsed
+from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import Index, IndexConfig, StoredIndex, build, open_index
+from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, build, open_index
+from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
 
-
-@dataclass(frozen=True)
-class RetrievalConfig:
-    """What is searched, and how."""
-
-    corpus: str = ""
-    """A JSONL file of {"id", "contents"} passages, plain or .gz; empty: the embedded world."""
-    index: str = ""
-    """A folder with a built index, which then needs no corpus; empty: one is built in the run's folder."""
-    kind: Literal["scann", "exact"] = "scann"
-    """Approximate search by ScaNN, or every inner product."""
-    encoder: Literal["hashing"] = "hashing"
-    """What turns text into vectors; hashing needs no download."""
-    encoder_size: int = 1_024
-    """Dimensions of a hashed vector; each halving costs recall, see retrieval/encode.py."""
-    embedding_dtype: Literal["float32", "float16"] = "float32"
-    """Type of the stored embeddings."""
-    recall: float = 0.98
-    """Share of the exact top five that ScaNN must find when an index is built."""
-    batch_limit: int = 1_024
-    """Most texts that are encoded or searched for in one call."""
+BM25 = "bm25"  # folder of the words, in the folder of the vectors
+CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
 
 
 @dataclass(frozen=True)
 class Searcher:
-    """Batched search; the same queries give the same passages however they are batched."""
+    """Batched search in this process; the same queries give the same passages however they are batched."""
 
     corpus: Corpus
-    index: Index
-    encoder: Encoder
+    ranker: Ranker
     batch_limit: int = 1_024
+    cache: RecentlyUsed = field(default_factory=lambda: RecentlyUsed(0), repr=False, compare=False)
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         """Return for each query, in order, up to `top_n` passages with their scores, best first.
 
-        A query that occurs twice is searched for once. One without a word that can be encoded, an empty one for
-        instance, finds nothing.
+        A query that occurs twice, or is remembered, is not searched for again. One without a word that can be
+        searched for, an empty one for instance, finds nothing.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        distinct = list(dict.fromkeys(query for query in queries if query.strip()))
-        found: dict[str, list[Passage]] = {}
-        for start in range(0, len(distinct), self.batch_limit):
-            batch = distinct[start : start + self.batch_limit]
-            found.update(zip(batch, self._search(batch, top_n), strict=True))
-        return [list(found.get(query, ())) for query in queries]
-
-    def _search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        vectors_QD = self.encoder(queries)
-        ids_QN, scores_QN = self.index.search(vectors_QD, top_n)
-        # Every inner product with a zero vector is 0, and the order of the rows would pass for a ranking.
-        encoded_Q = vectors_QD.any(axis=1)
-        return [
-            [
-                self.corpus.passage(int(row), float(score))
-                for row, score in zip(ids_N, scores_N, strict=True)
-                if row >= 0
-            ]
-            if encoded
-            else []
-            for encoded, ids_N, scores_N in zip(encoded_Q, ids_QN, scores_QN, strict=True)
-        ]
+        hits = {query: self.cache.get((query, top_n)) for query in queries}
+        new = [query for query, rows in hits.items() if rows is None and query.strip()]
+        for start in range(0, len(new), self.batch_limit):
+            batch = new[start : start + self.batch_limit]
+            for query, ids_N, scores_N in zip(batch, *self.ranker.rank(batch, top_n), strict=True):
+                found_N = ids_N >= 0
+                hits[query] = tuple(zip(ids_N[found_N].tolist(), scores_N[found_N].tolist(), strict=True))
+                if len(query) <= CACHED_LENGTH:
+                    self.cache.put((query, top_n), hits[query])
+        return [[self.corpus.passage(row, score) for row, score in hits[query] or ()] for query in queries]
 
 
-def open_searcher(config: RetrievalConfig, directory: Path, embedded: Iterable[Passage]) -> Searcher:
+@dataclass(frozen=True)
+class TextEncoder:
+    """A model that embeds texts. Questions and passages may be told apart, as E5 does by a prefix."""
+
+    name: str  # of the vectors; what one encoder stored, another of the same name can search
+    passages: Encoder
+    queries: Encoder
+
+
+def open_searcher(
+    config: RetrievalConfig,
+    directory: Path,
+    embedded: Iterable[Passage],
+    load_encoder: Callable[[str], TextEncoder] | None = None,
+) -> Searcher:
     """Open the index that `config` names; where it names none, build one in `directory` unless it is there.
 
     Args:
       directory: where an index of our own lives, for instance `<run>/index`.
       embedded: the passages of the embedded world; read only where `config` names neither an index nor a corpus.
+      load_encoder: reads the folder that `config.encoder` names, if it names one.
 
     Raises:
       FileNotFoundError, ValueError: one line that names the corpus or index that cannot serve, and why.
     """
-    if config.kind == "scann":
+    if config.method != "bm25" and config.kind == "scann":
         approximate.check_installed()
     corpus = read_corpus(config.corpus) if config.corpus else None
-    if config.index:
-        return _searcher(config, _open(config, Path(config.index), corpus.checksum if corpus else ""))
-    if corpus is None:
+    if corpus is None and not config.index:
         corpus = corpus_of(embedded)
-    if not directory.exists():
-        _build(config, corpus, directory)
-    return _searcher(config, _open(config, directory, corpus.checksum))
+    legs: list[Ranker] = []
+    if config.method != "bm25" or corpus is None:
+        dense, stored = _dense(config, corpus, directory, load_encoder)
+        corpus = stored.corpus
+        legs += [dense] if config.method != "bm25" else []
+    if config.method != "dense":
+        beside = Path(config.index, BM25)
+        legs.append(open_bm25(corpus, beside if config.index and beside.exists() else directory / BM25))
+    ranker = legs[0] if len(legs) == 1 else HybridRanker(tuple(legs))
+    return Searcher(corpus, ranker, config.batch_limit, RecentlyUsed(config.cached_queries))
 
 
-def _open(config: RetrievalConfig, directory: Path, checksum: str) -> StoredIndex:
-    return open_index(directory, encoder=hashing_name(config.encoder_size), kind=config.kind, checksum=checksum)
+def _dense(
+    config: RetrievalConfig,
+    corpus: Corpus | None,
+    directory: Path,
+    load_encoder: Callable[[str], TextEncoder] | None,
+) -> tuple[DenseRanker, StoredIndex]:
+    """Open the vectors, or make them."""
+    model = None
+    if config.encoder != HASHING:
+        if load_encoder is None:
+            raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
+        model = load_encoder(config.encoder)
+    if not config.index and not directory.exists():
+        _build(config, corpus, directory, model)
+    if not config.index and list(directory.iterdir()) == [directory / BM25]:
+        raise ValueError(f"{directory}: holds no vectors: set retrieval.method to bm25, or delete it to build anew")
+    name = model.name if model else hashing_name(config.encoder_size)
+    checksum = corpus.checksum if corpus else ""
+    stored = open_index(Path(config.index or directory), encoder=name, kind=config.kind, checksum=checksum)
+    if model:
+        return DenseRanker(model.queries, stored.index), stored
+    hashing = HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
+    return DenseRanker(hashing, stored.index), stored
 
 
-def _build(config: RetrievalConfig, corpus: Corpus, directory: Path) -> None:
-    encoder = fit_hashing((corpus.contents[row] for row in range(len(corpus))), config.encoder_size)
-    settings = IndexConfig(encoder.name, config.kind, config.embedding_dtype, config.recall, config.batch_limit)
-    build(corpus, encoder, directory, settings, encoder_state={"idf": encoder.idf_F})
-
-
-def _searcher(config: RetrievalConfig, stored: StoredIndex) -> Searcher:
-    encoder = HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
-    return Searcher(stored.corpus, stored.index, encoder, config.batch_limit)
+def _build(config: RetrievalConfig, corpus: Corpus, directory: Path, model: TextEncoder | None) -> None:
+    if model is None:
+        hashing = fit_hashing((corpus.contents[row] for row in range(len(corpus))), config.encoder_size)
+        name, encode, state = hashing.name, hashing, {"idf": hashing.idf_F}
+    else:
+        name, encode, state = model.name, model.passages, {}
+    settings = IndexConfig(name, config.kind, config.embedding_dtype, config.recall, config.batch_limit)
+    build(corpus, encode, directory, settings, encoder_state=state)

@@ -4,14 +4,18 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.retrieval.approximate import ScannIndex
+from memsearcher_jax.retrieval.cache import RecentlyUsed
+from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import corpus_of
 from memsearcher_jax.retrieval.encode import fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex
-from memsearcher_jax.retrieval.search import RetrievalConfig, Searcher, open_searcher
+from memsearcher_jax.retrieval.ranking import DenseRanker
+from memsearcher_jax.retrieval.search import Searcher, TextEncoder, open_searcher
 
 PASSAGES = tuple(
     Passage(str(row), f'"{name}"\n{name} lies in {land}.')
@@ -32,11 +36,12 @@ class Recorder:
         return self.encoder(texts)
 
 
-def make_searcher(batch_limit=1_024):
+def make_searcher(batch_limit=1_024, cached_queries=0):
     corpus = corpus_of(PASSAGES)
     encoder = fit_hashing(corpus.texts(0, 4), 256)
     recorder = Recorder(encoder)
-    return Searcher(corpus, ExactIndex(encoder(corpus.texts(0, 4))), recorder, batch_limit), recorder
+    ranker = DenseRanker(recorder, ExactIndex(encoder(corpus.texts(0, 4))))
+    return Searcher(corpus, ranker, batch_limit, RecentlyUsed(cached_queries)), recorder
 
 
 def test_best_first_with_scores():
@@ -55,6 +60,26 @@ def test_one_call_for_a_batch_and_each_query_once():
     assert recorder.batches == [["Oslo", "Lyon"]]
     found[0].clear()
     assert found[3], "equal queries must not share one list"
+
+
+def test_what_is_remembered_is_not_searched_for_again():
+    searcher, recorder = make_searcher(cached_queries=2)
+    first = searcher.search(["Oslo", "Lyon"], 2)
+    assert searcher.search(["Lyon", "Oslo"], 2) == first[::-1]
+    assert recorder.batches == [["Oslo", "Lyon"]]
+    assert len(searcher.search(["Oslo"], 3)[0]) == 3, "another top_n is another question"
+    searcher.search(["Bari"], 2)  # "Oslo" for 3 and "Bari" for 2 remain
+    searcher.search(["Oslo", "Bari"], 2)
+    assert recorder.batches[1:] == [["Oslo"], ["Bari"], ["Oslo"]]
+    searcher.search(["x" * 1_001], 1)
+    searcher.search(["x" * 1_001], 1)
+    assert recorder.batches[4:] == [["x" * 1_001]] * 2, "long queries are not worth their memory"
+
+
+def test_a_query_that_finds_nothing_is_remembered_too():
+    searcher, recorder = make_searcher(cached_queries=2)
+    assert searcher.search(["?!"], 1) == searcher.search(["?!"], 1) == [[]]
+    assert recorder.batches == [["?!"]]
 
 
 def test_batches_are_bounded_and_change_nothing():
@@ -107,13 +132,95 @@ def test_corpus_file_and_built_index(tmp_path):
         open_searcher(both, tmp_path / "unused", ())
 
 
+SUPPORTED = {"2wikimultihopqa": 657, "hotpotqa": 60, "musique": 60}
+
+
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [("dense", (0.75, 0.67, 0.55)), ("bm25", (0.76, 0.72, 0.52)), ("hybrid", (0.77, 0.71, 0.57))],
+)
+def test_supporting_passages_are_found(shared, wiki_index, method, least):
+    """The share of supporting titles among the titles of the top five, on real questions."""
+    config = RetrievalConfig(corpus=str(shared / "data" / "wiki_mini" / "corpus.jsonl"), kind="exact", method=method)
+    searcher = open_searcher(config, wiki_index, ())
+    for (name, count), bound in zip(SUPPORTED.items(), least, strict=True):
+        lines = (shared / "data" / "wiki_mini" / name / "dev.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert len(rows) == count
+        found = searcher.search([row["question"] for row in rows], 5)
+        titles = [set(row["metadata"]["supporting_titles"]) for row in rows]
+        shares = [
+            len(wanted & {hit.title for hit in hits}) / len(wanted) for wanted, hits in zip(titles, found, strict=True)
+        ]
+        assert sum(shares) / count >= bound, name
+
+
+@pytest.fixture(scope="module")
+def wiki_index(tmp_path_factory):
+    """One folder for all methods: each adds what it needs and finds what is there."""
+    return tmp_path_factory.mktemp("wiki") / "index"
+
+
+def test_words_alone_need_no_vectors(tmp_path):
+    config = replace(SMALL, method="bm25", encoder="/no/such/folder")
+    searcher = open_searcher(config, tmp_path / "index", PASSAGES)
+    assert [p.title for p in searcher.search(["in Italy, surely"], 4)[0]] == ["Turin", "Bari"]
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["bm25"]
+    with pytest.raises(ValueError, match="holds no vectors"):
+        open_searcher(SMALL, tmp_path / "index", PASSAGES)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_every_method_gives_the_same_in_any_batch(tmp_path, method):
+    searcher = open_searcher(replace(SMALL, method=method), tmp_path / "index", PASSAGES)
+    queries = ["Lyon lies in France", "Italy", "", "zzz", "lies", "France Italy Norway"]
+    together = searcher.search(queries, 3)
+    alone = [
+        open_searcher(replace(SMALL, method=method), tmp_path / "index", PASSAGES).search([q], 3)[0] for q in queries
+    ]
+    assert [[p.id for p in hits] for hits in together] == [[p.id for p in hits] for hits in alone]
+    assert together[0][0].title == "Lyon" and together[2] == []
+
+
+def test_an_index_of_the_users_is_left_as_it_is(tmp_path):
+    """The words of a hybrid search are then kept in the run's folder; those that stand beside the vectors are used."""
+    open_searcher(SMALL, tmp_path / "theirs", PASSAGES)
+    before = sorted(path.name for path in (tmp_path / "theirs").iterdir())
+    config = RetrievalConfig(index=str(tmp_path / "theirs"), encoder_size=256, method="hybrid")
+    first = open_searcher(config, tmp_path / "index", ())
+    assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == before
+    (tmp_path / "index" / "bm25").rename(tmp_path / "theirs" / "bm25")
+    assert open_searcher(config, tmp_path / "index", ()).search(["Bari"], 2) == first.search(["Bari"], 2)
+    assert not (tmp_path / "index" / "bm25").exists()
+
+
+def test_an_encoder_that_tells_questions_from_passages(tmp_path):
+    """It is loaded by whoever knows models; here, one whose questions are about the town one row further on."""
+    words = ["Oslo", "Turin", "Lyon", "Bari"]
+
+    def load(folder):
+        def embed(texts, shift=0):
+            places = [next((row for row, word in enumerate(words) if word in text), 0) for text in texts]
+            return np.eye(4, dtype=np.float32)[[(place + shift) % 4 for place in places]]
+
+        return TextEncoder(f"shifted:{folder}", passages=embed, queries=lambda texts: embed(texts, shift=1))
+
+    config = RetrievalConfig(encoder="folder", kind="exact")
+    searcher = open_searcher(config, tmp_path / "index", PASSAGES, load)
+    assert [hits[0].title for hits in searcher.search(["Oslo", "Bari"], 1)] == ["Turin", "Oslo"]
+    with pytest.raises(ValueError, match=r'was built with encoder "shifted:folder", not "shifted:other"'):
+        open_searcher(replace(config, encoder="other"), tmp_path / "index", PASSAGES, load)
+    with pytest.raises(ValueError, match=r"retrieval.encoder 'folder' .* hashing"):
+        open_searcher(config, tmp_path / "index", PASSAGES)
+
+
 def test_scann_loses_next_to_nothing_on_real_passages(shared, tmp_path):
     """A slice that is large enough for a tree, real questions as queries."""
     lines = (shared / "data" / "wiki_mini" / "corpus.jsonl").read_bytes().splitlines(keepends=True)[:5_200]
     (tmp_path / "slice.jsonl").write_bytes(b"".join(lines))
     config = RetrievalConfig(corpus=str(tmp_path / "slice.jsonl"), encoder_size=128)
     approximate = open_searcher(config, tmp_path / "index", ())
-    assert isinstance(approximate.index, ScannIndex) and approximate.index.settings is not None
+    assert isinstance(approximate.ranker.index, ScannIndex) and approximate.ranker.index.settings is not None
     exact = open_searcher(
         RetrievalConfig(index=str(tmp_path / "index"), kind="exact", encoder_size=128), tmp_path / "unused", ()
     )
