@@ -103,14 +103,15 @@ def generation_json(end_ids: Sequence[int]) -> dict[str, Any]:
     return {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ValueError in one line if there is none."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The JSON object in a file, or with `kind` list the array; ValueError in one line if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, expected a JSON object")
+    if not isinstance(value, kind):
+        wanted = "array" if kind is list else "object"
+        raise ValueError(f"{path} holds a {type(value).__name__}, expected a JSON {wanted}")
     return value
 
 

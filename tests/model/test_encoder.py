@@ -1,0 +1,261 @@
+"""Folders of encoders read and refused, and what must not change a vector: padding, the batch, the devices."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from memsearcher_jax.model import encoder, encoder_weights, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.encoder_config import EncoderConfig, read_encoder_config
+
+E5_BASE = {  # as published with e5-base-v2
+    "architectures": ["BertModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dropout": None,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+SMALL = EncoderConfig(vocab_size=64, embed_size=24, ffn_size=40, layers=2, heads=3, positions=48, max_tokens=48)
+encode = jax.jit(encoder.encode, static_argnames="config")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """(changed settings, {file: JSON}) -> a folder with E5's config and these files."""
+
+    def make(settings=None, files=None):
+        (tmp_path / "config.json").write_text(json.dumps(E5_BASE | (settings or {})))
+        for name, value in (files or {}).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(json.dumps(value))
+        return tmp_path
+
+    return make
+
+
+def modules(*kinds):
+    return [
+        {"idx": row, "name": str(row), "path": f"{row}_{kind}" if row else "", "type": f"sentence_transformers.{kind}"}
+        for row, kind in enumerate(kinds)
+    ]
+
+
+def make_params(config, seed=0):
+    """Weights in which everything matters: `init` has zeros and ones, which hide bugs."""
+    draw = np.random.RandomState(seed)
+    return jax.tree.map(lambda x: (0.3 * draw.standard_normal(x.shape)).astype(np.float32), encoder.declared(config))
+
+
+def make_rows(rows, tokens, seed=0):
+    draw = np.random.RandomState(seed)
+    length_B = draw.randint(1, tokens + 1, rows).astype(np.int32)
+    length_B[0] = tokens
+    return draw.randint(1, SMALL.vocab_size, (rows, tokens)).astype(np.int32), length_B
+
+
+def their_tensors(config, params):
+    """The tensors of a Hugging Face folder, by name; written out here, apart from our table."""
+    D, F = config.embed_size, config.ffn_size
+    tensors = {
+        "embeddings.word_embeddings.weight": params["word"],
+        "embeddings.position_embeddings.weight": params["position"],
+        "embeddings.token_type_embeddings.weight": params["type"],
+        "embeddings.LayerNorm.weight": params["embed_scale"],
+        "embeddings.LayerNorm.bias": params["embed_shift"],
+        "embeddings.position_ids": np.arange(config.positions)[None],
+        "pooler.dense.weight": np.zeros((D, D), np.float32),
+    }
+    for layer in range(config.layers):
+        ours, at = {name: x[layer] for name, x in params["layers"].items()}, f"encoder.layer.{layer}"
+        tensors |= {
+            f"{at}.attention.self.query.weight": ours["wq"].reshape(D, D),
+            f"{at}.attention.self.query.bias": ours["bq"].reshape(D),
+            f"{at}.attention.self.key.weight": ours["wk"].reshape(D, D),
+            f"{at}.attention.self.key.bias": ours["bk"].reshape(D),
+            f"{at}.attention.self.value.weight": ours["wv"].reshape(D, D),
+            f"{at}.attention.self.value.bias": ours["bv"].reshape(D),
+            f"{at}.attention.output.dense.weight": ours["wo"].reshape(D, D),
+            f"{at}.attention.output.dense.bias": ours["bo"],
+            f"{at}.attention.output.LayerNorm.weight": ours["attention_scale"],
+            f"{at}.attention.output.LayerNorm.bias": ours["attention_shift"],
+            f"{at}.intermediate.dense.weight": ours["up"].reshape(F, D),
+            f"{at}.intermediate.dense.bias": ours["up_bias"],
+            f"{at}.output.dense.weight": ours["down"].reshape(D, F),
+            f"{at}.output.dense.bias": ours["down_bias"],
+            f"{at}.output.LayerNorm.weight": ours["ffn_scale"],
+            f"{at}.output.LayerNorm.bias": ours["ffn_shift"],
+        }
+    return tensors
+
+
+def test_the_published_e5_is_our_default(folder):
+    assert read_encoder_config(folder()) == EncoderConfig()
+
+
+def test_e5_has_110_million_weights():
+    assert sum(x.size for x in jax.tree.leaves(encoder.declared(EncoderConfig()))) == 108_891_648
+
+
+def test_a_sentence_encoder_states_pooling_length_and_prompts(folder):
+    files = {
+        "modules.json": modules("Transformer", "Pooling", "Normalize"),
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "q: ", "document": "d: "}},
+    }
+    config = read_encoder_config(folder(files=files))
+    assert (config.pooling, config.max_tokens, config.lower_case) == ("cls", 256, True)
+    assert (config.query_prompt, config.passage_prompt) == ("q: ", "d: ")
+
+
+def test_roberta_counts_positions_from_behind_its_padding(folder):
+    theirs = {"model_type": "xlm-roberta", "pad_token_id": 1, "max_position_embeddings": 514, "type_vocab_size": 1}
+    config = read_encoder_config(folder(theirs))
+    assert (config.first_position, config.max_tokens, config.types) == (2, 512, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "message"),
+    [
+        ({"model_type": "gpt2"}, {}, "model_type is 'gpt2', expected one of bert, roberta, xlm-roberta"),
+        ({"position_embedding_type": "relative_key"}, {}, "position_embedding_type = 'relative_key' is not supported"),
+        ({"is_decoder": True}, {}, "is_decoder = True is not supported"),
+        ({"hidden_act": "silu"}, {}, "hidden_act is 'silu', expected one of gelu"),
+        ({"hidden_size": 770}, {}, "hidden_size 770 is no multiple of num_attention_heads 12"),
+        ({"num_hidden_layers": 0}, {}, "num_hidden_layers is 0, expected a whole number from 1"),
+        ({}, {"modules.json": modules("Transformer", "Pooling", "Dense")}, "module Dense is not supported"),
+        ({}, {"modules.json": modules("Transformer")}, "names no Pooling"),
+        (
+            {},
+            {
+                "modules.json": modules("Transformer", "Pooling"),
+                "1_Pooling/config.json": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True},
+            },
+            "pools by pooling_mode_max_tokens and pooling_mode_mean_tokens; mean or cls alone",
+        ),
+        ({}, {"modules.json": {}}, "holds a dict, expected a JSON array"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(folder, settings, files, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        read_encoder_config(folder(settings, files))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder_and_no_config(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        read_encoder_config(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        read_encoder_config(tmp_path)
+
+
+@pytest.fixture
+def small_folder(folder):
+    """A whole folder of the small encoder, and the weights in it."""
+    sizes = {
+        "vocab_size": SMALL.vocab_size,
+        "hidden_size": SMALL.embed_size,
+        "intermediate_size": SMALL.ffn_size,
+        "num_hidden_layers": SMALL.layers,
+        "num_attention_heads": SMALL.heads,
+        "max_position_embeddings": SMALL.positions,
+    }
+
+    def make(prefix="", leave_out="", dtype=np.float32):
+        params = make_params(SMALL)
+        tensors = {
+            prefix + name: np.ascontiguousarray(x).astype(x.dtype if name.endswith("_ids") else dtype)
+            for name, x in their_tensors(SMALL, params).items()
+            if name != leave_out
+        }
+        save_file(tensors, folder(sizes) / "model.safetensors")
+        return folder(sizes), params
+
+    return make
+
+
+@pytest.mark.parametrize("prefix", ["", "bert.", "roberta."])
+def test_weights_are_read_whatever_they_were_a_part_of(small_folder, prefix):
+    directory, params = small_folder(prefix)
+    config, found = encoder_weights.load(directory)
+    assert config == SMALL
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_half_precision_weights_become_float32(small_folder):
+    directory, params = small_folder(dtype=np.float16)
+    _, found = encoder_weights.load(directory)
+    assert found["word"].dtype == np.float32
+    np.testing.assert_allclose(found["word"], params["word"], rtol=1e-3, atol=1e-6)
+
+
+def test_weights_that_are_not_whole(small_folder):
+    directory, _ = small_folder(leave_out="encoder.layer.1.output.dense.bias")
+    with pytest.raises(ValueError, match=r"lacks the tensor encoder\.layer\.1\.output\.dense\.bias"):
+        encoder_weights.load(directory)
+    directory, _ = small_folder()
+    theirs = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(theirs | {"vocab_size": 65}))
+    with pytest.raises(
+        ValueError, match=r"word_embeddings\.weight is \[64, 24\], but config\.json asks for \[65, 24\]"
+    ):
+        encoder_weights.load(directory)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        encoder_weights.load(directory)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_and_neighbours_change_nothing(pooling):
+    config, params = replace(SMALL, pooling=pooling), make_params(SMALL)
+    ids_BT, length_B = make_rows(5, 20)
+    vector_BD = encode(params, config, ids_BT, length_B)
+    np.testing.assert_allclose(jnp.linalg.norm(vector_BD, axis=1), 1, atol=1e-6)
+    spoilt_BT = np.where(np.arange(20) < length_B[:, None], ids_BT, 63)
+    wide_BT = np.pad(spoilt_BT, ((0, 0), (0, 12)), constant_values=7)
+    np.testing.assert_allclose(encode(params, config, wide_BT, length_B), vector_BD, atol=1e-6)
+    shortest = int(length_B.argmin())
+    alone_BD = encode(params, config, ids_BT[[shortest], : length_B[shortest]], length_B[[shortest]])
+    np.testing.assert_allclose(alone_BD[0], vector_BD[shortest], atol=1e-6)
+
+
+def test_one_device_or_eight():
+    params, (ids_BT, length_B) = make_params(SMALL), make_rows(16, 12)
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1))
+    assert mesh.size == 8
+    spread = [
+        jax.device_put(x, sharding.named_sharding(mesh, axes))
+        for x, axes in ((ids_BT, ("batch", None)), (length_B, ("batch",)))
+    ]
+    whole = jax.device_put(params, sharding.named_sharding(mesh, ()))
+    vector_BD = encode(whole, SMALL, *spread)
+    assert len({str(shard.index) for shard in vector_BD.addressable_shards}) == 8, "each device keeps its own rows"
+    np.testing.assert_allclose(vector_BD, encode(params, SMALL, ids_BT, length_B), atol=1e-6)
+
+
+def test_bfloat16_blurs_the_vectors_a_little():
+    params, (ids_BT, length_B) = make_params(SMALL), make_rows(8, 20)
+    fine_BD = encode(params, SMALL, ids_BT, length_B)
+    coarse_BD = encode(params, replace(SMALL, compute_dtype="bfloat16"), ids_BT, length_B)
+    assert coarse_BD.dtype == jnp.float32
+    cosine_B = jnp.sum(fine_BD * coarse_BD, axis=1)
+    assert 0.99 < cosine_B.min() < 0.999999

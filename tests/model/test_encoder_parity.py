@@ -1,0 +1,98 @@
+"""Against transformers in float32: random weights of every variant, from the leaf up."""
+
+import jax
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import encoder, encoder_weights
+from memsearcher_jax.model.encoder_config import ACTIVATIONS
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+BASE = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
+ROBERTA = {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+VARIANTS = {
+    "e5": ("Bert", {}),
+    "one_head": ("Bert", {"num_attention_heads": 1}),
+    "narrow_heads": ("Bert", {"num_attention_heads": 12}),
+    "one_layer": ("Bert", {"num_hidden_layers": 1}),
+    "wide_epsilon": ("Bert", {"layer_norm_eps": 1e-3}),
+    "other_padding": ("Bert", {"pad_token_id": 5}),
+    **{name: ("Bert", {"hidden_act": name}) for name in ACTIVATIONS if name != "gelu"},
+    "roberta": ("Roberta", ROBERTA),
+    "multilingual_e5": ("XLMRoberta", ROBERTA),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def theirs(request):
+    """A model of theirs whose weights all matter: biases and norms are drawn too."""
+    family, settings = VARIANTS[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**BASE | settings)
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    for weight in model.parameters():
+        weight.data.normal_(std=0.3)
+    return model
+
+
+def their_hidden(model, ids_BT, length_B):
+    # RoBERTa finds its padding by the id, BERT by the mask.
+    real_BT = np.arange(ids_BT.shape[1]) < length_B[:, None]
+    ids = torch.from_numpy(np.where(real_BT, ids_BT, model.config.pad_token_id))
+    with torch.no_grad():
+        return model(ids, attention_mask=torch.from_numpy(real_BT).long()).last_hidden_state.numpy(), real_BT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_vectors(theirs, dtype, tmp_path):
+    theirs.to(getattr(torch, dtype)).save_pretrained(tmp_path, max_shard_size="20KB")
+    config, params = encoder_weights.load(tmp_path)
+    theirs.float()
+    draw = np.random.RandomState(1)
+    ids_BT, length_B = draw.randint(6, 96, (6, 33)), np.array([33, 1, 2, 17, 32, 8])
+    hidden_BTD, real_BT = their_hidden(theirs, ids_BT, length_B)
+    ours_BTD = jax.jit(encoder.hidden_states, static_argnames="config")(params, config, ids_BT, length_B)
+    np.testing.assert_allclose(np.asarray(ours_BTD)[real_BT], hidden_BTD[real_BT], atol=2e-4)
+    mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
+    mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
+    ours_BD = np.asarray(encoder.encode(params, config, ids_BT, length_B))
+    assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999
+
+
+def test_a_part_of_a_larger_model(tmp_path):
+    """Masked language models keep the encoder under a prefix and their head beside it."""
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**BASE)).eval()
+    model.save_pretrained(tmp_path)
+    config, params = encoder_weights.load(tmp_path)
+    ids_BT, length_B = np.random.RandomState(2).randint(6, 96, (2, 9)), np.array([9, 4])
+    hidden_BTD, real_BT = their_hidden(model.bert, ids_BT, length_B)
+    ours_BTD = np.asarray(encoder.hidden_states(params, config, ids_BT, length_B))
+    np.testing.assert_allclose(ours_BTD[real_BT], hidden_BTD[real_BT], atol=1e-5)
+
+
+def test_the_real_shape_of_e5(tmp_path):
+    """12 layers of 768, random weights: rounding adds up over depth."""
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=2_000)).eval()
+    model.save_pretrained(tmp_path)
+    config, params = encoder_weights.load(tmp_path)
+    ids_BT, length_B = np.random.RandomState(3).randint(1, 2_000, (3, 64)), np.array([64, 5, 30])
+    hidden_BTD, real_BT = their_hidden(model, ids_BT, length_B)
+    mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
+    mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
+    ours_BD = np.asarray(jax.jit(encoder.encode, static_argnames="config")(params, config, ids_BT, length_B))
+    assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999
