@@ -43,7 +43,7 @@ class RetrievalConfig:
     """Share of the exact top five that ScaNN must find when an index is built."""
     batch_limit: int = 1_024
     """Most texts that are encoded or searched for in one call."""
-    cached_queries: int = 100_000
+    cached_queries: int = 20_000
     """Queries whose results are remembered, the least recently used forgotten first; 0: none."""
     timeout: float = 10.0
     """Seconds that a search service has for one attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.retrieval import approximate
 from memsearcher_jax.retrieval.bm25 import open_bm25
 from memsearcher_jax.retrieval.cache import RecentlyUsed
+from memsearcher_jax.retrieval.client import SearchService
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
@@ -22,12 +24,31 @@ BM25 = "bm25"  # folder of the words, in the folder of the vectors
 CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
 
 
+class Source(Protocol):
+    def find(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        """Return for each query, in order, up to `top_n` passages, best first. No query is blank or there twice."""
+
+
 @dataclass(frozen=True)
-class Searcher:
-    """Batched search in this process; the same queries give the same passages however they are batched."""
+class LocalSource:
+    """The corpus and its ranking in this process."""
 
     corpus: Corpus
     ranker: Ranker
+
+    def find(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        ids_QN, scores_QN = self.ranker.rank(queries, top_n)
+        return [
+            [self.corpus.passage(row, score) for row, score in zip(ids_N, scores_N, strict=True) if row >= 0]
+            for ids_N, scores_N in zip(ids_QN.tolist(), scores_QN.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """Batched search; the same queries give the same passages however they are batched."""
+
+    source: Source
     batch_limit: int = 1_024
     cache: RecentlyUsed = field(default_factory=lambda: RecentlyUsed(0), repr=False, compare=False)
 
@@ -36,19 +57,22 @@ class Searcher:
 
         A query that occurs twice, or is remembered, is not searched for again. One without a word that can be
         searched for, an empty one for instance, finds nothing.
+
+        Raises:
+          ValueError: `top_n` is below 1, or a search service refuses the queries and says why.
+          OSError: a search service cannot be reached.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        hits = {query: self.cache.get((query, top_n)) for query in queries}
-        new = [query for query, rows in hits.items() if rows is None and query.strip()]
+        found = {query: self.cache.get((query, top_n)) for query in queries}
+        new = [query for query, passages in found.items() if passages is None and query.strip()]
         for start in range(0, len(new), self.batch_limit):
             batch = new[start : start + self.batch_limit]
-            for query, ids_N, scores_N in zip(batch, *self.ranker.rank(batch, top_n), strict=True):
-                found_N = ids_N >= 0
-                hits[query] = tuple(zip(ids_N[found_N].tolist(), scores_N[found_N].tolist(), strict=True))
+            for query, passages in zip(batch, self.source.find(batch, top_n), strict=True):
+                found[query] = passages
                 if len(query) <= CACHED_LENGTH:
-                    self.cache.put((query, top_n), hits[query])
-        return [[self.corpus.passage(row, score) for row, score in hits[query] or ()] for query in queries]
+                    self.cache.put((query, top_n), passages)
+        return [list(found[query] or ()) for query in queries]
 
 
 @dataclass(frozen=True)
@@ -66,16 +90,34 @@ def open_searcher(
     embedded: Iterable[Passage],
     load_encoder: Callable[[str], TextEncoder] | None = None,
 ) -> Searcher:
-    """Open the index that `config` names; where it names none, build one in `directory` unless it is there.
+    """Open the service or the index that `config` names; where it names none, build an index in `directory`.
 
     Args:
-      directory: where an index of our own lives, for instance `<run>/index`.
+      directory: where an index of our own lives, for instance `<run>/index`; what is there is opened, not built again.
       embedded: the passages of the embedded world; read only where `config` names neither an index nor a corpus.
       load_encoder: reads the folder that `config.encoder` names, if it names one.
 
     Raises:
-      FileNotFoundError, ValueError: one line that names the corpus or index that cannot serve, and why.
+      OSError, ValueError: one line that names the service, corpus or index that cannot serve, and why.
     """
+    source = _remote(config) if config.url else _local(config, directory, embedded, load_encoder)
+    return Searcher(source, config.batch_limit, RecentlyUsed(config.cached_queries))
+
+
+def _remote(config: RetrievalConfig) -> SearchService:
+    if config.corpus or config.index:
+        raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
+    service = SearchService(config.url, config.timeout, config.attempts)
+    service.check()
+    return service
+
+
+def _local(
+    config: RetrievalConfig,
+    directory: Path,
+    embedded: Iterable[Passage],
+    load_encoder: Callable[[str], TextEncoder] | None,
+) -> LocalSource:
     if config.method != "bm25" and config.kind == "scann":
         approximate.check_installed()
     corpus = read_corpus(config.corpus) if config.corpus else None
@@ -90,7 +132,7 @@ def open_searcher(
         beside = Path(config.index, BM25)
         legs.append(open_bm25(corpus, beside if config.index and beside.exists() else directory / BM25))
     ranker = legs[0] if len(legs) == 1 else HybridRanker(tuple(legs))
-    return Searcher(corpus, ranker, config.batch_limit, RecentlyUsed(config.cached_queries))
+    return LocalSource(corpus, ranker)
 
 
 def _dense(

@@ -168,7 +168,7 @@ def prepare(
 
 def has_embedded_passages(config: RunConfig) -> bool:
     """Whether what is searched is the embedded world."""
-    return not (config.retrieval.corpus or config.retrieval.index)
+    return not (config.retrieval.url or config.retrieval.corpus or config.retrieval.index)
 
 
 def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problems:
@@ -179,7 +179,7 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
     if config.data.embedded and not has_embedded_passages(config):
         raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
     if has_embedded_passages(config) and not config.data.embedded:
-        raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus or retrieval.index")
+        raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus, index or url")
     problems = data.load(config.data, folder)
     if training and not problems.train:
         raise ValueError("there are no questions to train on: set data.train to files of questions")

@@ -15,7 +15,7 @@ from memsearcher_jax.retrieval.corpus import corpus_of
 from memsearcher_jax.retrieval.encode import fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex
 from memsearcher_jax.retrieval.ranking import DenseRanker
-from memsearcher_jax.retrieval.search import Searcher, TextEncoder, open_searcher
+from memsearcher_jax.retrieval.search import LocalSource, Searcher, TextEncoder, open_searcher
 
 PASSAGES = tuple(
     Passage(str(row), f'"{name}"\n{name} lies in {land}.')
@@ -41,7 +41,7 @@ def make_searcher(batch_limit=1_024, cached_queries=0):
     encoder = fit_hashing(corpus.texts(0, 4), 256)
     recorder = Recorder(encoder)
     ranker = DenseRanker(recorder, ExactIndex(encoder(corpus.texts(0, 4))))
-    return Searcher(corpus, ranker, batch_limit, RecentlyUsed(cached_queries)), recorder
+    return Searcher(LocalSource(corpus, ranker), batch_limit, RecentlyUsed(cached_queries)), recorder
 
 
 def test_best_first_with_scores():
@@ -220,7 +220,9 @@ def test_scann_loses_next_to_nothing_on_real_passages(shared, tmp_path):
     (tmp_path / "slice.jsonl").write_bytes(b"".join(lines))
     config = RetrievalConfig(corpus=str(tmp_path / "slice.jsonl"), encoder_size=128)
     approximate = open_searcher(config, tmp_path / "index", ())
-    assert isinstance(approximate.ranker.index, ScannIndex) and approximate.ranker.index.settings is not None
+    assert (
+        isinstance(approximate.source.ranker.index, ScannIndex) and approximate.source.ranker.index.settings is not None
+    )
     exact = open_searcher(
         RetrievalConfig(index=str(tmp_path / "index"), kind="exact", encoder_size=128), tmp_path / "unused", ()
     )
