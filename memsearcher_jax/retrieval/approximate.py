@@ -1,9 +1,10 @@
 """ScaNN (Guo et al., "Accelerating Large-Scale Inference with Anisotropic Vector Quantization", 2020).
 
 A small corpus is scanned whole. A larger one is split into leaves by k-means; a query scores quantised residuals in
-its nearest leaves, and the best of those again with the full vectors. How many leaves a recall needs depends on the
-vectors far more than on their number (measured on 9,002 passages: hashed words need nearly all of 95 leaves, and
-20,000 clustered vectors one in ten), so that number is found by measuring and kept.
+its nearest leaves, and the best of those again with the full vectors, here in bfloat16. The shape of the tree follows
+from the number of vectors and their size. How many leaves and how many candidates a recall needs depends on the
+vectors far more than on their number (on 9,002 passages hashed words need nearly all of 95 leaves, and clustered
+vectors one in ten), so both are found by measuring, and kept.
 
 `scann` is imported where it is used: a config is read, and `--help` printed, without it.
 """
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +23,31 @@ from typing import Any
 import numpy as np
 
 SCAN_BELOW = 5_000  # rows; a scan of fewer is as quick as a tree, and exact
-REORDERED = 200  # candidates that are scored again with full vectors
 TOP = 5  # results whose recall is measured
+CANDIDATES = (16, 32, 64, 128, 256, 512, 1_024)  # numbers of rows that may be scored again with full vectors
+MOST_BLOCKS = 256  # of quantised dimensions; with more, ScaNN leaves its fastest path
+SAMPLED_PER_LEAF = 100  # rows that k-means looks at
+ROWS_PER_CODEBOOK = 100_000  # rows that the quantiser is trained on
+FEW_QUERIES = 8  # that are not worth a second thread
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """What is decided before a tree is built."""
+
+    leaves: int
+    block_size: int  # dimensions that share one quantised code
 
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """How a tree was built, and what it measured."""
+    """How a tree was built and is searched, and what it measured."""
 
     leaves: int
+    block_size: int
     leaves_searched: int
-    recall: float  # of the top five, on the probes
+    candidates: int  # rows of a query that are scored again with full vectors
+    recall: float  # of the top five, on the probes that it was tuned with
 
 
 @dataclass(frozen=True)
@@ -47,9 +65,15 @@ class ScannIndex:
         limits = {}
         if self.settings:
             limits["leaves_to_search"] = self.settings.leaves_searched
-            limits["pre_reorder_num_neighbors"] = max(REORDERED, 2 * n)
+            limits["pre_reorder_num_neighbors"] = max(self.settings.candidates, 2 * n)
         queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
-        ids_QN, scores_QN = self.searcher.search_batched(queries_QD, final_num_neighbors=n, **limits)
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if threads > 1 and len(queries_QD) > FEW_QUERIES:
+            share = max(FEW_QUERIES, -(-len(queries_QD) // threads))
+            found = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=share)
+        else:
+            found = self.searcher.search_batched(queries_QD, n, **limits)
+        ids_QN, scores_QN = found
         # ScaNN pads a short result with row 0 and score NaN.
         empty_QN = np.isnan(scores_QN)
         return np.where(empty_QN, -1, ids_QN.astype(np.int64)), np.where(empty_QN, np.float32(-np.inf), scores_QN)
@@ -65,32 +89,69 @@ def scan(vectors_RD: np.ndarray) -> ScannIndex:
     """An index that scores every row; needs no training and no files."""
     import scann
 
-    builder = scann.scann_ops_pybind.builder(np.ascontiguousarray(vectors_RD), TOP, "dot_product")
+    builder = scann.scann_ops_pybind.builder(np.ascontiguousarray(vectors_RD, np.float32), TOP, "dot_product")
     return ScannIndex(builder.score_brute_force().build(), len(vectors_RD))
 
 
-def build_tree(vectors_RD: np.ndarray, probes_QD: np.ndarray, recall: float) -> ScannIndex:
-    """Train a tree, then search it with as few leaves as keep `recall` of the probes' exact top five."""
+def shape_for(rows: int, size: int) -> TreeShape:
+    """The tree for so many vectors of so many dimensions.
+
+    Scoring the leaves' centres and scoring the rows of the leaves searched cost about the same with some sqrt(rows)
+    leaves. Codes of two dimensions are the finest that pay, as long as ScaNN's fast path takes them.
+    """
+    return TreeShape(leaves=max(1, math.isqrt(rows)), block_size=max(2, -(-size // MOST_BLOCKS)))
+
+
+def build_tree(vectors_RD: np.ndarray, shape: TreeShape) -> ScannIndex:
+    """Train and fill a tree. `vectors_RD`, float32 and contiguous, may be memory-mapped; no reference to it is kept.
+
+    What comes back searches every leaf; `tune` finds how few will do.
+    """
     import scann
 
     rows = len(vectors_RD)
-    leaves = math.isqrt(rows)
     searcher = (
         scann.scann_ops_pybind.builder(vectors_RD, TOP, "dot_product")
-        .tree(num_leaves=leaves, num_leaves_to_search=leaves, training_sample_size=min(rows, 100 * leaves))
-        .score_ah(2, anisotropic_quantization_threshold=0.2)
-        .reorder(REORDERED)
+        .tree(
+            num_leaves=shape.leaves,
+            num_leaves_to_search=shape.leaves,
+            training_sample_size=min(rows, SAMPLED_PER_LEAF * shape.leaves),
+        )
+        .score_ah(
+            shape.block_size,
+            anisotropic_quantization_threshold=0.2,
+            training_sample_size=min(rows, ROWS_PER_CODEBOOK),
+        )
+        .reorder(CANDIDATES[-1], quantize=scann.ReorderType.BFLOAT16)
         .build()
     )
-    exact_QN, _ = scan(vectors_RD).search(probes_QD, TOP)
-    searched = max(1, leaves // 32)
-    while True:
-        settings = TreeSettings(leaves, searched, recall=0.0)
-        found_QN, _ = ScannIndex(searcher, rows, settings).search(probes_QD, TOP)
-        measured = float((found_QN[:, :, None] == exact_QN[:, None, :]).any(axis=1).mean())
-        if measured >= recall or searched == leaves:
-            return ScannIndex(searcher, rows, replace(settings, recall=measured))
-        searched = min(leaves, math.ceil(1.25 * searched))
+    return ScannIndex(searcher, rows, TreeSettings(shape.leaves, shape.block_size, shape.leaves, CANDIDATES[-1], 0.0))
+
+
+def tune(index: ScannIndex, probes_QD: np.ndarray, exact_QN: np.ndarray, recall: float) -> ScannIndex:
+    """The same tree, searched in the quickest way that keeps `recall` of the probes' exact top five.
+
+    For each number of candidates the fewest leaves that suffice are found by bisection, and the quickest pair wins.
+    Raises ValueError if not even every leaf and the most candidates suffice.
+    """
+    enough: list[tuple[float, ScannIndex]] = []
+    for candidates in CANDIDATES:
+        tried = _fewest_leaves(
+            lambda leaves, candidates=candidates: _measured(index, leaves, candidates, probes_QD, exact_QN),
+            index.settings.leaves,
+            recall,
+        )
+        if tried:
+            enough.append((_seconds(tried, probes_QD), tried))
+    if not enough:
+        best = _measured(index, index.settings.leaves, CANDIDATES[-1], probes_QD, exact_QN).settings.recall
+        raise ValueError(f"ScaNN finds {best:.3f} of the exact top {TOP} at most: lower retrieval.recall from {recall}")
+    return min(enough, key=lambda pair: pair[0])[1]
+
+
+def recall_of(found_QN: np.ndarray, exact_QN: np.ndarray) -> float:
+    """Share of the exact results that are among the found ones."""
+    return float((found_QN[:, :, None] == exact_QN[:, None, :]).any(axis=1).mean())
 
 
 def save_tree(index: ScannIndex, directory: Path) -> None:
@@ -110,3 +171,34 @@ def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
     if searcher.size() != rows:
         raise ValueError(f"{directory}: holds {searcher.size()} vectors, not {rows}; build the index anew")
     return ScannIndex(searcher, rows, settings)
+
+
+def _fewest_leaves(measure: Callable[[int], ScannIndex], leaves: int, recall: float) -> ScannIndex | None:
+    """The first of 1, 2, ... leaves with this recall, to within a twentieth; None if all of them have less."""
+    best = measure(leaves)
+    if best.settings.recall < recall:
+        return None
+    low = 0
+    while best.settings.leaves_searched - low > max(1, low // 20):
+        middle = measure((low + best.settings.leaves_searched) // 2)
+        if middle.settings.recall >= recall:
+            best = middle
+        else:
+            low = middle.settings.leaves_searched
+    return best
+
+
+def _measured(index: ScannIndex, leaves: int, candidates: int, probes: np.ndarray, exact: np.ndarray) -> ScannIndex:
+    tried = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
+    found_QN, _ = tried.search(probes, TOP)
+    return replace(tried, settings=replace(tried.settings, recall=recall_of(found_QN, exact)))
+
+
+def _seconds(index: ScannIndex, probes_QD: np.ndarray, repeats: int = 5) -> float:
+    """The quickest of several searches for all probes: what else the machine does only makes one slower."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        index.search(probes_QD, TOP)
+        taken.append(time.perf_counter() - start)
+    return min(taken)

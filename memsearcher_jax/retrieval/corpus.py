@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import io
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
+
+COLUMNS = ("ids", "contents")
+REPORT_EVERY = 10_000  # rows
 
 
 @dataclass(frozen=True)
@@ -54,57 +60,130 @@ def read_corpus(path: str | Path) -> Corpus:
       FileNotFoundError, ValueError: one line that names the file, and the line where there is one: no such file,
         a malformed row, an id that was there before, no passage at all.
     """
-    path = Path(path)
-
-    def rows() -> Iterable[tuple[str, str, str]]:
-        for where, line in numbered_lines(path):
-            row = parse_object(where, line)
-            yield where, id_field(where, row), text_field(where, row, "contents")
-
-    return _collect(rows(), name=str(path))
+    return _in_memory(_rows(Path(path)), name=str(path))
 
 
 def corpus_of(passages: Iterable[Passage], name: str = "embedded corpus") -> Corpus:
     """The corpus that holds these passages, under the same rules as a file's; `name` is for error messages."""
-    return _collect(
-        ((f"{name}:{row}", passage.id, passage.contents) for row, passage in enumerate(passages, start=1)), name
-    )
+    rows = (_Row(f"{name}:{row}", passage.id, passage.contents) for row, passage in enumerate(passages, start=1))
+    return _in_memory(rows, name)
 
 
-def _collect(rows: Iterable[tuple[str, str, str]], name: str) -> Corpus:
-    """Gather `(where, id, contents)` rows into columns, with the checksum and the check for duplicates."""
-    id_bytes, content_bytes = bytearray(), bytearray()
-    id_ends, content_ends, fingerprints, places = [0], [0], [], []
-    digest = hashlib.sha256()
-    for where, identity, contents in rows:
-        encoded_id, encoded_contents = identity.encode(), contents.encode()
-        # Lengths go in front: without them ("ab", "c") and ("a", "bc") would look alike.
-        digest.update(b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents)
-        id_bytes += encoded_id
-        content_bytes += encoded_contents
-        id_ends.append(len(id_bytes))
-        content_ends.append(len(content_bytes))
-        fingerprints.append(int.from_bytes(hashlib.blake2b(encoded_id, digest_size=8).digest()))
-        places.append(int(where.rpartition(":")[2]))
-    if not places:
-        raise ValueError(f"{name}: holds no passages")
-    ids = _column(id_bytes, id_ends)
-    _refuse_duplicates(ids, np.array(fingerprints, np.uint64), places, name)
-    return Corpus(ids, _column(content_bytes, content_ends), digest.hexdigest())
+def store_corpus(path: str | Path, directory: Path, report: Callable[[int], None] = lambda rows: None) -> Corpus:
+    """Read a JSONL corpus of any size into files in `directory`, and return it memory-mapped from there.
 
-
-def _column(data: bytearray, ends: list[int]) -> TextColumn:
-    return TextColumn(np.frombuffer(data, np.uint8), np.array(ends, np.int64))
-
-
-def _refuse_duplicates(ids: TextColumn, fingerprint_rows: np.ndarray, places: list[int], name: str) -> None:
-    """Raise `MalformedRow` at the first row whose id an earlier row has.
-
-    Sorted fingerprints need 8 bytes a row where a set of ids needs a hundred; equal ones are compared as text.
+    In memory are 32 bytes a passage, while it reads. `report` hears now and then how many rows are read.
+    Raises as `read_corpus` does, and OSError where the disk is full.
     """
-    order = np.argsort(fingerprint_rows, kind="stable")
-    same = np.flatnonzero(fingerprint_rows[order][1:] == fingerprint_rows[order][:-1])
-    repeats = sorted((order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]])
-    if repeats:
-        row, earlier = repeats[0]
-        raise MalformedRow(f'{name}:{places[row]}: id "{ids[row]}" is already the id of line {places[earlier]}')
+    with (directory / "ids.bin").open("wb") as ids, (directory / "contents.bin").open("wb") as contents:
+        gathered = _gather(_rows(Path(path)), ids, contents, str(path), report)
+    for name, offset in zip(COLUMNS, gathered.offsets, strict=True):
+        np.save(directory / f"{name}.offset.npy", offset)
+    corpus = open_corpus(directory, gathered.checksum)
+    gathered.refuse_duplicates(corpus.ids, str(path))
+    return corpus
+
+
+def save_corpus(corpus: Corpus, directory: Path) -> None:
+    """Write the files that `open_corpus` reads."""
+    for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
+        with (directory / f"{name}.bin").open("wb") as file:
+            file.write(column.data)
+        np.save(directory / f"{name}.offset.npy", column.offset)
+
+
+def open_corpus(directory: Path, checksum: str) -> Corpus:
+    """The corpus in `directory`, memory-mapped. Raises OSError or ValueError if a file is missing or cut off."""
+    columns = []
+    for name in COLUMNS:
+        offset = np.load(directory / f"{name}.offset.npy", mmap_mode="r")
+        data = np.memmap(directory / f"{name}.bin", np.uint8, mode="r")
+        if len(data) != offset[-1]:
+            raise ValueError(f"{name}.bin has {len(data)} bytes, not {offset[-1]}")
+        columns.append(TextColumn(data, offset))
+    return Corpus(*columns, checksum)
+
+
+def corpus_checksum(path: str | Path) -> str:
+    """The checksum of a file's passages, in one pass that keeps nothing. Raises as `read_corpus` does on bad rows."""
+    digest = hashlib.sha256()
+    for row in _rows(Path(path)):
+        digest.update(row.framed())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Row:
+    where: str  # "file:line"
+    identity: str
+    contents: str
+
+    def framed(self) -> bytes:
+        """Both texts with their lengths in front: without them ("ab", "c") and ("a", "bc") would look alike."""
+        encoded_id, encoded_contents = self.identity.encode(), self.contents.encode()
+        return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    offsets: tuple[np.ndarray, np.ndarray]  # of ids and of contents
+    fingerprint_R: np.ndarray  # uint64, of each id
+    line_R: np.ndarray  # int64, where each row stood
+    checksum: str
+
+    def refuse_duplicates(self, ids: TextColumn, name: str) -> None:
+        """Raise `MalformedRow` at the first row whose id an earlier row has.
+
+        Sorted fingerprints need 8 bytes a row where a set of ids needs a hundred; equal ones are compared as text.
+        """
+        order = np.argsort(self.fingerprint_R, kind="stable")
+        sorted_R = self.fingerprint_R[order]
+        same = np.flatnonzero(sorted_R[1:] == sorted_R[:-1])
+        repeats = sorted((order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]])
+        if repeats:
+            row, earlier = repeats[0]
+            raise MalformedRow(
+                f'{name}:{self.line_R[row]}: id "{ids[row]}" is already the id of line {self.line_R[earlier]}'
+            )
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    for where, line in numbered_lines(path):
+        row = parse_object(where, line)
+        yield _Row(where, id_field(where, row), text_field(where, row, "contents"))
+
+
+def _in_memory(rows: Iterable[_Row], name: str) -> Corpus:
+    ids, contents = io.BytesIO(), io.BytesIO()
+    gathered = _gather(rows, ids, contents, name)
+    columns = [
+        TextColumn(np.frombuffer(file.getbuffer(), np.uint8), offset)
+        for file, offset in zip((ids, contents), gathered.offsets, strict=True)
+    ]
+    gathered.refuse_duplicates(columns[0], name)
+    return Corpus(*columns, gathered.checksum)
+
+
+def _gather(
+    rows: Iterable[_Row],
+    ids: BinaryIO,
+    contents: BinaryIO,
+    name: str,
+    report: Callable[[int], None] = lambda rows: None,
+) -> _Gathered:
+    """Write the texts one after the other, and note where they end."""
+    ends, fingerprints, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.framed())
+        for file, text, column in zip((ids, contents), (row.identity, row.contents), ends, strict=True):
+            column.append(column[-1] + file.write(text.encode()))
+        fingerprints.append(int.from_bytes(hashlib.blake2b(row.identity.encode(), digest_size=8).digest()))
+        lines.append(int(row.where.rpartition(":")[2]))
+        if len(lines) % REPORT_EVERY == 0:
+            report(len(lines))
+    if not lines:
+        raise ValueError(f"{name}: holds no passages")
+    offsets = tuple(np.frombuffer(column, np.int64) for column in ends)
+    fingerprint_R, line_R = np.frombuffer(fingerprints, np.uint64), np.frombuffer(lines, np.int64)
+    return _Gathered(offsets, fingerprint_R, line_R, digest.hexdigest())

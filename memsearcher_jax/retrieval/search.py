@@ -12,12 +12,13 @@ import numpy as np
 from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.retrieval import approximate
 from memsearcher_jax.retrieval.bm25 import open_bm25
+from memsearcher_jax.retrieval.build import build
 from memsearcher_jax.retrieval.cache import RecentlyUsed
 from memsearcher_jax.retrieval.client import SearchService
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, build, open_index
+from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index
 from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
 
 BM25 = "bm25"  # folder of the words, in the folder of the vectors
@@ -163,8 +164,8 @@ def _dense(
 def _build(config: RetrievalConfig, corpus: Corpus, directory: Path, model: TextEncoder | None) -> None:
     if model is None:
         hashing = fit_hashing((corpus.contents[row] for row in range(len(corpus))), config.encoder_size)
-        name, encode, state = hashing.name, hashing, {"idf": hashing.idf_F}
+        name, encode, queries, state = hashing.name, hashing, hashing, {"idf": hashing.idf_F}
     else:
-        name, encode, state = model.name, model.passages, {}
+        name, encode, queries, state = model.name, model.passages, model.queries, {}
     settings = IndexConfig(name, config.kind, config.embedding_dtype, config.recall, config.batch_limit)
-    build(corpus, encode, directory, settings, encoder_state=state)
+    build(corpus, encode, directory, settings, encoder_state=state, queries=queries)

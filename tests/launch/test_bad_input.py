@@ -154,7 +154,7 @@ def test_an_index_of_other_passages(place, finished, refused):
 
 def test_a_damaged_index(place, finished, refused, tmp_path):
     shutil.copytree(finished / "index", tmp_path / "index")
-    (tmp_path / "index" / "embeddings.npy").write_bytes(b"spoilt")
+    (tmp_path / "index" / "embeddings" / "000000.npy").write_bytes(b"spoilt")
     flags = ["--data.train", "good.jsonl", "--retrieval.index", "index", "--out", "run"]
     assert "index: is damaged" in refused(tpu_train.main, flags)
 

@@ -1,17 +1,16 @@
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
 from memsearcher_jax.agent.types import Passage
-from memsearcher_jax.retrieval import approximate
+from memsearcher_jax.retrieval import approximate, index
+from memsearcher_jax.retrieval.build import build
 from memsearcher_jax.retrieval.corpus import corpus_of
 from memsearcher_jax.retrieval.encode import fit_hashing
-from memsearcher_jax.retrieval.index import ExactIndex, IndexConfig, build, open_index
+from memsearcher_jax.retrieval.index import ExactIndex, IndexConfig, open_index
 
 CORPUS = corpus_of(Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40))
 ENCODER = fit_hashing(CORPUS.texts(0, 40), 32)
@@ -26,10 +25,6 @@ def clustered(rows, size=32, clusters=50, spread=0.5, seed=0):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def recall(found_QN, exact_QN):
-    return np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found_QN, exact_QN, strict=True)])
-
-
 def test_exact_search_is_a_sort():
     vectors, queries = clustered(300), clustered(20, seed=1)
     scores = queries @ vectors.T
@@ -38,23 +33,17 @@ def test_exact_search_is_a_sort():
     np.testing.assert_allclose(found, -np.sort(-scores, axis=1)[:, :7], rtol=1e-6)
 
 
-def test_scan_agrees_with_exact_search():
-    vectors, queries = clustered(500), clustered(50, seed=1)
-    ids, scores = approximate.scan(vectors).search(queries, 10)
-    exact_ids, exact_scores = ExactIndex(vectors).search(queries, 10)
-    assert recall(ids, exact_ids) == 1.0
-    np.testing.assert_allclose(scores, exact_scores, atol=1e-5)
-
-
-def test_tree_keeps_the_recall_it_was_asked_for():
-    vectors, queries = clustered(8_000), clustered(200, seed=1)
-    index = approximate.build_tree(vectors, clustered(200, seed=2), recall=0.95)
-    assert index.settings.leaves_searched < index.settings.leaves, "clustered vectors need no full scan"
-    assert index.settings.recall >= 0.95
-    ids, scores = index.search(queries, 5)
-    exact_ids, _ = ExactIndex(vectors).search(queries, 5)
-    assert recall(ids, exact_ids) > 0.92
-    np.testing.assert_allclose(scores[:, 0], np.take_along_axis(queries @ vectors.T, ids, 1)[:, 0], atol=1e-4)
+def test_blocks_change_nothing(monkeypatch):
+    """Vectors and queries both in many blocks; equal vectors keep the order of their rows."""
+    vectors = np.concatenate([clustered(90), clustered(90)])
+    queries = clustered(20, seed=1)
+    expected = ExactIndex(vectors).search(queries, 6)
+    monkeypatch.setattr(index, "EXACT_FLOATS", 32 * 11)
+    monkeypatch.setattr(index, "EXACT_SCORES", 11 * 3)
+    for found, whole in zip(ExactIndex(vectors).search(queries, 6), expected, strict=True):
+        np.testing.assert_allclose(found, whole, rtol=1e-6)
+    ids, _ = expected
+    assert (ids[:, 1] == ids[:, 0] + 90).all()
 
 
 @pytest.mark.parametrize("make", [ExactIndex, approximate.scan])
@@ -66,19 +55,6 @@ def test_more_results_than_rows(make):
     assert np.isfinite(scores).all()
 
 
-def test_a_short_result_is_marked():
-    """With one leaf searched a tree cannot fill a long result; ScaNN pads it with row 0 and NaN."""
-    vectors = clustered(2_000)
-    index = approximate.build_tree(vectors, vectors[:10], recall=0.0)
-    ids, scores = index.search(vectors[:3], 1_500)
-    assert ids.shape == (3, 1_500)
-    assert (ids == -1).any()
-    np.testing.assert_array_equal(ids == -1, np.isneginf(scores))
-    for row in ids:
-        found = row[row >= 0]
-        assert len(set(found)) == len(found)
-
-
 @pytest.mark.parametrize("make", [ExactIndex, approximate.scan])
 def test_no_queries(make):
     ids, scores = make(clustered(6)).search(np.zeros((0, 32), np.float32), 3)
@@ -86,7 +62,7 @@ def test_no_queries(make):
 
 
 @pytest.mark.parametrize("kind", ["scann", "exact"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_folder_gives_back_what_was_built(tmp_path, kind, dtype):
     folder = tmp_path / "deep" / "index"
     config = IndexConfig(encoder=ENCODER.name, kind=kind, dtype=dtype)
@@ -98,7 +74,7 @@ def test_a_folder_gives_back_what_was_built(tmp_path, kind, dtype):
     vectors = ENCODER(CORPUS.texts(0, 40))
     ids, scores = stored.index.search(vectors, 1)
     assert ids[:, 0].tolist() == list(range(40))
-    np.testing.assert_allclose(scores[:, 0], 1.0, atol=2e-3)
+    np.testing.assert_allclose(scores[:, 0], 1.0, atol=6e-3)
     assert [path.name for path in folder.parent.iterdir()] == ["index"]
 
 
@@ -132,8 +108,8 @@ def test_refuses_another_corpus_encoder_and_kind(tmp_path):
 def test_refuses_what_is_no_index_or_damaged(tmp_path):
     with pytest.raises(FileNotFoundError, match="not an index folder"):
         open_index(tmp_path, encoder=ENCODER.name)
-    for name in ("embeddings.npy", "contents.npy", "contents.offset.npy", "encoder.npz", "manifest.json"):
-        folder = tmp_path / name
+    for name in ("embeddings/000000.npy", "contents.bin", "contents.offset.npy", "encoder.npz", "manifest.json"):
+        folder = tmp_path / name.replace("/", "-")
         build(CORPUS, ENCODER, folder, CONFIG, encoder_state={"idf": ENCODER.idf_F})
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
@@ -154,58 +130,3 @@ def test_damaged_scann_files(tmp_path, monkeypatch):
     (tmp_path / "i" / "scann" / "scann_assets.pbtxt").unlink()
     with pytest.raises(ValueError, match="ScaNN cannot read its files"):
         open_index(tmp_path / "i", encoder=ENCODER.name)
-
-
-def test_a_build_that_stops_half_way_leaves_nothing_that_opens(tmp_path):
-    calls = []
-
-    def interrupted(texts):
-        calls.append(len(texts))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return ENCODER(texts)
-
-    with pytest.raises(KeyboardInterrupt):
-        build(CORPUS, interrupted, tmp_path / "i", CONFIG)
-    assert calls == [16, 16]
-    assert list(tmp_path.iterdir()) == []
-    build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    assert open_index(tmp_path / "i", encoder=ENCODER.name).manifest["passages"] == 40
-
-
-def test_a_killed_build_leaves_nothing_that_opens(tmp_path):
-    program = (
-        "import os, sys; from pathlib import Path; import numpy as np\n"
-        "from memsearcher_jax.agent.types import Passage\n"
-        "from memsearcher_jax.retrieval.corpus import corpus_of\n"
-        "from memsearcher_jax.retrieval.index import IndexConfig, build\n"
-        "corpus = corpus_of(Passage(str(row), 'text') for row in range(4))\n"
-        "calls = []\n"
-        "def killed(texts):\n"
-        "    calls.append(texts)\n"
-        "    return np.ones((1, 8), np.float32) if len(calls) < 3 else os._exit(9)\n"
-        "build(corpus, killed, Path(sys.argv[1]), IndexConfig(encoder='e', batch=1))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "i")]).returncode == 9
-    (left,) = tmp_path.iterdir()
-    assert left.name.endswith(".partial")
-    for folder in (left, tmp_path / "i"):
-        with pytest.raises(FileNotFoundError, match="not an index folder"):
-            open_index(folder, encoder="e")
-    build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    assert open_index(tmp_path / "i", encoder=ENCODER.name).manifest["passages"] == 40
-
-
-def test_refuses_vectors_that_are_not_finite_or_too_few(tmp_path):
-    def spoiled(texts):
-        vectors = ENCODER(texts)
-        for row, text in enumerate(texts):
-            if "number 21." in text:
-                vectors[row, 3] = np.nan
-        return vectors
-
-    with pytest.raises(ValueError, match='passage "p21" is not finite'):
-        build(CORPUS, spoiled, tmp_path / "i", CONFIG)
-    with pytest.raises(ValueError, match=r"returned shape \(15, 32\) for 16 texts"):
-        build(CORPUS, lambda texts: ENCODER(texts[1:]), tmp_path / "i", CONFIG)
-    assert list(tmp_path.iterdir()) == []
