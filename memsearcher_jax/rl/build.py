@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from memsearcher_jax.data.world import make_world
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
-from memsearcher_jax.rl import source
+from memsearcher_jax.rl import embedder, source
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.rl.run_folder import DATA, INDEX, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
@@ -162,7 +163,8 @@ def prepare(
     problems = Problems((), asked) if asked else open_problems(config, workspace / DATA, training=training)
     data.check_questions((*problems.train, *problems.test), tokenizer.count, config.agent.question_tokens)
     embedded = make_world(config.data.world).passages if has_embedded_passages(config) else ()
-    searcher = open_searcher(config.retrieval, index or workspace / INDEX, embedded)
+    load_encoder = partial(embedder.load, config.retrieval)
+    searcher = open_searcher(config.retrieval, index or workspace / INDEX, embedded, load_encoder)
     return Run(config, meshes, tokenizer, prompts, searcher, problems)
 
 
