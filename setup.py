@@ -21,10 +21,12 @@ RUNTIME = [
     "numpy>=2.4,<3",
 ]
 
+SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],
-    "test": ["pytest>=9,<10", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"],
+    "test": ["pytest>=9,<10", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77", *SERVE],
+    "serve": SERVE,
     "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],
 }
 

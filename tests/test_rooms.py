@@ -17,7 +17,7 @@ TYPES = f"{PACKAGE}.agent.types"
 ROOMS = {
     "agent": {TYPES},
     "data": {TYPES, JSONL, "numpy", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s"},
+    "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s", "fastapi", "pydantic"},
     "model": {"numpy", "jax", "flax", "safetensors"},  # the only room with flax
     "sampling": {f"{PACKAGE}.model", "numpy", "jax"},
     "training": {f"{PACKAGE}.model", "numpy", "jax", "optax", "orbax"},
@@ -35,7 +35,15 @@ BESIDE = {
 OUTSIDE = {
     "configs": {PACKAGE},
     # A command finds the modules beside it by their bare names; nothing else can.
-    "launch": {PACKAGE, "numpy", "jax", "rich", "tyro", *(path.stem for path in (ROOT / "launch").glob("*.py"))},
+    "launch": {
+        PACKAGE,
+        "numpy",
+        "jax",
+        "rich",
+        "tyro",
+        "uvicorn",
+        *(path.stem for path in (ROOT / "launch").glob("*.py")),
+    },
 }
 MOST_LINES = 350
 ONE_PAGE = 100

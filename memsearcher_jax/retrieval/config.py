@@ -1,4 +1,4 @@
-"""What is searched, and how: the retrieval section of a run's config."""
+"""What is searched, and how: the retrieval section of a run's config, and the limits of the search service."""
 
 from __future__ import annotations
 
@@ -49,3 +49,23 @@ class RetrievalConfig:
     """Seconds that a search service has for one attempt."""
     attempts: int = 4
     """Attempts at a search service before the search fails; the pauses between them grow."""
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """What one request to the search service may ask for, and how many may wait."""
+
+    query_characters: int = 4_096
+    """Longest query."""
+    queries: int = 1_024
+    """Most queries of one request."""
+    top_n: int = 100
+    """Most passages per query."""
+    body_bytes: int = 16_777_216
+    """Largest body of a request."""
+    batch_queries: int = 256
+    """Queries of different requests that are searched for together."""
+    waiting_queries: int = 8_192
+    """Queries that may wait; whoever comes then is told to come back later."""
+    seconds: float = 30.0
+    """Time that a request may take."""

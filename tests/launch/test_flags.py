@@ -137,7 +137,7 @@ def test_what_a_command_cannot_do_without(program, argv, line, refused, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["CHECKPOINT"]
 
 
-@pytest.mark.parametrize("program", ["tpu_train", "evaluate", "ask", "export_hf"])
+@pytest.mark.parametrize("program", ["tpu_train", "evaluate", "ask", "export_hf", "serve_search"])
 def test_help_explains_every_setting_without_loading_jax(program):
     code = (
         f"import sys; sys.path[:0] = [{str(LAUNCH)!r}, {str(LAUNCH.parent)!r}]; import {program}\n"

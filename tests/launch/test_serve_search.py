@@ -1,0 +1,103 @@
+"""The search service as a program: it starts, answers, and stops when it is told to."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import serve_search
+
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.search import open_searcher
+
+PROGRAM = Path(serve_search.__file__)
+SMALL = ["--retrieval.kind", "exact", "--retrieval.encoder_size", "64"]
+
+
+@contextlib.contextmanager
+def running(*flags):
+    """The program with these flags, and its address."""
+    command = [sys.executable, PROGRAM, "--port", "0", *SMALL, *map(str, flags)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[1]) as process:
+        try:
+            line = process.stderr.readline()
+            assert " at http://" in line, line + process.stderr.read()
+            url = line.split()[-1]
+            while True:
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+                    break
+                time.sleep(0.02)
+            yield process, url
+        finally:
+            process.kill()
+
+
+def ask(url, path, body):
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_it_serves_and_answers_what_is_under_way_before_it_stops(corpus, tmp_path):
+    flags = ["--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--retrieval.cached_queries", "0"]
+    with running(*flags, "--out", tmp_path / "served") as (process, url), ThreadPoolExecutor(8) as pool:
+        found = ask(url, "/search", {"query": "17 mills", "top_n": 2})
+        assert {"id": "17", "contents": '"Town 17"\nTown 17 has 17 mills.'} in found
+        searcher = open_searcher(RetrievalConfig(url=url), tmp_path / "unused", ())
+        (hits,) = searcher.search(["17 mills"], 2)
+        assert [hit.id for hit in hits] == [one["id"] for one in found]
+        with urllib.request.urlopen(f"{url}/health") as answer:
+            assert json.load(answer)["passages"] == 20
+        bodies = [{"queries": [f"{n} {row}" for row in range(1_000)], "topk": 3} for n in range(8)]
+        answers = [pool.submit(ask, url, "/retrieve", body) for body in bodies]
+        time.sleep(0.15)
+        assert not all(answer.done() for answer in answers)
+        process.send_signal(signal.SIGTERM)
+        assert [len(answer.result()["result"]) for answer in answers] == [1_000] * 8
+        assert process.wait(10) == 0
+        assert process.stderr.read() == "stopped\n"
+    assert (tmp_path / "served" / "index" / "bm25").is_dir(), "kept for the next start"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--port 70000", "--port 70000 is no port: choose one from 0 to 65535"),
+        ("--port x", "--port: 'x' is no whole number"),
+        ("--host no.such.host.invalid", "cannot listen at no.such.host.invalid:0"),
+        ("--limits.queries 0", "--limits.queries is 0: it must be above 0"),
+        ("--limits.seconds nan", "--limits.seconds is nan: it must be above 0"),
+        ("--limits.querys 3", "no setting '--limits.querys'"),
+        ("--resume --out x", "x holds no run"),
+        ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
+        ("--retrieval.corpus none.jsonl", "none.jsonl: no such file"),
+        ("--retrieval.index none", "none: is not an index folder"),
+    ],
+)
+def test_what_cannot_be_served(flags, line, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = [*([] if "--port" in flags else ["--port", "0"]), *SMALL, *flags.split()]
+    assert line in refused(serve_search.main, argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_taken(refused):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"cannot listen at 127.0.0.1:{port} (Address already in use): choose another --host" in refused(
+            serve_search.main, ["--port", port]
+        )
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_the_extra_the_way_out_is_named(package, refused, monkeypatch):
+    real = serve_search.importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else real(name))
+    assert f"{package} is not installed: pip install 'memsearcher_jax[serve]'" in refused(serve_search.main, [])
