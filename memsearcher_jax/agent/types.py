@@ -143,6 +143,7 @@ class Stop(enum.Enum):
     CONTEXT_FULL = "context_full"
     SEARCH_FAILED = "search_failed"
     FAULT = "fault"  # the workflow raised
+    NOT_FINITE = "not_finite"  # the policy's logits were NaN or infinite
 
 
 @dataclass(frozen=True)

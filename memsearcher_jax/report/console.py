@@ -29,6 +29,7 @@ WHY = {
     Stop.CONTEXT_FULL: "the next text did not fit the context",
     Stop.SEARCH_FAILED: "a search failed",
     Stop.FAULT: "the workflow raised an error",
+    Stop.NOT_FINITE: "the policy's logits were not finite",
 }
 
 # C0 and C1 control characters but tab and newline; the marks that turn the direction of text, with which a page could
