@@ -82,8 +82,12 @@ RANGES: dict[str, Range] = {
     "agent.memory_tokens": _COUNT_OR_NONE,
     **{
         f"sampling.{name}": _COUNT
-        for name in ("slots", "tensor", "context_tokens", "decode_tokens", "prefill_rows", "prefill_buckets")
+        for name in (
+            *("slots", "tensor", "context_tokens", "decode_tokens"),
+            *("prefill_rows", "prefill_buckets", "cache_buckets"),
+        )
     },
+    "sampling.draft_tokens": _COUNT_OR_NONE,
     "sampling.temperature": _POSITIVE,
     "sampling.top_k": _COUNT_OR_NONE,
     "sampling.top_p": _SHARE,
@@ -111,6 +115,7 @@ RANGES: dict[str, Range] = {
     "training.entropy_coefficient": _NOT_NEGATIVE,
     **{f"rl.{name}": _COUNT for name in ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints")},
     "rl.evaluate_every": _COUNT_OR_NONE,
+    "rl.search_seconds": _POSITIVE,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,
     "evaluation.questions": _COUNT_OR_NONE,
@@ -169,6 +174,15 @@ def _check_lengths(config: RunConfig) -> None:
     _require(
         buckets != () and list(buckets) == sorted(set(buckets)),
         f"sampling.prefill_buckets is {' '.join(map(str, buckets)) or 'empty'}: give at least one width, ascending",
+    )
+    _require(
+        list(sampling.cache_buckets) == sorted(set(sampling.cache_buckets)),
+        f"sampling.cache_buckets is {' '.join(map(str, sampling.cache_buckets))}: give lengths in ascending order",
+    )
+    _require(
+        sampling.decode_tokens + sampling.draft_tokens <= sampling.context_tokens,
+        f"sampling.decode_tokens {sampling.decode_tokens} and draft_tokens {sampling.draft_tokens} are more than "
+        f"sampling.context_tokens {sampling.context_tokens}: lower them",
     )
     _require(
         buckets[-1] <= sampling.context_tokens,

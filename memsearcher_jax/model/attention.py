@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -20,29 +22,50 @@ def rotate(x_BNTH: jax.Array, angle_BTh: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, axis=-1).astype(x_BNTH.dtype)
 
 
+Past = tuple[jax.Array, jax.Array, jax.Array]
+"""(k_BKSH, v_BKSH, visible_B1S): keys and values of earlier tokens, and which of them a row's tokens may look at."""
+
+QUERY_BLOCK = 128
+"""Tokens whose scores over the past exist at one time: what bounds the memory of prefill."""
+
+
 def attend(
     q_BNTH: jax.Array,
     k_BKTH: jax.Array,
     v_BKTH: jax.Array,
     segment_BT: jax.Array,
-    cached: tuple[jax.Array, jax.Array] | None = None,
-    length_B: jax.Array | None = None,
+    past: Sequence[Past] = (),
 ) -> jax.Array:
-    """out_BNTH: each token looks at the tokens of its segment up to itself, and at the cache if there is one.
+    """out_BNTH: each token looks at the tokens of its segment up to itself, and at all that is visible in the past.
 
-    `cached` is (k_BKCH, v_BKCH) of which row b holds `length_B[b]` entries. Query head n reads kv head n // (N / K);
-    keys and values are never repeated. Padding (segment 0) sees padding only, so no row of the softmax is empty.
-    Scores and the softmax are float32.
+    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) sees padding and
+    the past only, so no row of the softmax is empty. Scores and the softmax are float32.
     """
     B, N, T, H = q_BNTH.shape
     q_BKGTH = q_BNTH.reshape(B, -1, N // k_BKTH.shape[1], T, H)
     causal_TT = jnp.tril(jnp.ones((T, T), bool))
-    parts = [(k_BKTH, v_BKTH, causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :]))]
-    if cached is not None:
-        k_BKCH, v_BKCH = cached
-        parts.append((k_BKCH, v_BKCH, (jnp.arange(k_BKCH.shape[2]) < length_B[:, None])[:, None, :]))
+    visible_BTT = causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
-    # One softmax over parts that stay apart: joining them would copy the cache, or the scores over it.
+    def mix(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        q_BKGtH, visible_BtT = block
+        return _mix(q_BKGtH, [(k_BKTH, v_BKTH, visible_BtT), *past])
+
+    if past and T > QUERY_BLOCK and T % QUERY_BLOCK == 0:
+        blocks = (_split(q_BKGTH, axis=3), _split(visible_BTT, axis=1))
+        mixed_BKGTH = jnp.moveaxis(jax.lax.map(mix, blocks), 0, 3).reshape(q_BKGTH.shape)
+    else:
+        mixed_BKGTH = mix((q_BKGTH, visible_BTT))
+    return mixed_BKGTH.reshape(B, N, T, H)
+
+
+def _split(x: jax.Array, axis: int) -> jax.Array:
+    """The axis of T tokens cut into blocks, which come first."""
+    shape = (*x.shape[:axis], -1, QUERY_BLOCK, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def _mix(q_BKGTH: jax.Array, parts: Sequence[Past]) -> jax.Array:
+    """One softmax over parts that stay apart: joining them would copy the cache, or the scores over it."""
     scores = [_scores(q_BKGTH, k_BKSH, visible_BTS) for k_BKSH, _, visible_BTS in parts]
     top_BKGT1 = jnp.max(jnp.stack([jnp.max(s_BKGTS, axis=-1) for s_BKGTS in scores]), axis=0)[..., None]
     weights = [jnp.exp(s_BKGTS - jax.lax.stop_gradient(top_BKGT1)) for s_BKGTS in scores]
@@ -51,7 +74,7 @@ def attend(
         jnp.einsum("BKGTS,BKSH->BKGTH", w_BKGTS.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32)
         for w_BKGTS, (_, v_BKSH, _) in zip(weights, parts, strict=True)
     )
-    return (mixed_BKGTH / total_BKGT1).reshape(B, N, T, H).astype(q_BNTH.dtype)
+    return (mixed_BKGTH / total_BKGT1).astype(q_BKGTH.dtype)
 
 
 def _scores(q_BKGTH: jax.Array, k_BKSH: jax.Array, visible_BTS: jax.Array) -> jax.Array:

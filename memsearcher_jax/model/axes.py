@@ -42,10 +42,16 @@ def constrain(x: jax.Array, axes: Axes) -> jax.Array:
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, _fitting(axes, x.shape, mesh))
 
 
-def per_device(function: Callable[..., jax.Array], in_axes: Sequence[Axes], out_axes: Axes) -> Callable[..., jax.Array]:
-    """`function`, run by each device on its own part of the arguments; it must keep the first one's shape.
+def per_device(
+    function: Callable[..., jax.Array],
+    in_axes: Sequence[Axes],
+    out_axes: Axes,
+    out_shape: tuple[int, ...] | None = None,
+) -> Callable[..., jax.Array]:
+    """`function`, run by each device on its own part of the arguments.
 
-    For what the compiler would not split by itself. Without a mesh, `function` itself.
+    `out_shape` is the whole result's, by default the first argument's. For what the compiler would not split by
+    itself. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -53,7 +59,7 @@ def per_device(function: Callable[..., jax.Array], in_axes: Sequence[Axes], out_
 
     def split(*arguments: jax.Array) -> jax.Array:
         in_specs = tuple(_fitting(axes, x.shape, mesh) for axes, x in zip(in_axes, arguments, strict=True))
-        out_specs = _fitting(out_axes, arguments[0].shape, mesh)
+        out_specs = _fitting(out_axes, out_shape or arguments[0].shape, mesh)
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*arguments)
 
     return split

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from memsearcher_jax.model.attention import attend, rotary_angles, rotate
 from memsearcher_jax.model.axes import constrain
-from memsearcher_jax.model.cache import Cache
+from memsearcher_jax.model.cache import Cache, Growing, Reading, Recent
 from memsearcher_jax.model.config import ModelConfig
 
 NORMAL = nn.initializers.normal(0.02)
@@ -53,15 +53,15 @@ def forward(
     ids_BT: jax.Array,
     position_BT: jax.Array,
     segment_BT: jax.Array,
-    cache: Cache | None = None,
+    cache: Cache | Reading | Growing | None = None,
     *,
     output: Literal["logits", "hidden"] = "logits",
-) -> tuple[jax.Array, Cache | None]:
-    """(logits_BTV float32 or hidden_BTD in compute_dtype, the cache with the new tokens).
+) -> tuple[jax.Array, Cache | Recent | None]:
+    """(logits_BTV float32 or hidden_BTD in compute_dtype, what holds the new tokens: `cache.append` of them).
 
     Without a cache a row may pack several texts: tokens see their own segment only; segment 0 is padding.
-    With a cache segment_BT is 1 for tokens and 0 for padding, which stands at the end; row b's tokens stand at
-    positions cache.length_B[b], + 1, ... (as position_BT must say), see all that the row holds, and are added to it.
+    With a cache segment_BT is 1 for tokens and 0 for padding, which stands at the end; row b's tokens stand at the
+    positions behind all that the row holds (as position_BT must say), see it, and are added to it.
     What comes out at padding means nothing.
     Raises ValueError for another `output`, or for a block wider than the cache.
     """
@@ -87,8 +87,8 @@ class Block(nn.Module):
         x_BTD: jax.Array,
         angle_BTh: jax.Array,
         segment_BT: jax.Array,
-        length_B: jax.Array | None,
-        cached: tuple[jax.Array, jax.Array] | None,  # (k_BKCH, v_BKCH), read only
+        cache: Cache | Reading | Growing | None,  # of all layers, read only
+        layer: jax.Array,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """x_BTD, and with a cache this block's (k_BKTH, v_BKTH): written once for all layers, after the scan."""
         c = self.config
@@ -117,14 +117,15 @@ class Block(nn.Module):
         q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
         k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, cached, length_B)
+        past = () if cache is None else cache.read(layer)
+        mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, past)
         x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
         gate_BTF = jax.nn.silu(jnp.einsum("BTD,FD->BTF", y_BTD, gate_FD))
         fed_BTF = constrain(gate_BTF * jnp.einsum("BTD,FD->BTF", y_BTD, up_FD), ("batch", None, "ffn"))
         x_BTD += constrain(jnp.einsum("BTF,DF->BTD", fed_BTF, down_DF), ("batch", None, None))
-        return x_BTD, None if cached is None else (k_BKTH, v_BKTH)
+        return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 
 
 class Qwen(nn.Module):
@@ -150,17 +151,19 @@ class Qwen(nn.Module):
             self.unembed_VD = _weight(self, "unembed", "vocab embed", (c.vocab_size, c.embed_size))
 
     def __call__(
-        self, ids_BT: jax.Array, position_BT: jax.Array, segment_BT: jax.Array, cache: Cache | None
-    ) -> tuple[jax.Array, Cache | None]:
+        self,
+        ids_BT: jax.Array,
+        position_BT: jax.Array,
+        segment_BT: jax.Array,
+        cache: Cache | Reading | Growing | None,
+    ) -> tuple[jax.Array, Cache | Recent | None]:
         c = self.config
         x_BTD = self._look_up(ids_BT)
         angle_BTh = rotary_angles(position_BT, c.head_size, c.rope_theta)
-        if cache is None:
-            x_BTD, _ = self.layers(x_BTD, angle_BTh, segment_BT, None, None)
-        else:
-            cached = (cache.k_LBKCH, cache.v_LBKCH)
-            x_BTD, (k_LBKTH, v_LBKTH) = self.layers(x_BTD, angle_BTh, segment_BT, cache.length_B, cached)
-            cache = cache.append(k_LBKTH, v_LBKTH, segment_BT)
+        layer_L = jnp.arange(c.layers)
+        x_BTD, new = self.layers(x_BTD, angle_BTh, segment_BT, cache, layer_L)
+        if cache is not None:
+            cache = cache.append(*new, segment_BT)
         return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), cache
 
     def _look_up(self, ids_BT: jax.Array) -> jax.Array:

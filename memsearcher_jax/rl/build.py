@@ -199,7 +199,8 @@ def make_driver(run: Run, *, evaluation: bool = False) -> RolloutDriver:
         agent = replace(agent, max_turns=run.config.evaluation.max_turns)
         sampling = replace(sampling, temperature=run.config.evaluation.temperature)
     engine = Engine(run.config.model, sampling, prompt_widths(run), run.tokenizer.stop_ids, run.meshes.local)
-    return RolloutDriver(engine, run.tokenizer, run.searcher, workflow_maker(agent, run.prompts, run.tokenizer))
+    make_workflow = workflow_maker(agent, run.prompts, run.tokenizer)
+    return RolloutDriver(engine, run.tokenizer, run.searcher, make_workflow, run.config.rl.search_seconds)
 
 
 def workflow_maker(agent: AgentConfig, prompts: Prompts, tokenizer: ChatTokenizer) -> Callable[[Problem], Workflow]:

@@ -21,6 +21,8 @@ class RLConfig:
     """Newest checkpoints that stay on disk."""
     evaluate_every: int = 0
     """Steps between evaluations on the test questions; 0: none during training."""
+    search_seconds: float = 60.0
+    """A search that takes longer has failed; what is asked with it is asked again alone."""
     save_trajectories: bool = True
     """Keep every step's trajectories as compressed JSONL."""
 

@@ -1,14 +1,15 @@
 """Serves workflows: every `Say` goes to a slot of the sampler, every `Find` to the host's search, side by side.
 
 A trajectory keeps its slot until it ends; then the slot takes the next one that waits. Searches run in a thread while
-the device decodes. Nobody waits for the slowest trajectory.
+the device decodes. Nobody waits for the slowest trajectory. Whatever goes wrong with a trajectory ends that one, with
+a reason of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,6 @@ from memsearcher_jax.agent.types import (
     Context,
     Find,
     Finish,
-    Found,
     Outcome,
     Problem,
     Prompt,
@@ -29,8 +29,10 @@ from memsearcher_jax.agent.types import (
     Workflow,
 )
 from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.rl.searches import SearchDesk
+from memsearcher_jax.rl.searches import search_all as search_all  # the door that a keyboard's driver uses too
 from memsearcher_jax.rl.tokens import ChatTokenizer
-from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.engine import Engine, Spoken
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class _Batch:
     """What is under way in one call of `RolloutDriver.run`."""
 
     waiting: deque[Job]
+    desk: SearchDesk[_Run]
     runs: dict[int, _Run] = field(default_factory=dict)  # by slot
-    searches: dict[Future, list[_Run]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,62 +81,75 @@ class RolloutDriver:
     tokenizer: ChatTokenizer
     searcher: Searcher
     make_workflow: Callable[[Problem], Workflow]
+    search_seconds: float = 60.0  # a search that takes longer has failed
 
     def run(self, jobs: Sequence[Job], params, key: jax.Array) -> Iterator[tuple[Job, Trajectory]]:
         """Yields trajectories as they end, in no fixed order; what each holds depends on `params` and `key` alone.
 
-        `params` are on the engine's mesh, in its compute type. A workflow that raises ends with Stop.FAULT and the
-        others go on.
+        `params` are on the engine's mesh, in its compute type. A workflow that raises ends with Stop.FAULT, one whose
+        policy has logits that are not finite with Stop.NOT_FINITE; a search that fails or is late is an answer. The
+        others go on, and every slot is free at the end, also when the caller stops early.
         """
         self.engine.start(params, key)
-        batch = _Batch(deque(jobs))
-        with ThreadPoolExecutor(max_workers=1) as pool:
+        batch = _Batch(deque(jobs), SearchDesk(self.searcher, self.search_seconds))
+        try:
             while batch.waiting or batch.runs:
-                finds: list[tuple[_Run, Find]] = []
                 for run, answer in self._answers(batch):
                     request = self._advance(run, answer)
                     if isinstance(request, Find):
-                        finds.append((run, request))
+                        batch.desk.ask(run, request)
                     elif isinstance(request, Outcome):
                         del batch.runs[run.slot]
                         yield run.job, self._trajectory(run, request)
-                if finds:
-                    future = pool.submit(search_all, self.searcher, [find for _, find in finds])
-                    batch.searches[future] = [run for run, _ in finds]
+                batch.desk.start()
+        finally:
+            self.engine.release()
 
     def _answers(self, batch: _Batch) -> Iterator[tuple[_Run, Any]]:
         """Who can go on, and with what. Lazy on purpose: those admitted first take part in the tick that follows."""
         for slot in self.engine.free:
             if slot not in batch.runs and batch.waiting:
                 job = batch.waiting.popleft()
-                batch.runs[slot] = _Run(job, self.make_workflow(job.problem), slot)
+                batch.runs[slot] = _Run(job, self._workflow(job.problem), slot)
                 yield batch.runs[slot], None
         if self.engine.speaking:
             for spoken in self.engine.tick():
-                yield batch.runs[spoken.slot], self.tokenizer.reply(spoken.ids)
-        elif batch.searches:
-            next(iter(batch.searches)).result()
-        for search in [search for search in batch.searches if search.done()]:
-            yield from zip(batch.searches.pop(search), search.result(), strict=True)
+                yield batch.runs[spoken.slot], spoken
+        elif batch.desk.busy:
+            batch.desk.start()
+            batch.desk.wait()
+        yield from batch.desk.answers()
+
+    def _workflow(self, problem: Problem) -> Workflow:
+        """The problem's workflow, made when it is first asked: one that can not be made is a fault of its own."""
+        return (yield from self.make_workflow(problem))
 
     def _advance(self, run: _Run, answer: Any) -> Find | Outcome | None:
         """Lets the workflow go on until it searches, ends, or speaks (None)."""
-        while True:
-            try:
+        if isinstance(answer, Spoken) and not answer.sound:
+            with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
+                run.workflow.close()
+            return Outcome(Stop.NOT_FINITE, error="the policy's logits were not finite")
+        try:
+            if isinstance(answer, Spoken):
+                answer = self.tokenizer.reply(answer.ids)
+            while True:
                 request = run.workflow.send(answer)
-            except StopIteration as end:
-                return end.value
-            except Exception as error:
-                return Outcome(Stop.FAULT, error=f"{type(error).__name__}: {error}")
-            if isinstance(request, Find):
-                return request
-            if self._say(run, request):
-                return None
-            answer = Reply("", Finish.NO_ROOM)
+                if isinstance(request, Find):
+                    return request
+                if self._say(run, request):
+                    return None
+                answer = Reply("", Finish.NO_ROOM)
+        except StopIteration as end:
+            return end.value
+        except Exception as error:
+            return Outcome(Stop.FAULT, error=f"{type(error).__name__}: {error}")
 
     def _say(self, run: _Run, say: Say) -> bool:
         """Hands the text to the run's slot; False if it does not fit the context."""
         fresh = isinstance(say.text, Prompt)
+        if not (fresh or run.has_context):
+            raise ValueError("a workflow must open a context with a Prompt before it adds text")
         ids = self.tokenizer.prompt(say.text) if fresh else self.tokenizer.pieces(say.text)
         if not self.engine.fits(None if fresh else run.slot, len(ids)):
             return False
@@ -154,20 +169,7 @@ class RolloutDriver:
 
     def _trajectory(self, run: _Run, outcome: Outcome) -> Trajectory:
         self._close_context(run)
+        if outcome.stop is Stop.NOT_FINITE:
+            run.contexts.pop()  # a trainer's forward pass over it would not be finite either
         transcript = self.tokenizer.transcript(run.contexts[-1].ids) if run.contexts else ""
         return Trajectory(run.job.problem, run.job.rollout, outcome, tuple(run.contexts), transcript)
-
-
-def search_all(searcher: Searcher, finds: Sequence[Find]) -> list[tuple[Found, ...]]:
-    """All queries of all `finds` in one batched call, at the largest top_n asked for; each gets its own share back.
-
-    A failed search is an answer too: the workflow decides what becomes of its trajectory.
-    """
-    queries = [query for find in finds for query in find.queries]
-    try:
-        passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
-        found = [Found(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)]
-    except Exception as error:
-        found = [Found(error=f"{type(error).__name__}: {error}")] * len(queries)
-    answers = iter(found)
-    return [tuple(next(answers) for _ in find.queries) for find in finds]

@@ -61,4 +61,5 @@ def sampler_numbers(counters: Counters, seconds: float) -> dict[str, float]:
         "generated_tokens": float(counters.generated_tokens),
         "standing_tokens": float(counters.standing_tokens),
         "prefilled_tokens": float(counters.prefilled_tokens),
+        "reused_share": counters.reused_share,
     }

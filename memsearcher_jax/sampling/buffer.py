@@ -79,10 +79,14 @@ def splice(parts: Sequence[Padded]) -> Padded:
     return Padded(ids_SW, length_S)
 
 
-def place(values_SC: Array, start_S: Array, part: Padded) -> Array:
-    """Writes each row of `part` into `values_SC` from the row's start on; what is past the part's length is not."""
+def place(values_SC: Array, start_A: Array, part: Padded, row_A: Array | None = None) -> Array:
+    """Writes each row of `part` into `values_SC` from the row's start on; what is past the part's length is not.
+
+    `row_A` names the rows to write to, where they are not all rows in order; a number past the last means nobody.
+    """
     rows, width = part.ids_SW.shape
-    column_SW = start_S[:, None] + jnp.arange(width)
+    row_A = jnp.arange(rows) if row_A is None else row_A
+    column_AW = start_A[:, None] + jnp.arange(width)
     # A column outside the buffer is dropped, never clamped: padding can not overwrite a neighbour.
-    column_SW = jnp.where(jnp.arange(width) < part.length_S[:, None], column_SW, values_SC.shape[1])
-    return values_SC.at[jnp.arange(rows)[:, None], column_SW].set(part.ids_SW.astype(values_SC.dtype), mode="drop")
+    column_AW = jnp.where(jnp.arange(width) < part.length_S[:, None], column_AW, values_SC.shape[1])
+    return values_SC.at[row_A[:, None], column_AW].set(part.ids_SW.astype(values_SC.dtype), mode="drop")

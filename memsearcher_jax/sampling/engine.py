@@ -6,7 +6,8 @@ and decodes for every slot that speaks. All programs have fixed shapes and are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,10 +16,13 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from memsearcher_jax.model.axes import RULES
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling import sampler
 from memsearcher_jax.sampling.buffer import Padded, PromptIds, PromptWidths, pad
 from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.sampling.ledger import Ledger, Recorded
+from memsearcher_jax.sampling.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,7 @@ class Spoken:
 
     slot: int
     ids: tuple[int, ...]  # the token that ended it included
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One context as its slot held it, one entry per token."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # 0 where not sampled
-    sampled: tuple[bool, ...]
+    sound: bool = True  # False: it ended because the next logits were not finite; `ids` may be empty
 
 
 @dataclass
@@ -43,9 +39,16 @@ class Counters:
     """What an engine has done since `start`."""
 
     standing_tokens: int = 0  # text that was given: prompts and observations
+    prompt_tokens: int = 0  # all that stood before each generation: what a sampler without reuse would prefill
     prefilled_tokens: int = 0  # tokens that went through prefill
+    shared_tokens: int = 0  # beginnings of fresh contexts that a cache held already
     generated_tokens: int = 0
     ticks: int = 0
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt tokens that were never computed again."""
+        return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,13 @@ class _Extend:
     room: int
 
 
-@dataclass
-class _Held:
-    """The host's copy of one slot's lengths, in tokens."""
+@dataclass(frozen=True)
+class _Share:
+    """A slot that waits for the beginning of its context: the first `tokens` of what `source` caches."""
 
-    length: int
-    cached: int
-    spoke_from: int
-
-    @property
-    def behind(self) -> int:
-        """Standing tokens that prefill has still to cache; decode feeds the last one."""
-        return self.length - 1 - self.cached
+    source: int
+    target: int
+    tokens: int
 
 
 class Engine:
@@ -86,31 +84,43 @@ class Engine:
         stop_ids: Sequence[int],
         mesh: Mesh,
     ):
-        """`mesh` holds local devices only: an engine never waits for another host."""
+        """`mesh` holds local devices only: an engine never waits for another host.
+
+        Raises ValueError if the slots do not divide over the mesh's copies of the weights.
+        """
         self.settings = settings
         self.counters = Counters()
         self._widths = widths
         self._mesh = mesh
+        copies = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+        if settings.slots % copies:
+            raise ValueError(f"{settings.slots} slots do not divide over {copies} copies of the weights")
+        self._parts = Parts(copies, settings.slots // copies)
         self._params = None
         self._root_key = jax.random.key(0)
-        self._held: dict[int, _Held] = {}
+        self._ledger = Ledger(settings.slots, settings.context_tokens)
+        self._spoke_from: dict[int, int] = {}  # by slot that holds a context: where its last generation began
         self._begins: dict[int, _Begin] = {}
         self._extends: dict[int, _Extend] = {}
+        self._waiting: list[_Share] = []  # for their source to be caught up; empty between ticks
         self._speaking: set[int] = set()
-        self._rows = None
         with jax.set_mesh(mesh):
             shardings = sampler.slot_shardings(mesh)
-            jit = partial(jax.jit, out_shardings=shardings)
-            self._slots = jit(partial(sampler.empty_slots, model, settings))()
-            self._begin = jit(sampler.begin, donate_argnums=0)
-            self._extend = jit(sampler.extend, donate_argnums=0)
-            self._prefill = jit(partial(sampler.prefill, model), donate_argnums=0, static_argnames="width")
-            self._decode = jit(partial(sampler.decode, model, settings, tuple(stop_ids)), donate_argnums=0)
+            jit = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
+            self._slots = jax.jit(partial(sampler.empty_slots, model, settings), out_shardings=shardings)()
+            self._begin = jit(sampler.begin)
+            self._extend = jit(sampler.extend)
+            self._share = jit(sampler.share, static_argnames="window")
+            self._forget = jit(sampler.forget)
+            self._silence = jit(sampler.silence)
+            self._prefill = jit(partial(sampler.prefill, model), static_argnames="window")
+            decode = partial(sampler.decode, model, settings, tuple(stop_ids))
+            self._decode = jax.jit(decode, donate_argnums=0, static_argnames="window", out_shardings=(shardings, None))
 
     @property
     def free(self) -> list[int]:
         """Slots that hold no context."""
-        return [slot for slot in range(self.settings.slots) if slot not in self._held]
+        return [slot for slot in range(self.settings.slots) if slot not in self._spoke_from]
 
     @property
     def speaking(self) -> bool:
@@ -119,35 +129,37 @@ class Engine:
 
     def start(self, params, root_key: Array) -> None:
         """New weights and a new root key. Every slot must be free: caches of the weights before are worthless."""
-        if self._held:
-            raise RuntimeError(f"{len(self._held)} slots still hold contexts of the weights before")
+        if self._spoke_from:
+            raise RuntimeError(f"{len(self._spoke_from)} slots still hold contexts of the weights before")
         self._params, self._root_key = params, root_key
+        self._ledger.forget(slice(None))
         self.counters = Counters()
 
     def fits(self, slot: int | None, tokens: int) -> bool:
         """Whether so many more tokens leave room to speak in the slot's context, or in a fresh one (None)."""
-        held = 0 if slot is None else self._held[slot].length
+        held = 0 if slot is None else int(self._ledger.length_S[slot])
         return held + tokens < self.settings.context_tokens
 
     def begin(self, slot: int, prompt: PromptIds, stream: tuple[int, int], max_tokens: int) -> None:
         """Opens a fresh context that speaks; whatever the slot held is gone.
 
         `stream` names the context's random draws: (trajectory, context), the same wherever and whenever it runs.
+        Raises ValueError, and leaves the slot as it is, for a part of the prompt that is wider than its buffer.
         """
+        if not len(prompt):
+            raise ValueError("a prompt must have at least one token")
+        for name, part, width in zip(PromptWidths.__annotations__, prompt.parts, self._widths.parts, strict=True):
+            if len(part) > width:
+                raise ValueError(f"the {name} of a prompt has {len(part)} tokens and its buffer holds {width}")
         length = len(prompt)
-        self._held[slot] = _Held(length, cached=0, spoke_from=length)
         self._begins[slot] = _Begin(prompt, stream, self._room(length, max_tokens))
-        self._speaking.add(slot)
-        self.counters.standing_tokens += length
+        self._let_speak(slot, length, length)
 
     def extend(self, slot: int, ids: Sequence[int], max_tokens: int) -> None:
         """Appends text to the slot's context and lets it speak again."""
-        held = self._held[slot]
-        held.length += len(ids)
-        held.spoke_from = held.length
-        self._extends[slot] = _Extend(ids, self._room(held.length, max_tokens))
-        self._speaking.add(slot)
-        self.counters.standing_tokens += len(ids)
+        length = int(self._ledger.length_S[slot]) + len(ids)
+        self._extends[slot] = _Extend(ids, self._room(length, max_tokens))
+        self._let_speak(slot, length, len(ids))
 
     def tick(self) -> list[Spoken]:
         """Carries out what was asked for, decodes once, and returns the generations that ended."""
@@ -155,68 +167,90 @@ class Engine:
             self._open_contexts()
             self._append_text()
             self._catch_up()
-            self._slots = self._decode(self._slots, self._params, self._root_key)
-        self._rows = None
-        self.counters.ticks += 1
-        return self._ended()
+            window = self.settings.window(max(int(self._ledger.cached_S[slot]) for slot in self._speaking))
+            self._slots, drawn = self._decode(self._slots, self._params, self._root_key, window=window)
+            self.counters.ticks += 1
+            return self._ended(jax.device_get(drawn))
 
     def take(self, slot: int) -> Recorded:
         """The slot's context as it stands after the last tick; the slot is free then."""
         if slot in self._speaking:
             raise RuntimeError(f"slot {slot} is still speaking")
-        ids_SC, logprob_SC, sampled_SC = self._fetch()
-        length = self._held.pop(slot).length
-        return Recorded(
-            tuple(ids_SC[slot, :length].tolist()),
-            tuple(logprob_SC[slot, :length].tolist()),
-            tuple(sampled_SC[slot, :length].tolist()),
-        )
+        del self._spoke_from[slot]
+        return self._ledger.record(slot)
+
+    def release(self) -> None:
+        """Frees every slot, whatever it was about to do."""
+        if self._spoke_from:
+            with jax.set_mesh(self._mesh):
+                self._slots = self._silence(self._slots)
+            self._begins, self._extends = {}, {}
+            self._spoke_from, self._speaking = {}, set()
 
     def warm_up(self, params) -> None:
         """Compiles every program that a tick may need, on slots that hold nothing."""
-        nobody_A = np.full(self._prefill_rows, self.settings.slots, np.int32)
         with jax.set_mesh(self._mesh):
-            self._slots = self._begin(self._slots, *self._begin_arguments({}))
+            self._slots = self._begin(self._slots, *self._begin_arguments({}, {}))
             for width in self.settings.prefill_buckets:
                 self._slots = self._extend(self._slots, *self._extend_arguments({}, width))
-                self._slots = self._prefill(self._slots, params, nobody_A, width=width)
-            self._slots = self._decode(self._slots, params, self._root_key)
-
-    @property
-    def _prefill_rows(self) -> int:
-        return min(self.settings.prefill_rows, self.settings.slots)
+            for window in self.settings.windows:
+                self._slots = self._share(self._slots, *self._share_arguments([], {}), window=window)
+                for width in self.settings.prefill_buckets:
+                    arguments = self._prefill_arguments({}, {}, width)
+                    self._slots = self._prefill(self._slots, params, *arguments, window=window)
+                self._slots, _ = self._decode(self._slots, params, self._root_key, window=window)
+            self._slots = self._silence(self._forget(self._slots, self._parts.nobody(1)))
 
     def _room(self, length: int, max_tokens: int) -> int:
         return min(max_tokens, self.settings.context_tokens - length)
 
-    def _bucket(self, tokens: int) -> int:
-        """The narrowest compiled width that holds so many tokens, or the widest there is."""
-        buckets = self.settings.prefill_buckets
-        return next((width for width in buckets if width >= tokens), buckets[-1])
+    def _let_speak(self, slot: int, length: int, added: int) -> None:
+        self._spoke_from[slot] = length
+        self._speaking.add(slot)
+        self.counters.standing_tokens += added
+        self.counters.prompt_tokens += length
 
     def _open_contexts(self) -> None:
-        if self._begins:
-            self._slots = self._begin(self._slots, *self._begin_arguments(self._begins))
+        ready: list[_Share] = []
+        kept: dict[int, int] = {}
+        for slot, begin in self._begins.items():
+            ids_T = np.array([id for part in begin.prompt.parts for id in part], np.int32)
+            source, tokens = self._ledger.best_source(slot, ids_T[:-1], self._parts.around(slot))
+            self.counters.shared_tokens += tokens
+            kept[slot] = tokens if source == slot else 0
+            if source != slot:
+                cached = self._ledger.cached_S[source] >= tokens
+                (ready if cached else self._waiting).append(_Share(source, slot, tokens))
+            self._ledger.open(slot, ids_T, kept[slot])
+        for some in _groups(list(self._begins), self.settings.prefill_rows):
+            arguments = self._begin_arguments({slot: self._begins[slot] for slot in some}, kept)
+            self._slots = self._begin(self._slots, *arguments)
         self._begins = {}
+        # Before any prefill and in this order: a source may have been opened anew, and loses what it held.
+        self._share_caches(ready)
 
-    def _begin_arguments(self, begins: dict[int, _Begin]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Padded]]:
-        slots = self.settings.slots
-        starts_S = np.zeros(slots, bool)
-        stream_S2 = np.zeros((slots, 2), np.uint32)
-        room_S = np.zeros(slots, np.int32)
-        for slot, begin in begins.items():
-            starts_S[slot], stream_S2[slot], room_S[slot] = True, begin.stream, begin.room
-        nothing = PromptIds((), (), (), (), ())
-        prompts = [begins[slot].prompt if slot in begins else nothing for slot in range(slots)]
-        rows_of_parts = zip(*(prompt.parts for prompt in prompts), strict=True)
-        parts = [pad(rows, width) for rows, width in zip(rows_of_parts, self._widths.parts, strict=True)]
-        return starts_S, stream_S2, room_S, parts
+    def _begin_arguments(self, begins: dict[int, _Begin], kept: dict[int, int]) -> tuple:
+        nothing = _Begin(PromptIds((), (), (), (), ()), (0, 0), 0)
+        rows = [*begins, *[self.settings.slots] * (self.settings.prefill_rows - len(begins))]
+        begins_A = [begins.get(slot, nothing) for slot in rows]
+        rows_of_parts = zip(*(begin.prompt.parts for begin in begins_A), strict=True)
+        return (
+            np.array(rows, np.int32),
+            np.array([begin.stream for begin in begins_A], np.uint32),
+            np.array([begin.room for begin in begins_A], np.int32),
+            np.array([kept.get(slot, 0) for slot in rows], np.int32),
+            [pad(ids, width) for ids, width in zip(rows_of_parts, self._widths.parts, strict=True)],
+        )
 
     def _append_text(self) -> None:
+        for slot, extend in self._extends.items():
+            self._ledger.add_text(slot, extend.ids)
         waiting = self._extends
         while waiting:
-            width = self._bucket(max(len(extend.ids) for extend in waiting.values()))
-            self._slots = self._extend(self._slots, *self._extend_arguments(waiting, width))
+            width = self.settings.prefill_width(max(len(extend.ids) for extend in waiting.values()))
+            for some in _groups(list(waiting), self.settings.prefill_rows):
+                arguments = self._extend_arguments({slot: waiting[slot] for slot in some}, width)
+                self._slots = self._extend(self._slots, *arguments)
             waiting = {
                 slot: _Extend(extend.ids[width:], extend.room)
                 for slot, extend in waiting.items()
@@ -224,43 +258,90 @@ class Engine:
             }
         self._extends = {}
 
-    def _extend_arguments(self, extends: dict[int, _Extend], width: int) -> tuple[Padded, np.ndarray]:
-        slots = self.settings.slots
-        added = pad([extends[slot].ids[:width] if slot in extends else () for slot in range(slots)], width)
-        room_S = np.zeros(slots, np.int32)
-        for slot, extend in extends.items():
-            room_S[slot] = extend.room
-        return added, room_S
+    def _extend_arguments(self, extends: dict[int, _Extend], width: int) -> tuple[np.ndarray, np.ndarray, Padded]:
+        rows = [*extends, *[self.settings.slots] * (self.settings.prefill_rows - len(extends))]
+        extends_A = [extends.get(slot, _Extend((), 0)) for slot in rows]
+        room_A = np.array([extend.room for extend in extends_A], np.int32)
+        return np.array(rows, np.int32), room_A, pad([extend.ids[:width] for extend in extends_A], width)
 
     def _catch_up(self) -> None:
-        while behind := [slot for slot in self._speaking if self._held[slot].behind > 0]:
-            behind.sort(key=lambda slot: self._held[slot].behind, reverse=True)
-            group = behind[: self._prefill_rows]
-            width = self._bucket(self._held[group[0]].behind)
-            row_A = np.full(self._prefill_rows, self.settings.slots, np.int32)
-            row_A[: len(group)] = group
-            self._slots = self._prefill(self._slots, self._params, row_A, width=width)
-            for slot in group:
-                tokens = min(width, self._held[slot].behind)
-                self._held[slot].cached += tokens
-                self.counters.prefilled_tokens += tokens
+        """Caches all that stands, but for the last tokens: what a slot waits for first, so that it can be copied."""
+        behind = set(self._speaking)
+        while behind:
+            ready = [share for share in self._waiting if self._ledger.cached_S[share.source] >= share.tokens]
+            self._waiting = [share for share in self._waiting if share not in ready]
+            self._share_caches(ready)
+            behind = {slot for slot in behind if self._ledger.behind(slot)}
+            able = behind - {share.target for share in self._waiting}
+            if able:
+                self._prefill_blocks(sorted(able, key=lambda slot: (-self._ledger.behind(slot), slot)))
 
-    def _ended(self) -> list[Spoken]:
-        room_S, length_S = jax.device_get((self._slots.room_S, self._slots.length_S))
+    def _prefill_blocks(self, slots: Sequence[int]) -> None:
+        """One call: for as many of these slots as it has rows for, in order, the next tokens that they are behind."""
+        width = self.settings.prefill_width(self._ledger.behind(slots[0]))
+        seats = self._parts.seats(slots, self.settings.rows_at(width))
+        blocks = {slot: min(width, self._ledger.behind(slot)) for slot in seats}
+        window = self.settings.window(max(int(self._ledger.cached_S[slot]) for slot in seats))
+        arguments = self._prefill_arguments(blocks, seats, width)
+        self._slots = self._prefill(self._slots, self._params, *arguments, window=window)
+        for slot, tokens in blocks.items():
+            self._ledger.cached_S[slot] += tokens
+            self.counters.prefilled_tokens += tokens
+
+    def _prefill_arguments(
+        self, blocks: dict[int, int], seats: dict[int, int], width: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        rows, ledger = self.settings.rows_at(width), self._ledger
+        row_A = self._parts.named({seats[slot]: slot for slot in blocks}, rows)
+        start_A = self._parts.values({seats[slot]: int(ledger.cached_S[slot]) for slot in blocks}, rows)
+        count_A = self._parts.values({seats[slot]: tokens for slot, tokens in blocks.items()}, rows)
+        ids_AW = np.zeros((len(row_A), width), np.int32)
+        for slot, tokens in blocks.items():
+            start = ledger.cached_S[slot]
+            ids_AW[seats[slot], :tokens] = ledger.ids_SC[slot, start : start + tokens]
+        return ids_AW, start_A, count_A, row_A
+
+    def _share_caches(self, shares: Sequence[_Share]) -> None:
+        """Copies these beginnings, those within one part of the mesh in order."""
+        left = {share.target: share for share in shares}
+        while left:
+            seats = self._parts.seats(left, self.settings.prefill_rows)
+            some = [left.pop(target) for target in seats]
+            window = self.settings.window(max(share.tokens for share in some))
+            self._slots = self._share(self._slots, *self._share_arguments(some, seats), window=window)
+            for share in some:
+                self._ledger.cached_S[share.target] = share.tokens
+
+    def _share_arguments(
+        self, shares: Sequence[_Share], seats: dict[int, int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = self.settings.prefill_rows
+        source_A = self._parts.named({seats[share.target]: share.source for share in shares}, rows)
+        target_A = self._parts.named({seats[share.target]: share.target for share in shares}, rows)
+        length_A = self._parts.values({seats[share.target]: share.tokens for share in shares}, rows)
+        return source_A, target_A, length_A
+
+    def _ended(self, drawn: sampler.Drawn) -> list[Spoken]:
         ended = []
         for slot in sorted(self._speaking):
-            held = self._held[slot]
-            self.counters.generated_tokens += int(length_S[slot]) - held.length
-            held.length = int(length_S[slot])
-            held.cached = held.length - 1
-            if room_S[slot] == 0:
-                ids_SC, _, _ = self._fetch()
-                ended.append(Spoken(slot, tuple(ids_SC[slot, held.spoke_from : held.length].tolist())))
+            added = int(drawn.length_S[slot] - self._ledger.length_S[slot])
+            self.counters.generated_tokens += added
+            self._ledger.add_drawn(slot, drawn.token_SJ[slot, :added], drawn.logprob_SJ[slot, :added])
+            if drawn.room_S[slot] == 0:
+                ids_T = self._ledger.ids_SC[slot, self._spoke_from[slot] : self._ledger.length_S[slot]]
+                ended.append(Spoken(slot, tuple(ids_T.tolist()), bool(drawn.sound_S[slot])))
         self._speaking -= {spoken.slot for spoken in ended}
+        self._clear([spoken.slot for spoken in ended if not spoken.sound])
         return ended
 
-    def _fetch(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, log-probabilities and marks of all slots, brought to the host at most once per tick."""
-        if self._rows is None:
-            self._rows = jax.device_get((self._slots.ids_SC, self._slots.logprob_SC, self._slots.sampled_SC))
-        return self._rows
+    def _clear(self, slots: Sequence[int]) -> None:
+        """Empties caches that may hold what is not finite."""
+        for slot in slots:
+            part = slot // self._parts.size
+            self._slots = self._forget(self._slots, self._parts.named({part: slot}, 1))
+            self._ledger.forget(slot)
+
+
+def _groups(slots: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(slots), size):
+        yield slots[start : start + size]

@@ -2,8 +2,8 @@
 
 A slot holds one context. Its ids stand in a row of `ids_SC`; the cache lags behind and never holds more than all
 tokens but the last, because decoding feeds the last token to learn the next. So text is added by writing ids
-(`begin`, `extend`), caught up with by `prefill` in compiled widths, and grown by `decode`. Nothing that the cache
-holds is ever computed again.
+(`begin`, `extend`), caught up with by `prefill` in compiled widths, and grown by `decode`. What another slot's cache
+holds already is copied (`share`), and nothing that a cache holds is computed again.
 """
 
 from __future__ import annotations
@@ -18,144 +18,219 @@ from jax.sharding import Mesh, NamedSharding
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.axes import spec
-from memsearcher_jax.model.cache import CACHE_AXES, Cache
+from memsearcher_jax.model.cache import CACHE_AXES, Cache, Growing, Reading, Recent, clear_rows, copy_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import Padded, place, splice
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.logits import draw
+from memsearcher_jax.sampling.speculation import propose, verified
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Texts:
+    """S contexts of capacity C, as ids."""
+
+    ids_SC: Array  # int32: every token of the context, sampled or not
+    length_S: Array  # int32: tokens that stand in ids_SC
+    room_S: Array  # int32: tokens that the present generation may still add; 0: the slot does not speak
+    stream_S2: Array  # uint32: trajectory and context number, the name of the slot's random draws
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Slots:
-    """S contexts of capacity C."""
+    """The sampler's whole state."""
 
-    ids_SC: Array  # int32: every token of the context, sampled or not
-    logprob_SC: Array  # float32: behaviour log-probability where sampled, 0 elsewhere
-    sampled_SC: Array  # bool: the policy's own tokens
-    length_S: Array  # int32: tokens that stand in ids_SC
-    room_S: Array  # int32: tokens that the present generation may still add; 0: the slot does not speak
-    stream_S2: Array  # uint32: trajectory and context number, the name of the slot's random draws
-    cache: Cache  # cache.length_B <= length_S - 1
+    texts: Texts
+    cache: Cache  # cache.length_B <= texts.length_S - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """What one call of `decode` added to each slot, and how the slot stands after it. J columns, left-aligned."""
+
+    token_SJ: Array  # int32; columns past what the slot's length grew by mean nothing
+    logprob_SJ: Array  # float32: behaviour log-probability
+    length_S: Array  # int32
+    room_S: Array  # int32; 0: the generation has ended
+    sound_S: Array  # bool; False: the generation ended because its logits were not finite
 
 
 def empty_slots(model: ModelConfig, settings: SamplingConfig) -> Slots:
     """S slots that hold nothing."""
     rows, capacity = settings.slots, settings.context_tokens
-    return Slots(
+    texts = Texts(
         ids_SC=jnp.zeros((rows, capacity), jnp.int32),
-        logprob_SC=jnp.zeros((rows, capacity), jnp.float32),
-        sampled_SC=jnp.zeros((rows, capacity), bool),
         length_S=jnp.zeros(rows, jnp.int32),
         room_S=jnp.zeros(rows, jnp.int32),
         stream_S2=jnp.zeros((rows, 2), jnp.uint32),
-        cache=Cache.empty(model, rows, capacity),
     )
+    return Slots(texts, Cache.empty(model, rows, capacity))
 
 
 def slot_shardings(mesh: Mesh) -> Slots:
     """A `Slots` with a sharding in place of each array: slots over the mesh's rows, heads over its tensor axis."""
-    row = NamedSharding(mesh, spec(("batch",)))
-    rows = NamedSharding(mesh, spec(("batch", None)))
+    row, rows = NamedSharding(mesh, spec(("batch",))), NamedSharding(mesh, spec(("batch", None)))
     cache = NamedSharding(mesh, spec(CACHE_AXES))
-    return Slots(
-        ids_SC=rows,
-        logprob_SC=rows,
-        sampled_SC=rows,
-        length_S=row,
-        room_S=row,
-        stream_S2=rows,
-        cache=Cache(k_LBKCH=cache, v_LBKCH=cache, length_B=row),
+    return Slots(Texts(rows, row, row, rows), Cache(k_LBKCH=cache, v_LBKCH=cache, length_B=row))
+
+
+def begin(
+    slots: Slots, row_A: Array, stream_A2: Array, room_A: Array, cached_A: Array, parts: Sequence[Padded]
+) -> Slots:
+    """Opens a fresh context in the slots `row_A`: the spliced prompt, a new random stream.
+
+    The slot's cache keeps its first `cached_A` entries, which are those of the prompt's first tokens. A row number of
+    S means nobody, here and in `extend`.
+    """
+    texts, prompt = slots.texts, splice(parts)
+    texts = Texts(
+        ids_SC=place(texts.ids_SC, jnp.zeros_like(row_A), prompt, row_A),
+        length_S=texts.length_S.at[row_A].set(prompt.length_S, mode="drop"),
+        room_S=texts.room_S.at[row_A].set(room_A, mode="drop"),
+        stream_S2=texts.stream_S2.at[row_A].set(stream_A2, mode="drop"),
     )
+    return Slots(texts, replace(slots.cache, length_B=slots.cache.length_B.at[row_A].set(cached_A, mode="drop")))
 
 
-def begin(slots: Slots, starts_S: Array, stream_S2: Array, room_S: Array, parts: Sequence[Padded]) -> Slots:
-    """Opens a fresh context in every slot where `starts_S`: the spliced prompt, an empty cache, a new random stream."""
-    prompt = splice(parts)
-    prompt = replace(prompt, length_S=jnp.where(starts_S, prompt.length_S, 0))
-    kept_S1 = ~starts_S[:, None]
-    return Slots(
-        ids_SC=place(slots.ids_SC, jnp.zeros_like(prompt.length_S), prompt),
-        logprob_SC=jnp.where(kept_S1, slots.logprob_SC, 0.0),
-        sampled_SC=slots.sampled_SC & kept_S1,
-        length_S=jnp.where(starts_S, prompt.length_S, slots.length_S),
-        room_S=jnp.where(starts_S, room_S, slots.room_S),
-        stream_S2=jnp.where(starts_S[:, None], stream_S2, slots.stream_S2),
-        cache=replace(slots.cache, length_B=jnp.where(starts_S, 0, slots.cache.length_B)),
+def extend(slots: Slots, row_A: Array, room_A: Array, added: Padded) -> Slots:
+    """Appends text to the contexts of the slots `row_A` and lets them speak after it."""
+    texts = slots.texts
+    start_A = texts.length_S.at[row_A].get(mode="fill", fill_value=0)
+    texts = replace(
+        texts,
+        ids_SC=place(texts.ids_SC, start_A, added, row_A),
+        length_S=texts.length_S.at[row_A].add(added.length_S, mode="drop"),
+        room_S=texts.room_S.at[row_A].set(room_A, mode="drop"),
     )
+    return replace(slots, texts=texts)
 
 
-def extend(slots: Slots, added: Padded, room_S: Array) -> Slots:
-    """Appends text to contexts; rows of length 0 stay as they are. Positive `room_S` lets a slot speak after it."""
-    return replace(
-        slots,
-        ids_SC=place(slots.ids_SC, slots.length_S, added),
-        length_S=slots.length_S + added.length_S,
-        room_S=jnp.where(room_S > 0, room_S, slots.room_S),
-    )
+def share(slots: Slots, source_A: Array, target_A: Array, length_A: Array, *, window: int) -> Slots:
+    """The cache's first `length_A` entries of the slots `source_A` become those of the slots `target_A`.
+
+    Source and target name slots as `model.cache` names rows. No length may exceed `window`.
+    """
+    return replace(slots, cache=copy_rows(slots.cache, source_A, target_A, length_A, window))
 
 
-def prefill(model: ModelConfig, slots: Slots, params, row_A: Array, *, width: int) -> Slots:
-    """Caches up to `width` more standing tokens of the slots `row_A`; a row number of S means nobody."""
-    length_A = slots.length_S.at[row_A].get(mode="fill", fill_value=0)
-    cache = Cache(
-        k_LBKCH=slots.cache.k_LBKCH.at[:, row_A].get(mode="fill", fill_value=0),
-        v_LBKCH=slots.cache.v_LBKCH.at[:, row_A].get(mode="fill", fill_value=0),
-        length_B=slots.cache.length_B.at[row_A].get(mode="fill", fill_value=0),
-    )
-    position_AW = cache.length_B[:, None] + jnp.arange(width)
-    ids_AW = slots.ids_SC.at[row_A[:, None], position_AW].get(mode="fill", fill_value=0)
-    # The last standing token stays out: decode feeds it.
-    stands_AW = (position_AW < length_A[:, None] - 1).astype(jnp.int32)
-    _, cache = qwen.forward(params, model, ids_AW, position_AW, stands_AW, cache, output="hidden")
-    written = Cache(
-        k_LBKCH=slots.cache.k_LBKCH.at[:, row_A].set(cache.k_LBKCH, mode="drop"),
-        v_LBKCH=slots.cache.v_LBKCH.at[:, row_A].set(cache.v_LBKCH, mode="drop"),
-        length_B=slots.cache.length_B.at[row_A].set(cache.length_B, mode="drop"),
-    )
-    return replace(slots, cache=written)
+def forget(slots: Slots, row_A: Array) -> Slots:
+    """The slots `row_A`, named as `model.cache` names rows, with nothing in their cache."""
+    return replace(slots, cache=clear_rows(slots.cache, row_A))
+
+
+def silence(slots: Slots) -> Slots:
+    """Slots that have nothing to say."""
+    return replace(slots, texts=replace(slots.texts, room_S=jnp.zeros_like(slots.texts.room_S)))
+
+
+def prefill(
+    model: ModelConfig,
+    slots: Slots,
+    params,
+    ids_AW: Array,
+    start_A: Array,
+    count_A: Array,
+    row_A: Array,
+    *,
+    window: int,
+) -> Slots:
+    """Caches the first `count_A` of these tokens, which stand at `start_A` on, behind what the slots `row_A` hold.
+
+    `row_A` names slots as `model.cache` names rows. No start may exceed `window`.
+    """
+    column_W = jnp.arange(ids_AW.shape[1])
+    position_AW = start_A[:, None] + column_W
+    stands_AW = (column_W < count_A[:, None]).astype(jnp.int32)
+    reading = Reading(slots.cache, window, row_A)
+    _, cache = qwen.forward(params, model, ids_AW, position_AW, stands_AW, reading, output="hidden")
+    return replace(slots, cache=cache)
 
 
 def decode(
-    model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], slots: Slots, params, root_key: Array
-) -> Slots:
+    model: ModelConfig,
+    settings: SamplingConfig,
+    stop_ids: tuple[int, ...],
+    slots: Slots,
+    params,
+    root_key: Array,
+    *,
+    window: int,
+) -> tuple[Slots, Drawn]:
     """Up to `settings.decode_tokens` tokens for every slot that speaks; ends early when none does.
 
     A draw is keyed by the slot's stream and the token's position alone: it does not depend on the slot, on what shares
-    the batch, or on when the slot was scheduled.
+    the batch, on when the slot was scheduled, or on whether the token was guessed. No cache of a slot that speaks may
+    hold more than `window` entries.
     """
-    rows = jnp.arange(slots.length_S.shape[0])
-    stream_key_S = jax.vmap(lambda stream: jax.random.fold_in(jax.random.fold_in(root_key, stream[0]), stream[1]))(
-        slots.stream_S2
+    width = 1 + settings.draft_tokens
+    steps = max(1, settings.decode_tokens // width)
+    rows_S1, column_T = jnp.arange(settings.slots)[:, None], jnp.arange(width)
+    opening_S1 = slots.texts.length_S[:, None]
+    reading = Reading(slots.cache, window)
+    stop_K = jnp.array(stop_ids, jnp.int32)
+    key_S = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
+        slots.texts.stream_S2
     )
 
-    def speaking(carry: tuple[Array, Slots]) -> Array:
-        step, slots = carry
-        return (step < settings.decode_tokens) & jnp.any(slots.room_S > 0)
+    def speaking(carry) -> Array:
+        step, texts, *_ = carry
+        return (step < steps) & jnp.any(texts.room_S > 0)
 
-    def step(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
-        step, slots = carry
-        speaks_S = slots.room_S > 0
-        last_S = slots.length_S - 1
-        ids_S1 = slots.ids_SC[rows, last_S][:, None]
-        hidden_S1D, cache = qwen.forward(
-            params, model, ids_S1, last_S[:, None], speaks_S[:, None].astype(jnp.int32), slots.cache, output="hidden"
+    def step(carry):
+        number, texts, recent, token_SJ, logprob_SJ, sound_S = carry
+        speaks_S1 = texts.room_S[:, None] > 0
+        last_S1 = texts.length_S[:, None] - 1
+        draft_SD, guessed_S = propose(texts.ids_SC, texts.length_S, settings.draft_tokens)
+        ids_ST = jnp.concatenate([texts.ids_SC[rows_S1, last_S1], draft_SD], axis=1)
+        segment_ST = speaks_S1 & (column_T <= guessed_S[:, None])
+        hidden_STD, grown = qwen.forward(
+            params,
+            model,
+            ids_ST,
+            last_S1 + column_T,
+            segment_ST.astype(jnp.int32),
+            Growing(reading, recent),
+            output="hidden",
         )
-        logits_SV = qwen.logits(params, model, hidden_S1D)[:, 0]
-        key_S = jax.vmap(jax.random.fold_in)(stream_key_S, slots.length_S)
-        token_S, logprob_S = draw(logits_SV, key_S, settings)
-        column_S = jnp.where(speaks_S, slots.length_S, slots.ids_SC.shape[1])
-        stopped_S = jnp.isin(token_S, jnp.array(stop_ids))
-        slots = replace(
-            slots,
-            ids_SC=slots.ids_SC.at[rows, column_S].set(token_S, mode="drop"),
-            logprob_SC=slots.logprob_SC.at[rows, column_S].set(logprob_S, mode="drop"),
-            sampled_SC=slots.sampled_SC.at[rows, column_S].set(True, mode="drop"),
-            length_S=slots.length_S + speaks_S,
-            room_S=jnp.where(speaks_S & ~stopped_S, slots.room_S - 1, 0),
-            cache=cache,
-        )
-        return step + 1, slots
+        logits_STV = qwen.logits(params, model, hidden_STD)
+        position_ST = texts.length_S[:, None] + column_T
+        key_ST = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_S, position_ST)
+        flat = (logits_STV.reshape(-1, logits_STV.shape[-1]), key_ST.reshape(-1))
+        token_ST, logprob_ST = (x.reshape(position_ST.shape) for x in draw(*flat, settings))
 
-    _, slots = jax.lax.while_loop(speaking, step, (jnp.int32(0), slots))
-    return slots
+        stops_ST = jnp.isin(token_ST, stop_K)
+        finite_ST = jnp.isfinite(logprob_ST)
+        taken_ST = segment_ST & verified(token_ST, draft_SD, ends_ST=stops_ST | ~finite_ST)
+        sound_S &= ~jnp.any(taken_ST & ~finite_ST, axis=1)
+        taken_ST &= finite_ST & (column_T < texts.room_S[:, None])
+        added_S = jnp.sum(taken_ST, axis=1, dtype=jnp.int32)
+        goes_on_S = sound_S & ~jnp.any(taken_ST & stops_ST, axis=1)
+
+        def place_taken(values_SX: Array, new_ST: Array, start_S1: Array) -> Array:
+            column_ST = jnp.where(taken_ST, start_S1 + column_T, values_SX.shape[1])
+            return values_SX.at[rows_S1, column_ST].set(new_ST, mode="drop")
+
+        texts = replace(
+            texts,
+            ids_SC=place_taken(texts.ids_SC, token_ST, texts.length_S[:, None]),
+            length_S=texts.length_S + added_S,
+            room_S=jnp.where(goes_on_S, texts.room_S - added_S, 0),
+        )
+        # Of the tokens that were fed, those that turned out to stand in the context are kept.
+        recent = grown.with_visible(taken_ST, at=recent.used)
+        offset_S1 = position_ST[:, :1] - opening_S1
+        token_SJ = place_taken(token_SJ, token_ST, offset_S1)
+        logprob_SJ = place_taken(logprob_SJ, logprob_ST, offset_S1)
+        return number + 1, texts, recent, token_SJ, logprob_SJ, sound_S
+
+    shape_SJ = (settings.slots, steps * width)
+    recent = Recent.empty(slots.cache, steps * width)
+    nothing = (jnp.zeros(shape_SJ, jnp.int32), jnp.zeros(shape_SJ, jnp.float32), jnp.ones(settings.slots, bool))
+    _, texts, recent, *drawn = jax.lax.while_loop(speaking, step, (jnp.int32(0), slots.texts, recent, *nothing))
+    token_SJ, logprob_SJ, sound_S = drawn
+    recent = recent.closed_up() if settings.draft_tokens else recent
+    cache = slots.cache.append(recent.k_LBKJH, recent.v_LBKJH, recent.visible_BJ.astype(jnp.int32))
+    return Slots(texts, cache), Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)

@@ -1,0 +1,114 @@
+"""Searches beside the sampler: gathered into batches, run in threads, given up when they take too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from memsearcher_jax.agent.types import Find, Found
+from memsearcher_jax.retrieval.search import Searcher
+
+Asker = TypeVar("Asker")
+Answer = tuple[Found, ...]
+
+
+@dataclass(frozen=True)
+class _UnderWay(Generic[Asker]):
+    """One call of the searcher, in a thread of its own."""
+
+    asked: tuple[tuple[Asker, Find], ...]
+    future: futures.Future[list[Answer]]
+    deadline: float  # of time.monotonic
+
+
+class SearchDesk(Generic[Asker]):
+    """Takes requests at any time and hands the answers back to whoever asked.
+
+    One batch runs at a time, and what is asked meanwhile makes the next. A batch that fails, or has no answer in
+    `seconds`, is asked again, each request alone and all at once: so a bad request spoils no other. What fails then
+    is answered with its error. A call that never returns keeps its thread, which does not keep the process.
+    """
+
+    def __init__(self, searcher: Searcher, seconds: float):
+        self._searcher = searcher
+        self._seconds = seconds
+        self._waiting: list[tuple[Asker, Find]] = []
+        self._under_way: list[_UnderWay[Asker]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._waiting or self._under_way)
+
+    def ask(self, asker: Asker, find: Find) -> None:
+        self._waiting.append((asker, find))
+
+    def start(self) -> None:
+        """Begins the next batch, if none is under way."""
+        if self._waiting and not self._under_way:
+            self._under_way.append(self._begin(tuple(self._waiting)))
+            self._waiting = []
+
+    def answers(self) -> Iterator[tuple[Asker, Answer]]:
+        """What has been answered, or given up, since the last time."""
+        now = time.monotonic()
+        for call in list(self._under_way):
+            if not call.future.done() and now < call.deadline:
+                continue
+            self._under_way.remove(call)
+            error = call.future.exception() if call.future.done() else _late(self._seconds)
+            if error is None:
+                yield from zip((asker for asker, _ in call.asked), call.future.result(), strict=True)
+            elif len(call.asked) > 1:
+                self._under_way += [self._begin((one,)) for one in call.asked]
+            else:
+                ((asker, find),) = call.asked
+                yield asker, _failed(find, error)
+
+    def wait(self) -> None:
+        """Returns when `answers` has something to look at."""
+        left = min(call.deadline for call in self._under_way) - time.monotonic()
+        futures.wait([call.future for call in self._under_way], max(0.0, left), futures.FIRST_COMPLETED)
+
+    def _begin(self, asked: tuple[tuple[Asker, Find], ...]) -> _UnderWay[Asker]:
+        future: futures.Future[list[Answer]] = futures.Future()
+
+        def work() -> None:
+            try:
+                future.set_result(_search(self._searcher, [find for _, find in asked]))
+            except Exception as error:
+                future.set_exception(error)
+
+        # An executor's threads are joined when the process ends, so that one hanging search would keep it alive.
+        threading.Thread(target=work, daemon=True).start()
+        return _UnderWay(asked, future, time.monotonic() + self._seconds)
+
+
+def search_all(searcher: Searcher, finds: Sequence[Find]) -> list[Answer]:
+    """All queries of all `finds` in one batched call, at the largest top_n asked for; each gets its own share back.
+
+    A failed search is an answer too: the workflow decides what becomes of its trajectory.
+    """
+    try:
+        return _search(searcher, finds)
+    except Exception as error:
+        return [_failed(find, error) for find in finds]
+
+
+def _search(searcher: Searcher, finds: Sequence[Find]) -> list[Answer]:
+    queries = [query for find in finds for query in find.queries]
+    passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
+    found = iter([Found(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)])
+    return [tuple(next(found) for _ in find.queries) for find in finds]
+
+
+def _late(seconds: float) -> Exception:
+    return TimeoutError(f"no answer in {seconds:g} s")
+
+
+def _failed(find: Find, error: BaseException) -> Answer:
+    return (Found(error=f"{type(error).__name__}: {error}"),) * len(find.queries)
