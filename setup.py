@@ -9,6 +9,7 @@ RUNTIME = [
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
     "tensorflow-datasets>=4.9.10,<5",
+    "pyarrow>=26,<27",
     "array_record>=0.8.6,<0.9",
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",

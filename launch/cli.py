@@ -28,6 +28,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from memsearcher_jax.config import RunConfig, check, differences, from_dict, settings, to_dict
+from memsearcher_jax.data.problems import Problems
 from memsearcher_jax.rl.run_folder import INDEX, is_run, is_vacant, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -165,6 +166,14 @@ def refuse_resume(flags: Command, what: str) -> None:
     """For programs that do one short thing."""
     if flags.resume:
         raise ValueError(f"--resume: {what} has nothing to go on with; leave the flag out")
+
+
+def tell_skipped(problems: Problems) -> None:
+    """Says on stderr how many rows of the question files were left out, and why the first was."""
+    if problems.skipped_count:
+        print(
+            f"{problems.skipped_count} malformed rows are left out; the first: {problems.skipped[0]}", file=sys.stderr
+        )
 
 
 def write_json(file: Path | None, result: dict[str, Any]) -> None:

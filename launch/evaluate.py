@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> None:
             training=False,
             index=cli.standing_index(flags.run),
         )
+        cli.tell_skipped(run.problems)
         params = build.sampler_params(run, start.starting_params(run))
         driver = build.make_driver(run, evaluation=True)
         cli.write_json(out / WEIGHTS_FILE, weights)

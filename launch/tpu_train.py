@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> None:
             cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / FILE_NAME)})
             return
         run = build.prepare(with_own_tokenizer(out, config) if flags.resume else config, out)
+        cli.tell_skipped(run.problems)
         begin = start.resumed(run, out) if flags.resume else start.fresh(run)
         for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
             print(f"{out}: {name} was {then!r} and is {now!r} from now on", file=sys.stderr)

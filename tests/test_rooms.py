@@ -16,7 +16,7 @@ JSONL = f"{PACKAGE}.jsonl"
 TYPES = f"{PACKAGE}.agent.types"
 ROOMS = {
     "agent": {TYPES},
-    "data": {TYPES, JSONL, "numpy", "tensorflow_datasets"},
+    "data": {TYPES, JSONL, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s", "fastapi", "pydantic"},
     "model": {"numpy", "jax", "flax", "safetensors"},  # the only room with flax
     "sampling": {f"{PACKAGE}.model", "numpy", "jax"},

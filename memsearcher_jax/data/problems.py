@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from memsearcher_jax.agent.types import Problem
+from memsearcher_jax.data.sources import resolve
 from memsearcher_jax.data.world import WorldConfig, make_world
-from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,12 @@ class DataConfig:
     """Where the questions come from. With neither train nor test files, it is the embedded world."""
 
     train: tuple[str, ...] = ()
-    """JSONL files of training questions (FlashRAG layout: id, question, golden_answers), plain or .gz."""
+    """Training questions: names of benchmarks in data.root (the paper: nq hotpotqa), or files in FlashRAG's layout
+    (JSONL with id, question, golden_answers, plain or .gz) or Search-R1's (.parquet)."""
     test: tuple[str, ...] = ()
-    """JSONL files of test questions, likewise."""
+    """Test questions, likewise; a name means the split that numbers are reported on, name:split another."""
+    root: str = ""
+    """Folder of the benchmarks as FlashRAG publishes them: nq/train.jsonl and so on."""
     malformed: Literal["refuse", "skip"] = "refuse"
     """A row that cannot be used ends the command (refuse), or is left out and counted (skip)."""
     world: WorldConfig = field(default_factory=WorldConfig)
@@ -38,7 +41,8 @@ class Problems:
 
     train: Sequence[Problem]
     test: Sequence[Problem]
-    skipped: tuple[str, ...] = ()  # one line for each row that was left out
+    skipped: tuple[str, ...] = ()  # one line for each row that was left out, of the first thousand of a file
+    skipped_count: int = 0
 
 
 def load(config: DataConfig, directory: Path) -> Problems:
@@ -48,61 +52,24 @@ def load(config: DataConfig, directory: Path) -> Problems:
       FileNotFoundError, ValueError: one line that names the file, and the line where there is one.
     """
     # Imported here: it takes most of a second, and a config must read quickly.
-    from memsearcher_jax.data.builder import store
+    from memsearcher_jax.data.builder import Mixture, store, store_file
 
-    skipped: list[str] = []
     if config.embedded:
         world = make_world(config.world)
-        splits = {"train": world.train, "test": world.test}
-    else:
-        refuse = config.malformed == "refuse"
-        splits = {
-            split: [problem for file in files for problem in read_questions(file, None if refuse else skipped.append)]
-            for split, files in (("train", config.train), ("test", config.test))
-        }
-    stored = store(splits, directory)
-    return Problems(stored.get("train", ()), stored.get("test", ()), tuple(skipped))
-
-
-def read_questions(path: str | Path, skip: Callable[[str], Any] | None = None) -> list[Problem]:
-    """Read a JSONL file of FlashRAG question rows: `id`, `question`, `golden_answers`, perhaps `metadata`.
-
-    Args:
-      skip: is told, in one line, of each malformed row, which is then left out; without it such a row is an error.
-
-    Raises:
-      FileNotFoundError, ValueError: no such file, no usable row, or (`MalformedRow`, with file and line) JSON that
-        cannot be read, a field that is missing or of the wrong type, or an id that was there before.
-    """
-    problems: dict[str, Problem] = {}
-    for where, line in numbered_lines(Path(path)):
-        try:
-            problem = _problem(where, parse_object(where, line))
-            if problem.id in problems:
-                raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
-        except MalformedRow as error:
-            if skip is None:
-                raise
-            skip(str(error))
-            continue
-        problems[problem.id] = problem
-    if not problems:
-        raise ValueError(f"{path}: holds no questions")
-    return list(problems.values())
-
-
-def _problem(where: str, row: dict[str, Any]) -> Problem:
-    answers = row.get("golden_answers")
-    if not isinstance(answers, list) or not answers:
-        raise MalformedRow(f'{where}: field "golden_answers" must be a list with at least one answer')
-    metadata = row.get("metadata")
-    if not isinstance(metadata, dict | None):
-        raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
-    return Problem(
-        id=id_field(where, row),
-        question=text_field(where, row, "question"),
-        golden_answers=tuple(checked_text(where, "golden_answers", answer) for answer in answers),
-        metadata=metadata or {},
+        stored = store({"train": world.train, "test": world.test}, directory)
+        return Problems(stored.get("train", ()), stored.get("test", ()))
+    sources = {
+        split: [resolve(entry, split, config.root) for entry in entries]
+        for split, entries in (("train", config.train), ("test", config.test))
+    }
+    skip = config.malformed == "skip"
+    files = {split: [store_file(one, directory, skip=skip) for one in several] for split, several in sources.items()}
+    both = (*files["train"], *files["test"])
+    return Problems(
+        Mixture(tuple(file.problems for file in files["train"])),
+        Mixture(tuple(file.problems for file in files["test"])),
+        tuple(line for file in both for line in file.skipped),
+        sum(file.skipped_count for file in both),
     )
 
 
@@ -135,10 +102,20 @@ class ProblemStream:
 
     def take(self, position: int, count: int) -> list[Problem]:
         """The `count` problems from `position` on, counted from the start of the first epoch."""
+        return self.share(position, count, host=0, hosts=1)
+
+    def share(self, position: int, count: int, *, host: int, hosts: int) -> list[Problem]:
+        """What one of several hosts gets of `take(position, count)`; the hosts' shares in order are the whole.
+
+        Positions count the problems of all hosts together: a run goes on from the same one on any number of hosts.
+        """
+        if not 0 <= host < hosts:
+            raise ValueError(f"host {host} is not one of {hosts} hosts")
+        start, stop = (position + count * one // hosts for one in (host, host + 1))
         size = len(self.problems)
         taken: list[Problem] = []
-        while len(taken) < count:
-            epoch, start = divmod(position + len(taken), size)
+        while (at := start + len(taken)) < stop:
+            epoch, first = divmod(at, size)
             order = np.random.default_rng((self.seed, epoch)).permutation(size)
-            taken += [self.problems[int(row)] for row in order[start : start + count - len(taken)]]
+            taken += [self.problems[int(row)] for row in order[first : first + stop - at]]
         return taken

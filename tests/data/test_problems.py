@@ -3,13 +3,16 @@ import json
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from memsearcher_jax.agent.types import Problem
-from memsearcher_jax.data.problems import DataConfig, check_questions, load, read_questions
+from memsearcher_jax.data.problems import DataConfig, check_questions, load
+from memsearcher_jax.data.questions import read_questions
+from memsearcher_jax.data.sources import SPLITS, resolve
 from memsearcher_jax.data.world import WorldConfig, make_world
 
-BENCHMARKS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 SMALL = WorldConfig(train_people=16, test_people=16, other_people=0, train_questions=12, test_questions=6)
 
 
@@ -84,7 +87,10 @@ def test_load_joins_files_and_counts_what_it_skips(tmp_path):
     problems = load(config, tmp_path / "data")
     assert [(p.id, p.question) for p in problems.train] == [("0", "Who?"), ("0", "Why?"), ("1", "Who?")]
     assert list(problems.test) == []
-    assert len(problems.skipped) == 1 and problems.skipped[0].startswith(f"{first}:2: not JSON")
+    again = load(config, tmp_path / "data")
+    assert list(again.train) == list(problems.train)
+    for one in (problems, again):
+        assert one.skipped_count == len(one.skipped) == 1 and one.skipped[0].startswith(f"{first}:2: not JSON")
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
         load(DataConfig(train=(str(first),)), tmp_path / "data")
 
@@ -103,15 +109,154 @@ def test_without_files_it_is_the_embedded_world(tmp_path):
     assert (tuple(problems.train), tuple(problems.test)) == (world.train, world.test)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_loads_the_benchmarks(shared, tmp_path, name):
-    (path,) = (shared / "data" / "benchmarks" / name).glob("*.jsonl")
+@pytest.mark.parametrize("name", SPLITS)
+def test_loads_the_benchmarks_by_name(shared, tmp_path, name):
+    root = shared / "data" / "benchmarks"
+    (path,) = (root / name).glob("*.jsonl")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    problems = load(DataConfig(test=(str(path),)), tmp_path).test
+    problems = load(DataConfig(test=(name,), root=str(root)), tmp_path / "data").test
     assert len(problems) == (75 if name == "bamboogle" else 300)
-    assert [(p.id, p.question, list(p.golden_answers)) for p in problems] == [
-        (r["id"], r["question"], r["golden_answers"]) for r in rows
+    assert [(p.id, p.question, list(p.golden_answers), p.metadata) for p in problems] == [
+        (f"{name}/{r['id']}", r["question"], r["golden_answers"], {"source": name}) for r in rows
     ]
+    as_file = load(DataConfig(test=(str(path),)), tmp_path / "data").test
+    assert [p.id for p in as_file] == [r["id"] for r in rows], "a file keeps its ids"
+
+
+@pytest.fixture
+def flashrag(tmp_path):
+    """A folder of benchmarks; ids repeat between them, as in the published files."""
+    for name, split, count in (("nq", "train", 5), ("hotpotqa", "train", 3), ("nq", "test", 2), ("nq", "dev", 1)):
+        folder = tmp_path / "flashrag" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}.jsonl").write_bytes(b"".join(row(id=f"{split}_{n}") for n in range(count)))
+    (tmp_path / "flashrag" / "hotpotqa" / "dev.jsonl.gz").write_bytes(gzip.compress(row(id="dev_0")))
+    return tmp_path / "flashrag"
+
+
+def test_the_mixture_of_the_paper(flashrag, tmp_path):
+    config = DataConfig(train=("nq", "hotpotqa"), test=("nq", "hotpotqa", "nq:dev"), root=str(flashrag))
+    problems = load(config, tmp_path / "data")
+    assert [p.id for p in problems.train] == [f"nq/train_{n}" for n in range(5)] + [
+        f"hotpotqa/train_{n}" for n in range(3)
+    ]
+    assert [p.id for p in problems.test] == ["nq/test_0", "nq/test_1", "hotpotqa/dev_0", "nq/dev_0"]
+    assert problems.train[-1] == problems.train[7] and problems.train[4:6] == tuple(problems.train)[4:6]
+    with pytest.raises(IndexError):
+        problems.train[8]
+
+
+@pytest.mark.parametrize(
+    ("entry", "split", "message"),
+    [
+        ("popqa", "train", "data.train popqa: popqa has no questions for train, only for test"),
+        ("hotpotqa:test", "test", "hotpotqa has no questions for test, only for train, dev"),
+        ("nq:", "test", "nq/test.jsonl: no such file"),
+        ("musique", "test", "musique/dev.jsonl: no such file"),
+    ],
+)
+def test_names_that_mean_nothing(tmp_path, entry, split, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        resolve(entry, split, str(tmp_path))
+
+
+def test_names_and_files():
+    with pytest.raises(ValueError, match=r"data\.test nq: set data\.root to the folder that holds nq/test\.jsonl"):
+        resolve("nq", "test", "")
+    for path in ("./nq", "nq.jsonl", "folder/nq", "C:nq"):
+        assert str(resolve(path, "test", "root").path) == path.removeprefix("./")
+        assert resolve(path, "test", "root").name == ""
+
+
+def search_r1(**changes):
+    """A row as Search-R1's preparation writes it."""
+    fields = {
+        "id": "train_0",
+        "question": "Who?",
+        "golden_answers": ["Ann"],
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "Answer the given question. Question: Who?"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann", "Änn"]}},
+        "extra_info": {"index": 0, "split": "train"},
+    }
+    return {name: value for name, value in (fields | changes).items() if value is not ...}
+
+
+def test_reads_search_r1s_parquet(tmp_path):
+    path = tmp_path / "train.parquet"
+    rows = [
+        search_r1(),
+        search_r1(data_source="hotpotqa"),
+        search_r1(id="train_1", question="誰?", golden_answers=None),
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    expected = [
+        Problem("nq/train_0", "Who?", ("Ann",), {"source": "nq"}),
+        Problem("hotpotqa/train_0", "Who?", ("Ann",), {"source": "hotpotqa"}),
+        Problem("nq/train_1", "誰?", ("Ann", "Änn"), {"source": "nq"}),
+    ]
+    assert read_questions(path) == expected
+    assert list(load(DataConfig(train=(str(path),)), tmp_path / "data").train) == expected
+    only = [search_r1(golden_answers=..., reward_model={"ground_truth": ["Ann"]}, data_source=..., prompt=...)]
+    parquet.write_table(pa.Table.from_pylist(only), path)
+    assert read_questions(path) == [Problem("train_0", "Who?", ("Ann",))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": ...}, 'no field "question"'),
+        ({"question": None}, 'field "question" must be text, found NoneType'),
+        ({"question": " "}, 'field "question" is empty'),
+        ({"id": 1.5}, 'field "id" must be text, found float'),
+        ({"golden_answers": []}, 'field "golden_answers" must be a list with at least one answer'),
+        ({"golden_answers": None, "reward_model": None}, 'field "golden_answers" must be a list'),
+        ({"golden_answers": None, "reward_model": {"style": "rule"}}, 'field "golden_answers" must be a list'),
+        ({"golden_answers": [1]}, 'field "golden_answers" must be text, found int'),
+        ({"data_source": 3}, 'field "data_source" must be text, found int'),
+    ],
+)
+def test_a_malformed_parquet_row(tmp_path, changes, message):
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist([search_r1(**changes)]), path)
+    with pytest.raises(ValueError) as caught:
+        read_questions(path)
+    assert str(caught.value).startswith(f"{path}:1: {message}")
+    with pytest.raises(ValueError, match="holds no questions"):
+        read_questions(path, skip=lambda line: None)
+
+
+def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
+    path = tmp_path / "train.parquet"
+    rows = [search_r1(id=f"train_{n}", question="" if n == 2 else "Who?") for n in range(4)] + [search_r1()]
+    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    problems = load(DataConfig(train=(str(path),), malformed="skip"), tmp_path / "data")
+    assert [p.id for p in problems.train] == ["nq/train_0", "nq/train_1", "nq/train_3"]
+    assert problems.skipped == (
+        f'{path}:3: field "question" is empty',
+        f'{path}:5: id "nq/train_0" occurs twice',
+    )
+
+
+def test_a_parquet_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist([search_r1()]), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    for content in (path.read_bytes(), b"", b"PAR1"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"train\.parquet: is no parquet file that can be read") as caught:
+            read_questions(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_questions(tmp_path / "none.parquet")
+
+
+def test_of_many_malformed_rows_the_first_are_named_and_all_are_counted(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(row() + b"{\n" * 1_200)
+    problems = load(DataConfig(train=(str(path),), malformed="skip"), tmp_path / "data")
+    assert (len(problems.train), len(problems.skipped), problems.skipped_count) == (1, 1_000, 1_200)
 
 
 def test_question_budget():

@@ -41,3 +41,24 @@ def test_the_order_is_fixed():
 def test_nothing_to_draw_from():
     with pytest.raises(ValueError, match=r"data\.train"):
         ProblemStream([], 0)
+
+
+@given(sizes, seeds, counts, counts, st.integers(1, 7))
+def test_the_shares_of_the_hosts_are_disjoint_and_the_whole(size, seed, position, count, hosts):
+    problems = stream(size, seed)
+    shares = [problems.share(position, count, host=host, hosts=hosts) for host in range(hosts)]
+    assert [problem for share in shares for problem in share] == problems.take(position, count)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_run_goes_on_with_another_number_of_hosts():
+    problems = stream(40, 0)
+    first = [p for host in range(4) for p in problems.share(0, 20, host=host, hosts=4)]
+    rest = [p for host in range(3) for p in problems.share(20, 20, host=host, hosts=3)]
+    assert sorted(p.id for p in first + rest) == sorted(p.id for p in problems.problems)
+
+
+@pytest.mark.parametrize("host", [-1, 2])
+def test_no_such_host(host):
+    with pytest.raises(ValueError, match=f"host {host} is not one of 2 hosts"):
+        stream(4, 0).share(0, 2, host=host, hosts=2)

@@ -13,6 +13,7 @@ import pytest
 import tpu_train
 
 from memsearcher_jax.config import settings
+from memsearcher_jax.data.problems import Problems
 
 LAUNCH = Path(cli.__file__).parent
 
@@ -159,3 +160,10 @@ def test_ways_to_write_a_setting(written):
 
 def test_truth_values_are_written_like_every_other_value():
     assert not cli.parse(tpu_train.Train, ["--rl.save_trajectories", "False"]).run.rl.save_trajectories
+
+
+def test_rows_that_were_left_out_are_told(capsys):
+    cli.tell_skipped(Problems((), (), ("q.jsonl:3: not JSON", "q.jsonl:9: not JSON"), 1_200))
+    assert capsys.readouterr().err == "1200 malformed rows are left out; the first: q.jsonl:3: not JSON\n"
+    cli.tell_skipped(Problems((), ()))
+    assert capsys.readouterr().err == ""
