@@ -21,6 +21,7 @@ SHOWN: tuple[tuple[str, str], ...] = (
     (Name.EXACT_MATCH, "EM {:.3f}"),
     (Name.TURNS, "turns {:.1f}"),
     (Name.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
+    (Name.PASSAGES_PER_SECOND, "{:,.0f} passages/s"),
 )
 
 

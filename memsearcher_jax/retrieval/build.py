@@ -303,7 +303,7 @@ def _need_space(working: Path, shards: Shards, config: IndexConfig) -> None:
     needed = stored * shards.size * (4 if config.dtype == "float32" else 2)
     if config.kind == "scann" and shards.rows >= approximate.SCAN_BELOW:
         needed += shards.rows * shards.size * 4  # the float32 file for ScaNN
-        needed += shards.rows * (shards.size * 2 + shards.size // 4 + 8)  # its own: bfloat16, codes of 4 bits, a leaf
+        needed += shards.rows * (shards.size * 2 + shards.size // 2 + 8)  # its own: bfloat16, codes, a leaf
     free = shutil.disk_usage(working).free
     if needed > free:
         raise OSError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -130,6 +130,26 @@ def load_embedder(config: RetrievalConfig, folder: str) -> Embedder:
         query_tokens=min(config.query_tokens, shape.max_tokens),
         passage_tokens=min(config.passage_tokens, shape.max_tokens),
     )
+
+
+def stand_in(tokens: int) -> Callable[[list[str]], np.ndarray]:
+    """An encoder of the shape of e5-base-v2 with random weights, which takes every text to be `tokens` long.
+
+    Its vectors mean nothing; it takes as long as the real one, and there is no folder to be had.
+    """
+    config = EncoderConfig()
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
+    params = jax.jit(encoder.init, static_argnames="config")(jax.random.key(0), config)
+    params = jax.device_put(params, sharding.named_sharding(mesh, ()))
+
+    def encode(texts: list[str]) -> np.ndarray:
+        rows = -(-len(texts) // mesh.size) * mesh.size
+        ids_BT = jax.device_put(np.ones((rows, tokens), np.int32), sharding.named_sharding(mesh, ("batch", None)))
+        length_B = jax.device_put(np.full(rows, tokens, np.int32), sharding.named_sharding(mesh, ("batch",)))
+        with jax.set_mesh(mesh):
+            return np.asarray(_encode(params, config, ids_BT, length_B))[: len(texts)]
+
+    return encode
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:
