@@ -95,8 +95,9 @@ def serve(searcher: Searcher, flags: Serve, listener: socket.socket) -> None:
 
     from memsearcher_jax.retrieval.service import make_app
 
-    method, passages = flags.run.retrieval.method, len(searcher.source.corpus)
-    app = make_app(searcher.search, flags.limits, {"method": method, "passages": passages})
+    source, method = searcher.source, flags.run.retrieval.method
+    passages = len(source.corpus)
+    app = make_app(searcher.search, flags.limits, {"method": method, "passages": passages, "scale": source.scale})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN))
     # uvicorn hands the signal on when all is answered: that is the end that was asked for, and no failure.
     signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -62,9 +62,10 @@ class SearchService:
         except (KeyError, TypeError, ValueError) as error:
             raise SearchRefused(f"{self.url} answered with something else than passages ({error})") from error
 
-    def check(self) -> None:
-        """Raises SearchUnavailable or SearchRefused unless the service says that it is well. Does not try again."""
-        self._attempt("GET", "/health", None)
+    def check(self) -> dict[str, Any]:
+        """What the service tells of itself. Raises SearchUnavailable or SearchRefused if it is not well, at once."""
+        told = self._attempt("GET", "/health", None)
+        return told if isinstance(told, dict) else {}
 
     def _persistent(self, method: str, path: str, body: Any) -> Any:
         if wait := self.breaker.refuses():

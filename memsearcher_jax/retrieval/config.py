@@ -12,8 +12,9 @@ HASHING = "hashing"
 class RetrievalConfig:
     """What is searched, and how."""
 
-    url: str = ""
-    """A search service, such as http://host:8000, which then has its own corpus, index and method; empty: here."""
+    url: tuple[str, ...] = ()
+    """A search service, such as http://host:8000, which then has its own corpus, index and method; several that hold
+    parts of one corpus are searched as one; none: search here."""
     corpus: str = ""
     """A JSONL file of {"id", "contents"} passages, plain or .gz; empty: the embedded world."""
     index: str = ""

@@ -123,6 +123,15 @@ def open_index(
     return StoredIndex(corpus, _index(directory, kind, shards, manifest["tree"]), state, manifest)
 
 
+def corpus_in(directory: Path) -> Corpus:
+    """The passages of an index folder without its vectors. Raises FileNotFoundError or ValueError, in one line."""
+    manifest = _read_manifest(directory)
+    try:
+        return open_corpus(directory, manifest["checksum"])
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{directory}: is damaged ({error}); build the index anew") from error
+
+
 def shards_of(directory: Path, rows: int, size: int, config: IndexConfig) -> Shards:
     """The embeddings in an index folder, or in one that is being built."""
     return Shards(directory / EMBEDDINGS, rows, size, config.dtype, config.shard_rows)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -18,16 +18,12 @@ from memsearcher_jax.retrieval.client import SearchService
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index
+from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, corpus_in, open_index
 from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
+from memsearcher_jax.retrieval.sharded import ShardedSource, Source
 
 BM25 = "bm25"  # folder of the words, in the folder of the vectors
 CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
-
-
-class Source(Protocol):
-    def find(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        """Return for each query, in order, up to `top_n` passages, best first. No query is blank or there twice."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,7 @@ class LocalSource:
 
     corpus: Corpus
     ranker: Ranker
+    scale: str = ""  # what its scores mean: those of two sources can be compared if this is the same
 
     def find(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         ids_QN, scores_QN = self.ranker.rank(queries, top_n)
@@ -105,12 +102,18 @@ def open_searcher(
     return Searcher(source, config.batch_limit, RecentlyUsed(config.cached_queries))
 
 
-def _remote(config: RetrievalConfig) -> SearchService:
+def _remote(config: RetrievalConfig) -> Source:
     if config.corpus or config.index:
         raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
-    service = SearchService(config.url, config.timeout, config.attempts)
-    service.check()
-    return service
+    services = [SearchService(url, config.timeout, config.attempts) for url in config.url]
+    scales = [service.check().get("scale") for service in services]
+    for service, scale in zip(services[1:], scales[1:], strict=True):
+        if not scale or scale != scales[0]:
+            raise ValueError(
+                f"the scores of {services[0].url} ({scales[0]}) and {service.url} ({scale}) cannot be compared: serve "
+                "the parts of a corpus with retrieval.method dense and one encoder folder"
+            )
+    return services[0] if len(services) == 1 else ShardedSource(tuple(services))
 
 
 def _local(
@@ -125,15 +128,18 @@ def _local(
     if corpus is None and not config.index:
         corpus = corpus_of(embedded)
     legs: list[Ranker] = []
-    if config.method != "bm25" or corpus is None:
+    if config.method != "bm25":
         dense, stored = _dense(config, corpus, directory, load_encoder)
-        corpus = stored.corpus
-        legs += [dense] if config.method != "bm25" else []
+        corpus, scale = stored.corpus, f"dense/{stored.manifest['config']['encoder']}"
+        legs.append(dense)
     if config.method != "dense":
+        corpus = corpus or corpus_in(Path(config.index))
         beside = Path(config.index, BM25)
         legs.append(open_bm25(corpus, beside if config.index and beside.exists() else directory / BM25))
-    ranker = legs[0] if len(legs) == 1 else HybridRanker(tuple(legs))
-    return LocalSource(corpus, ranker)
+    if config.method != "dense" or config.encoder == HASHING:
+        # Words are weighed by how rare they are in this corpus.
+        scale = f"{config.method}/{corpus.checksum}"
+    return LocalSource(corpus, legs[0] if len(legs) == 1 else HybridRanker(tuple(legs)), scale)
 
 
 def _dense(
@@ -148,10 +154,10 @@ def _dense(
         if load_encoder is None:
             raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
         model = load_encoder(config.encoder)
-    if not config.index and not directory.exists():
-        _build(config, corpus, directory, model)
-    if not config.index and list(directory.iterdir()) == [directory / BM25]:
-        raise ValueError(f"{directory}: holds no vectors: set retrieval.method to bm25, or delete it to build anew")
+    if not config.index:
+        with _words_aside(directory):
+            if not directory.exists():
+                _build(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)
     checksum = corpus.checksum if corpus else ""
     stored = open_index(Path(config.index or directory), encoder=name, kind=config.kind, checksum=checksum)
@@ -159,6 +165,18 @@ def _dense(
         return DenseRanker(model.queries, stored.index), stored
     hashing = HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
     return DenseRanker(hashing, stored.index), stored
+
+
+@contextlib.contextmanager
+def _words_aside(directory: Path) -> Iterator[None]:
+    """A folder that holds the words alone makes room for one with vectors, and gets them back."""
+    words, aside = directory / BM25, directory.with_name(f".{directory.name}.{BM25}")
+    if directory.exists() and list(directory.iterdir()) == [words]:
+        words.rename(aside)
+        directory.rmdir()
+    yield
+    if aside.exists():
+        aside.rename(words)
 
 
 def _build(config: RetrievalConfig, corpus: Corpus, directory: Path, model: TextEncoder | None) -> None:

@@ -50,7 +50,7 @@ def test_it_serves_and_answers_what_is_under_way_before_it_stops(corpus, tmp_pat
     with running(*flags, "--out", tmp_path / "served") as (process, url), ThreadPoolExecutor(8) as pool:
         found = ask(url, "/search", {"query": "17 mills", "top_n": 2})
         assert {"id": "17", "contents": '"Town 17"\nTown 17 has 17 mills.'} in found
-        searcher = open_searcher(RetrievalConfig(url=url), tmp_path / "unused", ())
+        searcher = open_searcher(RetrievalConfig(url=(url,)), tmp_path / "unused", ())
         (hits,) = searcher.search(["17 mills"], 2)
         assert [hit.id for hit in hits] == [one["id"] for one in found]
         with urllib.request.urlopen(f"{url}/health") as answer:

@@ -237,7 +237,7 @@ def test_a_path_and_nobody_there(serving):
 def test_the_config_names_a_service(serving, tmp_path):
     """The same searcher, with its cache, over another source; whether anybody is there shows before the run starts."""
     url, requests = serving(answering({"status": "healthy"}), good)
-    searcher = open_searcher(RetrievalConfig(url=url, batch_limit=2), tmp_path / "index", ())
+    searcher = open_searcher(RetrievalConfig(url=(url,), batch_limit=2), tmp_path / "index", ())
     found = searcher.search(["a", "", "b", "a", "c"], 1)
     assert [hits[0].title if hits else None for hits in found] == ["a", None, "b", "a", "c"]
     assert [request["query"] for request in requests] == [["a", "b"], ["c"]]
@@ -256,4 +256,21 @@ def test_the_config_names_a_service(serving, tmp_path):
 def test_a_service_that_cannot_serve_is_refused_at_once(serving, tmp_path, changes, message):
     url, _ = serving(status(503))
     with pytest.raises((OSError, ValueError), match=message):
-        open_searcher(RetrievalConfig(url=url, **changes), tmp_path / "index", ())
+        open_searcher(RetrievalConfig(url=(url,), **changes), tmp_path / "index", ())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [({"scale": "dense/a"}, {"scale": "dense/b"}), ({}, {}), ({"scale": "dense/a"}, ["healthy"])]
+)
+def test_parts_whose_scores_mean_different_things(serving, tmp_path, first, second):
+    urls = tuple(serving(answering(health))[0] for health in (first, second))
+    with pytest.raises(ValueError, match=f"the scores of {urls[0]} .* and {urls[1]} .* cannot be compared"):
+        open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
+
+
+def test_services_with_parts_of_a_corpus(serving, tmp_path):
+    health = answering({"scale": "dense/a"})
+    urls = tuple(serving(health, good)[0] for _ in range(2))
+    searcher = open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
+    (hits,) = searcher.search(["Who?"], 5)
+    assert [(hit.title, hit.score) for hit in hits] == [("Who?", 0.5), ("Who?", 0.5)]

@@ -1,5 +1,6 @@
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -170,8 +171,29 @@ def test_words_alone_need_no_vectors(tmp_path):
     searcher = open_searcher(config, tmp_path / "index", PASSAGES)
     assert [p.title for p in searcher.search(["in Italy, surely"], 4)[0]] == ["Turin", "Bari"]
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["bm25"]
-    with pytest.raises(ValueError, match="holds no vectors"):
-        open_searcher(SMALL, tmp_path / "index", PASSAGES)
+
+
+def test_vectors_come_to_words_that_were_there_first(tmp_path):
+    words = replace(SMALL, method="bm25")
+    found = open_searcher(words, tmp_path / "index", PASSAGES).search(["Lyon"], 2)
+    made = (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns
+    hybrid = open_searcher(replace(SMALL, method="hybrid"), tmp_path / "index", PASSAGES)
+    assert hybrid.search(["Lyon"], 1)[0][0].title == "Lyon"
+    assert (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns == made, "not built again"
+    assert open_searcher(words, tmp_path / "index", PASSAGES).search(["Lyon"], 2) == found
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_words_survive_a_build_of_vectors_that_fails(tmp_path, monkeypatch):
+    words = replace(SMALL, method="bm25")
+    open_searcher(words, tmp_path / "index", PASSAGES)
+    made = next(tmp_path.rglob("manifest.json")).stat().st_mtime_ns
+    with monkeypatch.context() as patched:
+        patched.setattr("memsearcher_jax.retrieval.search.build", lambda *args, **more: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_searcher(SMALL, tmp_path / "index", PASSAGES)
+    open_searcher(SMALL, tmp_path / "index", PASSAGES)
+    assert (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns == made
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
@@ -184,6 +206,35 @@ def test_every_method_gives_the_same_in_any_batch(tmp_path, method):
     ]
     assert [[p.id for p in hits] for hits in together] == [[p.id for p in hits] for hits in alone]
     assert together[0][0].title == "Lyon" and together[2] == []
+
+
+def test_words_over_a_built_index_need_neither_its_encoder_nor_its_vectors(tmp_path):
+    open_searcher(SMALL, tmp_path / "theirs", PASSAGES)
+    shutil.rmtree(tmp_path / "theirs" / "embeddings")
+    config = RetrievalConfig(index=str(tmp_path / "theirs"), method="bm25", encoder="/no/such/folder")
+    assert open_searcher(config, tmp_path / "index", ()).search(["Bari"], 1)[0][0].title == "Bari"
+    (tmp_path / "theirs" / "contents.bin").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="theirs: is damaged"):
+        open_searcher(config, tmp_path / "index", ())
+
+
+def test_scores_are_compared_only_where_they_mean_the_same(tmp_path):
+    """Those of words hang on the whole corpus, those of a model on the model alone."""
+
+    def load(folder):
+        def embed(texts):
+            return np.ones((len(texts), 2), np.float32)
+
+        return TextEncoder(f"model:{folder}", embed, embed)
+
+    def scale(passages, **changes):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        return open_searcher(replace(SMALL, kind="exact", **changes), folder, passages, load).source.scale
+
+    parts = PASSAGES[:2], PASSAGES[2:]
+    assert scale(parts[0], encoder="x") == scale(parts[1], encoder="x") == "dense/model:x"
+    for changes in ({}, {"method": "bm25"}, {"method": "hybrid"}, {"method": "hybrid", "encoder": "x"}):
+        assert scale(parts[0], **changes) == scale(parts[0], **changes) != scale(parts[1], **changes)
 
 
 def test_an_index_of_the_users_is_left_as_it_is(tmp_path):
