@@ -1,7 +1,7 @@
 """The search service under load: many clients at once, over loopback, with no query remembered.
 
 python benchmarks/service.py                                                       # 64 clients, 60 s, embedded world
-python benchmarks/service.py --seconds 10 --questions FILE --serve "--retrieval.corpus FILE --retrieval.method hybrid"
+python benchmarks/service.py --seconds 10 --questions FILE --serve="--retrieval.corpus FILE"
 
 Starts the service, sends it questions without pause from every client, and prints errors, latencies, throughput and
 how the service's memory went. Exit status 1 if a request failed or the memory grew. The clients take their share of
@@ -88,7 +88,7 @@ def serving(flags: Sequence[str]) -> Iterator[tuple[subprocess.Popen, str]]:
             while " at http://" not in (line := server.stderr.readline()):
                 said.append(line)
                 if not line:
-                    raise SystemExit("".join(said) or "the service did not start")
+                    raise SystemExit("".join(said).strip() or "the service did not start")
             threading.Thread(target=server.stderr.read, daemon=True).start()  # or a full pipe would stop it
             yield server, line.split()[-1]
         finally:

@@ -147,8 +147,12 @@ def _scored(passage: Passage) -> dict[str, Any]:
 async def _refuse(request: Request, error: RequestValidationError) -> JSONResponse:
     """The first thing that is wrong with a body, without repeating it: what came may not even be text."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:] if first["type"] != "json_invalid")
-    return JSONResponse({"detail": f"{place or 'body'}: {first['msg']}"}, 422)
+    place, reason = ".".join(map(str, first["loc"][1:])), first["msg"]
+    if first["type"] == "json_invalid":
+        place = ""  # it is a position in the text
+    elif not place:
+        reason = "a JSON object is needed, with Content-Type: application/json"
+    return JSONResponse({"detail": f"{place or 'body'}: {reason}"}, 422)
 
 
 class BodyLimit:
