@@ -59,7 +59,7 @@ def plan(rows: int, size: int, dtype: str, rates: Rates, hosts: int = 1) -> list
     codes = -(-size // shape.block_size)
     text = rows * (PASSAGE_BYTES + ID_BYTES)
     stored, floats = rows * size * width, rows * size * 4
-    centres = shape.leaves * size * 4
+    centres = shape.leaves * size * 9  # in a file of tagged float64
     tree, loaded = rows * (2 * size + codes + 4) + centres, rows * (2 * size + codes / 2 + 4) + centres
     compared = (ITERATIONS * sampled + rows) * shape.leaves * size
 
@@ -91,7 +91,7 @@ def plan(rows: int, size: int, dtype: str, rates: Rates, hosts: int = 1) -> list
     return [
         gigabytes("disk: passages", text, f"{R} x {PASSAGE_BYTES + ID_BYTES} bytes"),
         gigabytes("disk: embeddings", stored, f"{R} x {D} x {width} bytes ({dtype})"),
-        gigabytes("disk: ScaNN", tree, f"{R} x ({D} x 2 bytes + {codes} codes + 4) + {L} leaves x {D} x 4"),
+        gigabytes("disk: ScaNN", tree, f"{R} x ({D} x 2 bytes + {codes} codes + 4) + {L} leaves x {D} x 9"),
         gigabytes("disk, while it is built", text + stored + tree + floats, f"the above + {R} x {D} x 4 for ScaNN"),
         gigabytes("host memory to search", loaded, "ScaNN, two codes to a byte; passages are memory-mapped"),
         gigabytes(

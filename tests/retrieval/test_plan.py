@@ -16,8 +16,8 @@ def named(lines):
 def test_wikipedia_by_e5():
     lines = named(plan.plan(21_015_324, 768, "float16", RATES, hosts=8))
     assert lines["disk: embeddings"] == pytest.approx(32.28, abs=0.01)
-    assert lines["disk: ScaNN"] == pytest.approx(21_015_324 * (1_536 + 256 + 4) / 1e9, rel=1e-3)
-    assert lines["host memory to search"] == pytest.approx(21_015_324 * (1_536 + 128 + 4) / 1e9, rel=1e-3)
+    assert lines["disk: ScaNN"] == pytest.approx(21_015_324 * (1_536 + 256 + 4) / 1e9, rel=0.01)
+    assert lines["host memory to search"] == pytest.approx(21_015_324 * (1_536 + 128 + 4) / 1e9, rel=0.01)
     assert lines["embedding"] == pytest.approx(21_015_324 / 1_000 / 8 / 3600)
     assert lines["in all"] == pytest.approx(
         sum(lines[name] for name in lines if name != "in all" and not name.startswith(("disk", "host")))
