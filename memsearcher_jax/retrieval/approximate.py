@@ -26,6 +26,7 @@ SCAN_BELOW = 5_000  # rows; a scan of fewer is as quick as a tree, and exact
 TOP = 5  # results whose recall is measured
 CANDIDATES = (16, 32, 64, 128, 256, 512, 1_024)  # numbers of rows that may be scored again with full vectors
 MOST_BLOCKS = 256  # of quantised dimensions; with more, ScaNN leaves its fastest path
+WORTH_LEAVES = 4  # times the leaves that fewer candidates may cost and still be quicker
 SAMPLED_PER_LEAF = 50  # rows that k-means looks at
 ROWS_PER_CODEBOOK = 100_000  # rows that the quantiser is trained on
 FEW_QUERIES = 8  # that are not worth a second thread
@@ -132,18 +133,23 @@ def build_tree(vectors_RD: np.ndarray, shape: TreeShape) -> ScannIndex:
 def tune(index: ScannIndex, probes_QD: np.ndarray, exact_QN: np.ndarray, recall: float) -> ScannIndex:
     """The same tree, searched in the quickest way that keeps `recall` of the probes' exact top five.
 
-    For each number of candidates the fewest leaves that suffice are found by bisection, and the quickest pair wins.
+    The most candidates need the fewest leaves. From there on fewer candidates are tried with more leaves, as long as
+    these stay a few, and the quickest pair wins: no step searches much more of the tree than the answer does.
     Raises ValueError if not even every leaf and the most candidates suffice.
     """
     enough: list[tuple[float, ScannIndex]] = []
-    for candidates in CANDIDATES:
-        tried = _fewest_leaves(
-            lambda leaves, candidates=candidates: _measured(index, leaves, candidates, probes_QD, exact_QN),
-            index.settings.leaves,
-            recall,
-        )
-        if tried:
-            enough.append((_seconds(tried, probes_QD), tried))
+    too_few, most = 0, index.settings.leaves
+    for candidates in reversed(CANDIDATES):
+
+        def measure(leaves: int, candidates: int = candidates) -> ScannIndex:
+            return _measured(index, leaves, candidates, probes_QD, exact_QN)
+
+        tried = _fewest_leaves(measure, too_few, most, recall)
+        if tried is None:
+            break
+        enough.append((_seconds(tried, probes_QD), tried))
+        too_few = tried.settings.leaves_searched - 1
+        most = min(most, WORTH_LEAVES * tried.settings.leaves_searched)
     if not enough:
         best = _measured(index, index.settings.leaves, CANDIDATES[-1], probes_QD, exact_QN).settings.recall
         raise ValueError(f"ScaNN finds {best:.3f} of the exact top {TOP} at most: lower retrieval.recall from {recall}")
@@ -174,19 +180,24 @@ def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
     return ScannIndex(searcher, rows, settings)
 
 
-def _fewest_leaves(measure: Callable[[int], ScannIndex], leaves: int, recall: float) -> ScannIndex | None:
-    """The first of 1, 2, ... leaves with this recall, to within a twentieth; None if all of them have less."""
-    best = measure(leaves)
-    if best.settings.recall < recall:
-        return None
-    low = 0
-    while best.settings.leaves_searched - low > max(1, low // 20):
-        middle = measure((low + best.settings.leaves_searched) // 2)
+def _fewest_leaves(measure: Callable[[int], ScannIndex], too_few: int, most: int, recall: float) -> ScannIndex | None:
+    """The fewest leaves above `too_few` with this recall, to within a twentieth; None if `most` have less.
+
+    Doubles until it is enough, then halves the gap: the cost of a measurement grows with the leaves.
+    """
+    tried = measure(max(too_few + 1, most // 128))
+    while tried.settings.recall < recall:
+        too_few = tried.settings.leaves_searched
+        if too_few == most:
+            return None
+        tried = measure(min(2 * too_few, most))
+    while tried.settings.leaves_searched - too_few > max(1, too_few // 20):
+        middle = measure((too_few + tried.settings.leaves_searched) // 2)
         if middle.settings.recall >= recall:
-            best = middle
+            tried = middle
         else:
-            low = middle.settings.leaves_searched
-    return best
+            too_few = middle.settings.leaves_searched
+    return tried
 
 
 def _measured(index: ScannIndex, leaves: int, candidates: int, probes: np.ndarray, exact: np.ndarray) -> ScannIndex:
