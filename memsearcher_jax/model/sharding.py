@@ -64,5 +64,29 @@ def reshard(params: dict, shardings: dict, dtype: str) -> dict:
     return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)(params, dtype=dtype)
 
 
+def publish(params: dict, config: ModelConfig, local: Mesh, dtype: str) -> dict:
+    """A copy of `params` in `dtype` on this host's mesh `local`, from a mesh of all hosts: weights for its sampler.
+
+    One jitted reshard gives every host a whole copy; all hosts must call it together, with meshes of one shape.
+    """
+    hosts = jax.process_count()
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    names = ("host", *local.axis_names)
+    everywhere = Mesh(
+        np.array(devices).reshape(hosts, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
+    )
+    # The host's axis is in no weight's spec: each host has a copy, cut over its own devices.
+    shardings = param_shardings(config, local)
+    spread = reshard(params, jax.tree.map(lambda sharding: NamedSharding(everywhere, sharding.spec), shardings), dtype)
+
+    def own_copy(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        shard = {shard.device: shard.data for shard in x.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            x.shape, sharding, [shard[device] for device in local.devices.flat]
+        )
+
+    return jax.tree.map(own_copy, spread, shardings)
+
+
 def _cast(params: dict, dtype: str) -> dict:
     return jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
