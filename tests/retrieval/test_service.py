@@ -84,6 +84,26 @@ def test_search_as_memsearcher_asks(port, echo):
     assert (status, len(documents), documents[0]["contents"]) == (200, 10, '"東京 人口"\ntext')
 
 
+def test_every_recorded_request_of_memsearcher(port, shared):
+    """What its agent posted to its own server, read as its client reads the answer: the documents' contents."""
+    file = shared / "reference" / "memsearcher" / "rollout_trace.jsonl"
+    traces = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    recorded = [
+        (request["json"], reply)
+        for trace in traces
+        for request, reply in zip(trace["retriever_requests"], trace["retriever_outputs"], strict=False)
+    ]
+    assert len(recorded) > 20
+    for body, reply in recorded:
+        status, documents = call(port, "/search", body)
+        if reply.get("status") == 422:
+            assert status == 422
+        else:
+            assert status == 200
+            contents = [document["contents"] for document in documents]
+            assert contents == [f'"{body["query"]}"\ntext'] * body.get("top_n", 10)
+
+
 def test_batch_search(port):
     body = {"query": ["Who?", "Why?"], "top_n": 1}
     expected = [[{"id": "0", "contents": f'"{query}"\ntext'}] for query in body["query"]]
