@@ -26,7 +26,10 @@ SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],
-    "test": ["pytest>=9,<10", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77", *SERVE],
+    "test": [
+        *("pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"),
+        *SERVE,
+    ],
     "serve": SERVE,
     "bench": ["faiss-cpu>=1.15.1,<2"],
     "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-# Nothing has imported jax yet. Many tests compile the same program: within one session the second finds it on disk.
-compiled = tempfile.TemporaryDirectory(prefix="compiled-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Nothing has imported jax yet. Most of the time goes to compiling: XLA optimises little, and what one test compiled,
+# another finds on disk. Processes of pytest-xdist are children of the first and share its folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    compiled = tempfile.TemporaryDirectory(prefix="compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "")
+        + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    )
 
 ROOT = Path(__file__).resolve().parents[1]
 

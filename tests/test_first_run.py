@@ -24,6 +24,8 @@ from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.testing import ScriptedPolicy
 from memsearcher_jax.training import checkpoint
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS, OTHER_PASSAGES = 6, 300
 SETTINGS = """
     --config tiny --model.vocab_size 151936 --model.embed_size 16 --model.ffn_size 32 --model.layers 2

@@ -38,9 +38,9 @@ def test_values_that_are_not_finite_are_gaps_and_counted():
     assert "2 not finite" in [text.get_text() for text in axes.texts]
 
 
-def test_every_name_has_a_panel_but_the_rate_of_tokens():
+def test_every_name_has_a_panel_but_the_rates():
     shown = {name for panel in PANELS for name in panel.names}
-    assert shown == set(Name) - {Name.TOKENS_PER_SECOND}
+    assert shown == set(Name) - {Name.TOKENS_PER_SECOND, Name.PASSAGES_PER_SECOND}
 
 
 @pytest.mark.parametrize(
