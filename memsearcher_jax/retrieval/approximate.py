@@ -112,12 +112,16 @@ def build_tree(vectors_RD: np.ndarray, shape: TreeShape) -> ScannIndex:
     import scann
 
     rows = len(vectors_RD)
+    sampled = min(rows, SAMPLED_PER_LEAF * shape.leaves)
     searcher = (
         scann.scann_ops_pybind.builder(vectors_RD, TOP, "dot_product")
         .tree(
             num_leaves=shape.leaves,
             num_leaves_to_search=shape.leaves,
-            training_sample_size=min(rows, SAMPLED_PER_LEAF * shape.leaves),
+            training_sample_size=sampled,
+            # ScaNN takes leaves with less of the sample apart. At its default, as much as the average leaf gets here,
+            # that is half of them, and a query then needs many times the leaves.
+            min_partition_size=max(1, sampled // shape.leaves // 5),
         )
         .score_ah(
             shape.block_size,
@@ -162,9 +166,13 @@ def recall_of(found_QN: np.ndarray, exact_QN: np.ndarray) -> float:
 
 
 def save_tree(index: ScannIndex, directory: Path) -> None:
+    """Write what `load_tree` reads. Raises OSError where ScaNN cannot write, on a full disk for instance."""
     directory.mkdir()
-    # Without relative paths the files name the folder they were written in, and could not be moved.
-    index.searcher.serialize(str(directory), relative_path=True)
+    try:
+        # Without relative paths the files name the folder they were written in, and could not be moved.
+        index.searcher.serialize(str(directory), relative_path=True)
+    except RuntimeError as error:  # all that ScaNN says of it
+        raise OSError(f"{directory}: ScaNN cannot write its files ({error}); is the disk full?") from error
 
 
 def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:

@@ -1,5 +1,8 @@
 """ScaNN against exact search: what it finds, how it is tuned, and what it says when it finds too little."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -88,3 +91,18 @@ def test_a_short_result_is_marked(tree):
 def test_the_shape_follows_from_the_size(rows, size, leaves, block_size):
     shape = approximate.shape_for(rows, size)
     assert (shape.leaves, shape.block_size) == (leaves, block_size)
+
+
+def test_a_disk_that_fills_up_is_an_error(tmp_path):
+    """A limit on the size of files, in a process of its own, refuses what a full disk would."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path; import numpy as np\n"
+        "from memsearcher_jax.retrieval import approximate\n"
+        "tree = approximate.build_tree(np.eye(300, 64, dtype=np.float32), approximate.TreeShape(4, 2))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))\n"
+        "approximate.save_tree(tree, Path(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "scann"], capture_output=True, text=True)
+    assert "OSError" in done.stderr
+    assert "ScaNN cannot write its files" in done.stderr
