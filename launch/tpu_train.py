@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> None:
         # JAX takes seconds to load; --help and a wrong flag are answered without it.
         from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
         from memsearcher_jax.report.plots import training_curves
-        from memsearcher_jax.rl import build, start
-        from memsearcher_jax.rl.loop import train
+        from memsearcher_jax.rl import build, loop, start, warmstart
         from memsearcher_jax.training import checkpoint
 
         done = checkpoint.latest_step(out / CHECKPOINTS) if flags.resume else None
@@ -52,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
         open_run_folder(out, config, run.tokenizer.folder)
         writer = MetricsWriter(out, resume_step=begin.step if flags.resume else None)
     print(f"{out}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}", file=sys.stderr)
+    train = {"grpo": loop.train, "demonstrations": warmstart.train}[config.rl.method]
     with writer, Progress("train", config.rl.steps, done=begin.step) as progress:
         last = train(run, begin, out, writer, progress)
     training_curves(out / FILE_NAME, out / "curves.png")

@@ -15,7 +15,7 @@ from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
 
@@ -34,6 +34,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
+    demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
@@ -104,6 +105,7 @@ RANGES: dict[str, Range] = {
     **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
     "training.learning_rate": _POSITIVE,
     "training.warmup_steps": _COUNT_OR_NONE,
+    "training.decay_steps": _COUNT_OR_NONE,
     "training.weight_decay": _NOT_NEGATIVE,
     "training.adam_b1": _DECAY,
     "training.adam_b2": _DECAY,
@@ -116,6 +118,8 @@ RANGES: dict[str, Range] = {
     **{f"rl.{name}": _COUNT for name in ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints")},
     "rl.evaluate_every": _COUNT_OR_NONE,
     "rl.search_seconds": _POSITIVE,
+    **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
+    "demonstrations.measure_every": _COUNT,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,
     "evaluation.questions": _COUNT_OR_NONE,

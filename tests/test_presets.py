@@ -26,6 +26,7 @@ PUBLISHED = {
 # What each docstring names: devices of the training mesh, and the local devices of a host that samples.
 DEVICES = {
     "tiny": [(1, 1), (8, 8)],
+    "tiny_warmstart": [(1, 1), (8, 8)],
     "qwen05b": [(4, 4), (8, 8)],
     "qwen3b": [(16, 4), (16, 8)],
     "qwen7b": [(32, 4), (32, 8)],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class RLConfig:
     """How much is sampled, trained and kept. Defaults: the paper's batch."""
 
+    method: Literal["grpo", "demonstrations"] = "grpo"
+    """Learn from the rewards of own trajectories, or first by supervision from a scripted agent in embedded worlds."""
     steps: int = 600
     """Steps of the run; one step samples, scores, trains and publishes."""
     problems: int = 256
@@ -25,6 +28,22 @@ class RLConfig:
     """A search that takes longer has failed; what is asked with it is asked again alone."""
     save_trajectories: bool = True
     """Keep every step's trajectories as compressed JSONL."""
+
+
+@dataclass(frozen=True)
+class DemonstrationConfig:
+    """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own."""
+
+    answer_early: float = 0.55
+    """Probability that it answers while facts are missing."""
+    wrong_query: float = 0.2
+    """Probability that it searches for less than a name."""
+    bad_memory: float = 0.4
+    """Probability that it notes a wrong name, or nothing."""
+    whole_contexts: bool = True
+    """Learn to predict what it reads too, where names recur, and not only what it says."""
+    measure_every: int = 10
+    """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
 """Trains the small tokenizer that ships in `assets/tokenizer`, from text that this package generates.
 
-It is built as Qwen2.5's is (byte-level BPE, so that any text survives; NFC; the same pre-tokenizer and chat tokens)
-and speaks the language of the packaged templates and of the embedded world. It sees many worlds of other seeds, each
-with names of its own, so that syllables become tokens and whole names do not. It lives here, in the room that knows
-all others and `tokenizers`, because it reads both the world and the templates.
+It is a byte-level BPE with the chat tokens of Qwen2.5, so that any text survives, and speaks the language of the
+packaged templates and of the embedded world. It sees many worlds of other seeds, each with names of its own, so that
+syllables become tokens and whole names do not. It lives here, in the room that knows all others and `tokenizers`,
+because it reads both the world and the templates.
+
+Two things are unlike Qwen2.5, because a model of a million weights must learn with it in an hour. A name is cut at its
+syllables and never takes the blank, quote or brace before it along: so it has the same tokens in a question, a title,
+a call and a box, and copying it is copying ids. And the fixed parts of a reply are one token each: what is sampled is
+then mostly what the policy decides.
 
 python -m memsearcher_jax.rl.small_tokenizer [FOLDER]
 """
@@ -20,16 +25,20 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from memsearcher_jax.data.world import WorldConfig, make_world
 
-VOCABULARY = 1_536  # ids, the added tokens included
+VOCABULARY = 1_312  # ids, the added tokens included
 WORLDS = range(1, 33)  # seeds; the world of seed 0, where training happens by default, is not among them
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKUP = ("<tool_call>", "</tool_call>")  # added and not special, as in Qwen2.5: decoding keeps them
-
-# Contractions; letters with one character in front; single digits; other marks; line ends; blanks.
-_PIECES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+MARKUP = (  # added and not special, as <tool_call> is in Qwen2.5: decoding keeps them
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<memory>", "</memory>"),
+    *("<tool_response>", "</tool_response>", "<question>", "</question>", "\\boxed{"),
+    *('{"name": "wikipedia_search", "arguments": {"query": "', '"}}'),
 )
-_CALL = '{{"name": "wikipedia_search", "arguments": {{"query": "{}"}}}}'
+
+SAID_OFTEN = 8  # how often each world's texts are joined by the templates, which every context holds
+ROLES = ("system", "user", "assistant")
+
+# A capital with two letters; other letters, with a blank in front if they are small; digits; marks; line ends; blanks.
+_PIECES = r"[A-Z][a-z]{0,2}| ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+"
 
 
 def train() -> Tokenizer:
@@ -79,14 +88,12 @@ def _texts() -> Iterator[str]:
     wording = [path.read_text(encoding="utf-8") for path in _templates()]
     for seed in WORLDS:
         world = make_world(WorldConfig(seed=seed))
-        yield from map(_without_markup, wording)
+        yield from (*map(_without_markup, wording), *ROLES) * SAID_OFTEN
         for passage in world.passages:
             yield passage.contents
         for problem in (*world.train, *world.test):
-            yield f"<question> {problem.question} </question>"
-            yield f"<memory> {problem.question} </memory>"
-            yield _CALL.format(problem.metadata["supporting_titles"][-1])
-            yield f"<think>I know the answer.</think>\n\\boxed{{{problem.golden_answers[0]}}}"
+            yield f" {problem.question} "
+            yield problem.golden_answers[0]
 
 
 def _templates() -> list[Path]:

@@ -126,6 +126,17 @@ class ChatTokenizer:
         spoken = ids if finish is Finish.LENGTH else ids[:-1]
         return Reply(self._template.decode(list(spoken), skip_special_tokens=False), finish)
 
+    def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of the ids, and for each where it begins and ends in it.
+
+        A token that ends inside a character ends behind the mark that stands for it.
+        """
+        text, offsets = "", []
+        for count in range(1, len(ids) + 1):
+            begun, text = len(text), self._template.decode(list(ids[:count]), skip_special_tokens=False)
+            offsets.append((begun, len(text)))
+        return text, offsets
+
     def transcript(self, ids: Sequence[int]) -> str:
         """A context as ChatML text in which only control tokens read as markup.
 

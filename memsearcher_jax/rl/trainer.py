@@ -12,10 +12,12 @@ from jax.sharding import Mesh, NamedSharding
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.axes import spec
-from memsearcher_jax.training import update
+from memsearcher_jax.training import objectives, update
 from memsearcher_jax.training.logprob import make_reference
 from memsearcher_jax.training.rows import Rows, Sample, pack
 from memsearcher_jax.training.update import TrainState
+
+OBJECTIVES = {"grpo": objectives.multi_context_grpo, "demonstrations": objectives.supervised}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,19 @@ class Trainer:
         means |= {name: value for name, value in numbers[0].items() if name.startswith("logprob_difference")}
         return state, means | {"updates": float(len(numbers)), "row_fill": rows.fill}
 
+    def likelihood(self, params: dict, samples: Sequence[Sample], rng: np.random.Generator) -> np.ndarray:
+        """float64 [len(samples)], in no fixed order: the probability of each sample's trained tokens together."""
+        settings = self.config.training
+        rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
+        likelihoods = []
+        with jax.set_mesh(self.mesh):
+            for batch in rows.split(settings.rows_per_update):
+                placed = jax.device_put(batch, NamedSharding(self.mesh, spec(("batch", None))))
+                logprob_BT = np.where(batch.mask_BT, jax.device_get(self.reference(params, placed)), 0)
+                for segment_T, logprob_T in zip(batch.segment_BT, logprob_BT, strict=True):
+                    likelihoods.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
+        return np.concatenate(likelihoods)
+
 
 def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
     """A trainer that holds the policy to `start_params`, which it copies."""
@@ -66,7 +81,14 @@ def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
         return Trainer(
             config,
             mesh,
-            update.make_update(config.model, settings, update.make_optimizer(settings), mesh, temperature=temperature),
+            update.make_update(
+                config.model,
+                settings,
+                update.make_optimizer(settings),
+                mesh,
+                temperature=temperature,
+                objective=OBJECTIVES[config.rl.method],
+            ),
             make_reference(
                 config.model, chunk=settings.logit_chunk, temperature=temperature, rows_at_once=rows_at_once
             ),

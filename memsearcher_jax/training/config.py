@@ -24,6 +24,8 @@ class TrainingConfig:
     """Of AdamW, after the warm-up."""
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises from 0."""
+    decay_steps: int = 0
+    """Optimiser steps after the warm-up over which the learning rate falls to 0; 0: it stays."""
     weight_decay: float = 0.01
     """Of AdamW, decoupled from the gradient."""
     adam_b1: float = 0.9

@@ -15,12 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.axes import RULES
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.training import masked, objectives
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprob import merge_rows, split_rows, token_logprobs
+from memsearcher_jax.training.objectives import Metrics, Objective
 from memsearcher_jax.training.rows import Rows
-
-Metrics = dict[str, jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -34,9 +33,14 @@ class TrainState:
 
 
 def learning_rate(config: TrainingConfig) -> optax.Schedule:
-    """Steps taken -> rate. The rise ends at step `warmup_steps`; the first step already moves."""
-    rise = max(config.warmup_steps, 1)
-    return lambda step: config.learning_rate * jnp.minimum((step + 1) / rise, 1)
+    """Steps taken -> rate. The rise ends at step `warmup_steps`; the first step already moves, and so does the last."""
+    rise, fall = max(config.warmup_steps, 1), config.decay_steps
+
+    def rate(step: jax.Array) -> jax.Array:
+        left = (config.warmup_steps + fall - step) / fall if fall else 1
+        return config.learning_rate * jnp.clip(jnp.minimum((step + 1) / rise, left), 0, 1)
+
+    return rate
 
 
 def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
@@ -83,15 +87,14 @@ def make_update(
     mesh: Mesh,
     *,
     temperature: float,
+    objective: Objective = objectives.multi_context_grpo,
 ) -> Callable[[TrainState, Rows], tuple[TrainState, Metrics]]:
     """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`; the state's memory is donated.
 
-    `batch` is `config.rows_per_update` packed rows of `config.row_tokens`; it needs `ref_logprob_BT` unless
-    `config.kl_coefficient` is 0. `temperature` is the one that the tokens were drawn at.
-
-    loss = policy + kl_coefficient k3 - entropy_coefficient entropy, all three over the trained tokens with
-    `config.aggregate`. The batch goes through the model in `config.accumulate` micro-batches; each token keeps its
-    weight in the whole batch, so their number changes nothing but rounding.
+    `batch` is `config.rows_per_update` packed rows of `config.row_tokens`. `temperature` is the one that the tokens
+    were drawn at. `objective` makes their log-probabilities a loss, over the trained tokens with `config.aggregate`.
+    The batch goes through the model in `config.accumulate` micro-batches; each token keeps its weight in the whole
+    batch, so their number changes nothing but rounding.
 
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a micro-batch evenly.
@@ -107,7 +110,7 @@ def make_update(
 
         def loss(params: dict, rows: Rows, weight_BT: jax.Array):
             scores = token_logprobs(params, model_config, rows, chunk=config.logit_chunk, temperature=temperature)
-            return _objective(config, *scores, rows, weight_BT)[0], scores
+            return objective(config, *scores, rows, weight_BT)[0], scores
 
         def accumulate(gradient: dict, micro: tuple[Rows, jax.Array]):
             part, scores = jax.grad(loss, has_aux=True)(state.params, *micro)
@@ -124,7 +127,7 @@ def make_update(
         finite = jnp.isfinite(grad_norm)
         new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), taken, state)
 
-        _, metrics = _objective(config, *merge_rows(scores), batch, weight_BT)
+        _, metrics = objective(config, *merge_rows(scores), batch, weight_BT)
         metrics |= {
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(new_state.params),
@@ -154,35 +157,3 @@ def _placed(x: qwen.Weight | jax.ShapeDtypeStruct, where: NamedSharding) -> jax.
 def _shardings(abstract: TrainState) -> TrainState:
     """The same tree with a sharding in place of each array."""
     return jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def _objective(
-    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, rows: Rows, weight_BT: jax.Array
-) -> tuple[jax.Array, Metrics]:
-    """These rows' share of the loss; the loss with its terms and what moved it, complete where the rows are."""
-    tokens = grpo.surrogate(
-        logprob_BT,
-        rows.old_logprob_BT,
-        rows.advantage_BT,
-        rows.mask_BT,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        clip_c=config.clip_c,
-    )
-    policy_loss, entropy = masked.total(tokens.loss_BT, weight_BT), masked.total(entropy_BT, weight_BT)
-    loss = policy_loss - config.entropy_coefficient * entropy
-    metrics = {"policy_loss": policy_loss, "entropy": entropy}
-    if config.kl_coefficient:
-        if rows.ref_logprob_BT is None:
-            raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
-        metrics["kl"] = masked.total(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT), weight_BT)
-        loss += config.kl_coefficient * metrics["kl"]
-    difference_BT = jnp.abs(tokens.log_ratio_BT)
-    return loss, metrics | tokens.statistics(rows.mask_BT) | {
-        "loss": loss,
-        "logprob_difference": masked.mean(difference_BT, rows.mask_BT),
-        "logprob_difference_max": masked.largest(difference_BT, rows.mask_BT),
-        "advantage_mean": masked.mean(rows.advantage_BT, rows.mask_BT),
-        "advantage_std": masked.std(rows.advantage_BT, rows.mask_BT),
-        "trained_tokens": jnp.sum(rows.mask_BT != 0),
-    }

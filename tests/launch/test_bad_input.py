@@ -58,7 +58,7 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--data.train list.jsonl --retrieval.corpus corpus.jsonl", "list.jsonl:1: a JSON object is needed"),
         ("--data.train unanswered.jsonl --retrieval.corpus corpus.jsonl", 'unanswered.jsonl:1: field "golden_answers"'),
         ("--data.train twice.jsonl --retrieval.corpus corpus.jsonl", 'twice.jsonl:2: id "a" occurs twice'),
-        ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 183 tokens and the budget is 64'),
+        ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 270 tokens and the budget is 64'),
         ("--data.train good.jsonl", "the questions come from a file, the passages do not: set retrieval.corpus"),
         ("--data.train good.jsonl --retrieval.url host:8000", "retrieval.url 'host:8000' is no address"),
         ("--data.train good.jsonl --retrieval.url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
@@ -101,7 +101,7 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--checkpoint gpt", "gpt/config.json: model_type is 'gpt2', expected 'qwen2'"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
         ("--model.tokenizer tokenizer", "tokenizer/tokenizer.json is not a tokenizer"),
-        ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
+        ("--model.vocab_size 512", "has 1312 tokens and model.vocab_size is 512: set model.tokenizer"),
         # prompts and lengths
         ("--agent.prompts none", "agent.prompts: 'none' is no folder and no packaged set (brief, "),
         ("--agent.prompts folder", "the prompt set folder lacks system.txt"),
@@ -233,7 +233,7 @@ def test_a_damaged_run_file(text, line, place, refused, untouched):
 
 def test_questions_that_cannot_be_asked(place, refused, untouched):
     before = untouched(place)
-    assert 'question "asked" has 183 tokens' in refused(ask.main, ["--human", "Who? " * 90, "--out", "out"])
+    assert 'question "asked" has 270 tokens' in refused(ask.main, ["--human", "Who? " * 90, "--out", "out"])
     assert "there is no question" in refused(ask.main, ["--human", "  "])
     assert untouched(place) == before
 

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,29 +28,44 @@ def test_any_text_survives(text):
 def test_chat_tokens():
     assert TOKENIZER.get_vocab_size() == small_tokenizer.VOCABULARY
     ids = {token: TOKENIZER.token_to_id(token) for token in (*small_tokenizer.SPECIAL, *small_tokenizer.MARKUP)}
-    assert sorted(ids.values()) == list(range(small_tokenizer.VOCABULARY - 5, small_tokenizer.VOCABULARY))
+    assert sorted(ids.values()) == list(range(small_tokenizer.VOCABULARY - len(ids), small_tokenizer.VOCABULARY))
     encoded = TOKENIZER.encode(CHAT).ids
     assert (encoded[0], encoded[-1], encoded[-2]) == (ids["<|im_start|>"], ids["<|im_end|>"], ids["</tool_call>"])
     assert TOKENIZER.decode(encoded) == CHAT.removeprefix("<|im_start|>").removesuffix("<|im_end|>")
 
 
-def test_pre_tokenizer_cuts_where_qwen_does(shared):
-    published = json.loads((shared / "tokenizer" / "qwen2.5" / "tokenizer.json").read_text(encoding="utf-8"))
-    ours = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
-    assert ours["normalizer"] == published["normalizer"]
-    assert ours["pre_tokenizer"]["pretokenizers"][0] == published["pre_tokenizer"]["pretokenizers"][0]
+def test_a_name_has_the_same_tokens_wherever_it_stands():
+    """So that copying a name is copying ids."""
+    world = make_world(WorldConfig(seed=0))
+    for name in world.entities:
+        alone = TOKENIZER.encode(name).ids
+        for text in (
+            f'"{name}"\n',
+            f"Where is {name} based?",
+            f"{name}'s",
+            f'"query": "{name}"}}}}',
+            f"\\boxed{{{name}}}.",
+        ):
+            ids = TOKENIZER.encode(text).ids
+            assert any(ids[start : start + len(alone)] == alone for start in range(len(ids))), (name, text)
+
+
+def test_the_fixed_parts_of_a_reply_are_single_tokens():
+    reply = '<think>a</think>\n<tool_call>{"name": "wikipedia_search", "arguments": {"query": "b"}}</tool_call>'
+    assert len(TOKENIZER.encode(reply).ids) == 9
+    assert TOKENIZER.decode(TOKENIZER.encode(reply).ids) == reply
 
 
 def test_speaks_the_world_in_few_tokens():
-    """Measured: 41 tokens a passage, 15 a question, 4 a name, in a world that training did not see."""
+    """Measured: 54 tokens a passage, 16 a question, 5 a name, in a world that training did not see."""
     world = make_world(WorldConfig(seed=0))
 
     def mean(texts):
         return sum(len(TOKENIZER.encode(text).ids) for text in texts) / len(texts)
 
-    assert mean([passage.contents for passage in world.passages]) < 45
+    assert mean([passage.contents for passage in world.passages]) < 58
     assert mean([problem.question for problem in world.test]) < 17
-    assert 2 < mean([f" {name}" for name in world.entities]) < 4.5
+    assert 2 < mean(world.entities) < 5.5
     vocabulary = {token.replace("Ġ", " ").strip() for token in TOKENIZER.get_vocab()}
     assert not vocabulary & set(world.entities), "a whole name as one token could only be learned by heart"
 

@@ -1,0 +1,63 @@
+"""Regenerates the weights that `tiny` starts from: supervised steps on the scripted agent's trajectories. Hours of CPU.
+
+python launch/tpu_train.py --config tiny_warmstart --out DIR && python launch/export_hf.py --checkpoint DIR --out DIR
+"""
+
+from memsearcher_jax.agent.types import AgentConfig
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.training.config import TrainingConfig
+
+
+def tiny_warmstart() -> RunConfig:
+    """About a million parameters, a fresh world for every step."""
+    return RunConfig(
+        model=ModelConfig(
+            vocab_size=1_312,
+            embed_size=128,
+            ffn_size=320,
+            layers=4,
+            heads=4,
+            kv_heads=2,
+            head_size=32,
+            rope_theta=10_000.0,
+            tied=True,
+            max_positions=1_024,
+            compute_dtype="float32",
+        ),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        agent=AgentConfig(
+            prompts="terse",
+            max_turns=8,
+            reply_tokens=40,
+            question_tokens=32,
+            memory_tokens=32,
+            observation_tokens=96,
+            max_calls=1,
+            default_top_n=1,
+        ),
+        sampling=SamplingConfig(
+            slots=64,
+            context_tokens=360,
+            decode_tokens=16,
+            prefill_rows=8,
+            prefill_buckets=(64, 256),
+            top_k=0,
+            top_p=1.0,
+        ),
+        training=TrainingConfig(
+            row_tokens=384,
+            rows_per_update=16,
+            accumulate=1,
+            logit_chunk=384,
+            learning_rate=1.5e-3,
+            warmup_steps=100,
+            decay_steps=2_600,
+            kl_coefficient=0.0,
+            entropy_coefficient=0.0,
+        ),
+        rl=RLConfig(method="demonstrations", steps=700, problems=48, checkpoint_every=25),
+        evaluation=EvaluationConfig(max_turns=8),
+    )
