@@ -34,7 +34,8 @@ from memsearcher_jax.rl import embedder
 
 RECALL = 0.95
 BATCH, QUERIES, ROUNDS = 64, 1_024, 7
-SIZE, ROWS_PER_CLUSTER, SPREAD, DECAY = 384, 200, 0.8, 0.5
+SIZE, ROWS_PER_CLUSTER, DECAY = 384, 200, 0.5
+SPREAD = 1.1  # of the members of a cluster, as a multiple of that of the centres
 QUESTIONS = ("2wikimultihopqa", "hotpotqa", "musique")
 PROBED = sorted({int(1.1**power) for power in range(75)})  # lists, and candidates, that are tried in this order
 

@@ -119,6 +119,7 @@ RANGES: dict[str, Range] = {
     "rl.evaluate_every": _COUNT_OR_NONE,
     "rl.search_seconds": _POSITIVE,
     **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
+    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("copies", "recitations")},
     "demonstrations.measure_every": _COUNT,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,

@@ -40,8 +40,10 @@ class DemonstrationConfig:
     """Probability that it searches for less than a name."""
     bad_memory: float = 0.4
     """Probability that it notes a wrong name, or nothing."""
-    whole_contexts: bool = True
-    """Learn to predict what it reads too, where names recur, and not only what it says."""
+    copies: int = 140
+    """Exercises of a step: a run of tokens that comes twice."""
+    recitations: int = 100
+    """Exercises of a step: a passage and behind it all of its facts."""
     measure_every: int = 10
     """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 

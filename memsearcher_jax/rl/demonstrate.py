@@ -106,13 +106,13 @@ def demonstrate(
     return trajectories
 
 
-def samples_of(trajectories: Sequence[Trajectory], *, whole: bool) -> list[Sample]:
-    """One sample for each context, of what the script said; `whole`: of all that it read too, but the first token."""
+def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
+    """One sample for each context, of what the script said."""
     return [
         Sample(
             ids=np.array(context.ids, np.int32),
             logprobs=np.zeros(len(context.ids), np.float32),
-            sampled=np.arange(len(context.ids)) > 0 if whole else np.array(context.sampled),
+            sampled=np.array(context.sampled),
             advantage=1.0,
         )
         for trajectory in trajectories
@@ -126,7 +126,7 @@ def slot_samples(trajectories: Sequence[Trajectory], slot: str, tokenizer: ChatT
     The contexts are cut behind the slot: what follows does not matter.
     """
     samples = []
-    for sample in samples_of(trajectories, whole=False):
+    for sample in samples_of(trajectories):
         for start, end in _spoken_runs(sample.sampled):
             text, offsets = tokenizer.decode_with_offsets(sample.ids[start:end])
             if not (filled := SLOTS[slot].search(text)):

@@ -1,8 +1,9 @@
 """Supervised steps on demonstrations: how a policy comes to know the format before rewards can teach it anything.
 
 1. make a world that nobody has seen, and let the scripted agent answer its questions, errors included;
-2. pack the contexts into rows and update, a mini-batch of rows at a time;
-3. every so often measure, in other worlds, how surely the model copies each kind of name: the loss does not tell.
+2. add exercises in copying, which the demonstrations alone teach late;
+3. pack all into rows and update, a mini-batch of rows at a time;
+4. every so often measure, in other worlds, how surely the model copies each kind of name: the loss does not tell.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from pathlib import Path
 from memsearcher_jax.agent.types import Trajectory
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.demonstrator import Errors
+from memsearcher_jax.data.world import World
 from memsearcher_jax.report.metrics import Metrics, MetricsWriter
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.rl import build, score
 from memsearcher_jax.rl.demonstrate import FIRST_WORLD, SLOTS, Stage, demonstrate, open_stage, samples_of, slot_samples
+from memsearcher_jax.rl.exercises import copies, recitations
 from memsearcher_jax.rl.keys import numpy_rng
 from memsearcher_jax.rl.phases import Phases
 from memsearcher_jax.rl.start import Start
 from memsearcher_jax.training.checkpoint import Checkpoints
+from memsearcher_jax.training.rows import Sample
 
 HELD_OUT = 999  # seed of the world in which copying is measured
 WORLDS_OF_A_SEED = 1_000_000
@@ -42,7 +46,7 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
                 stage = _stage(config, FIRST_WORLD + config.seed * WORLDS_OF_A_SEED + step)
                 trajectories = _demonstrations(run, stage, errors, step)
             with phases("update"):
-                samples = samples_of(trajectories, whole=settings.whole_contexts)
+                samples = samples_of(trajectories) + _exercises(run, stage.world, step)
                 state, learned = trainer.learn(state, samples, numpy_rng(config.seed, "rows", step), progress.activity)
             numbers = score.summarise([score.scored(one) for one in trajectories]) | learned
             if (step + 1) % settings.measure_every == 0 or step + 1 == rl.steps:
@@ -62,6 +66,14 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
 
 def _stage(config: RunConfig, seed: int) -> Stage:
     return open_stage(replace(config.data.world, seed=seed), config.retrieval)
+
+
+def _exercises(run: build.Run, world: World, step: int) -> list[Sample]:
+    settings, rng = run.config.demonstrations, numpy_rng(run.config.seed, "exercises", step)
+    return [
+        *copies(rng, run.tokenizer, settings.copies),
+        *recitations(rng, run.tokenizer, world, settings.recitations),
+    ]
 
 
 def _demonstrations(run: build.Run, stage: Stage, errors: Errors, step: int) -> Sequence[Trajectory]:
