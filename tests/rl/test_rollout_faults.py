@@ -19,7 +19,7 @@ from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-KEY = jax.random.key(6)
+KEY = jax.random.key(19)
 MODEL = replace(NANO, tied=False)
 SETTINGS = SamplingConfig(
     slots=3, context_tokens=128, decode_tokens=4, prefill_rows=2, prefill_buckets=(32,), top_k=0, top_p=1.0
