@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from memsearcher_jax.agent.types import Find, Finish, Outcome, Passage, Piece, Problem, Prompt, Query, Say, Stop
@@ -19,7 +20,7 @@ from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-KEY = jax.random.key(19)
+KEY = jax.random.key(0)
 MODEL = replace(NANO, tied=False)
 SETTINGS = SamplingConfig(
     slots=3, context_tokens=128, decode_tokens=4, prefill_rows=2, prefill_buckets=(32,), top_k=0, top_p=1.0
@@ -83,13 +84,21 @@ def only_when_bad(bad):
     return workflow
 
 
+def assert_same(trajectory, expected):
+    """Equal but for the rounding of log-probabilities: who shares a beginning with whom has changed."""
+    for context, other in zip(trajectory.contexts, expected.contexts, strict=True):
+        np.testing.assert_allclose(context.logprobs, other.logprobs, atol=1e-5)
+        assert replace(context, logprobs=other.logprobs) == other
+    assert replace(trajectory, contexts=expected.contexts) == expected
+
+
 def assert_alone(trajectories, untroubled, stop):
     """The two rollouts of one problem ended for that reason; all others are what they are without them."""
     for trajectory, expected in zip(trajectories, untroubled, strict=True):
         if trajectory.problem.id == BAD:
             assert trajectory.outcome.stop is stop
         else:
-            assert trajectory == expected
+            assert_same(trajectory, expected)
     counted = summarise([Scored(trajectory, 0.0, "", {"exact_match": 0.0}) for trajectory in trajectories])
     assert counted[f"stop/{stop.value}"] == pytest.approx(0.2)
     assert counted["stop/answered"] == pytest.approx(0.8)
@@ -185,7 +194,8 @@ def test_logits_that_are_not_numbers_end_a_trajectory_and_do_not_stay_in_its_slo
     trajectories = roll(engine, params, only_when_bad(poisons))
     assert_alone(trajectories, untroubled, Stop.NOT_FINITE)
     assert trajectories[4].contexts == ()
-    assert roll(engine, params, good) == untroubled
+    for trajectory, expected in zip(roll(engine, params, good), untroubled, strict=True):
+        assert_same(trajectory, expected)
 
 
 def test_slots_are_free_after_a_caller_who_stops_early(engine, params, untroubled):
@@ -194,4 +204,5 @@ def test_slots_are_free_after_a_caller_who_stops_early(engine, params, untrouble
     next(trajectories)
     trajectories.close()
     assert len(engine.free) == SETTINGS.slots
-    assert roll(engine, params, good) == untroubled
+    for trajectory, expected in zip(roll(engine, params, good), untroubled, strict=True):
+        assert_same(trajectory, expected)
