@@ -93,7 +93,7 @@ def by_model(run: Run) -> Answer:
 def by_hand(run: Run) -> Answer:
     """A person is the policy. What the model would read is shown as it would read it."""
     from memsearcher_jax.rl import build
-    from memsearcher_jax.rl.rollout import search_all
+    from memsearcher_jax.rl.searches import search_all
 
     agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
     make_workflow = build.workflow_maker(agent, run.prompts, run.tokenizer)

@@ -19,7 +19,7 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.rl import build, run_folder, source, start
-from memsearcher_jax.rl.rollout import search_all
+from memsearcher_jax.rl.searches import search_all
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.testing import ScriptedPolicy
 from memsearcher_jax.training import checkpoint

@@ -20,7 +20,7 @@ from memsearcher_jax.data.demonstrator import Demonstrator, Errors
 from memsearcher_jax.data.world import World, WorldConfig, make_world
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
-from memsearcher_jax.rl.rollout import search_all
+from memsearcher_jax.rl.searches import search_all
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.training.rows import Sample
 

@@ -30,7 +30,6 @@ from memsearcher_jax.agent.types import (
 )
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.searches import SearchDesk
-from memsearcher_jax.rl.searches import search_all as search_all  # the door that a keyboard's driver uses too
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine, Spoken
 

@@ -20,7 +20,8 @@ from memsearcher_jax.agent.types import (
 )
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for, search_all
+from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
+from memsearcher_jax.rl.searches import search_all
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
