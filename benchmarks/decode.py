@@ -103,9 +103,9 @@ def ours(model: ModelConfig, prompt_BT: np.ndarray, flags: Flags) -> Callable[[i
         tensor=flags.tensor,
         context_tokens=length + flags.new,
         decode_tokens=flags.new,
-        prefill_rows=batch,
-        prefill_buckets=(length,),
-        cache_buckets=(),
+        rows_per_call=batch,
+        prefill_piece=64,
+        prefill_buckets=(512,),
         temperature=0.0,
     )
     mesh = sizes.mesh_of(flags.tensor)

@@ -85,7 +85,7 @@ RANGES: dict[str, Range] = {
         f"sampling.{name}": _COUNT
         for name in (
             *("slots", "tensor", "context_tokens", "decode_tokens"),
-            *("prefill_rows", "prefill_buckets", "cache_buckets"),
+            *("rows_per_call", "prefill_piece", "prefill_buckets"),
         )
     },
     "sampling.draft_tokens": _COUNT_OR_NONE,
@@ -181,18 +181,18 @@ def _check_lengths(config: RunConfig) -> None:
         f"sampling.prefill_buckets is {' '.join(map(str, buckets)) or 'empty'}: give at least one width, ascending",
     )
     _require(
-        list(sampling.cache_buckets) == sorted(set(sampling.cache_buckets)),
-        f"sampling.cache_buckets is {' '.join(map(str, sampling.cache_buckets))}: give lengths in ascending order",
-    )
-    _require(
         sampling.decode_tokens + sampling.draft_tokens <= sampling.context_tokens,
         f"sampling.decode_tokens {sampling.decode_tokens} and draft_tokens {sampling.draft_tokens} are more than "
         f"sampling.context_tokens {sampling.context_tokens}: lower them",
     )
+    piece = sampling.prefill_piece
     _require(
-        buckets[-1] <= sampling.context_tokens,
-        f"sampling.prefill_buckets reaches {buckets[-1]}, beyond sampling.context_tokens {sampling.context_tokens}: "
-        "leave out what no context can fill",
+        piece <= sampling.context_tokens,
+        f"sampling.prefill_piece {piece} is more than sampling.context_tokens {sampling.context_tokens}: lower it",
+    )
+    _require(
+        all(bucket % piece == 0 for bucket in buckets),
+        f"sampling.prefill_buckets is {' '.join(map(str, buckets))}: give multiples of sampling.prefill_piece {piece}",
     )
     _require(
         training.row_tokens % training.logit_chunk == 0,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,22 @@ def rotate(x_BNTH: jax.Array, angle_BTh: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, axis=-1).astype(x_BNTH.dtype)
 
 
-Past = tuple[jax.Array, jax.Array, jax.Array]
-"""(k_BKSH, v_BKSH, visible_B1S): keys and values of earlier tokens, and which of them a row's tokens may look at."""
+class Partial(NamedTuple):
+    """A softmax over some of the tokens that a query looks at; `join` makes one of several."""
+
+    top_BKGT: jax.Array  # float32: the highest score
+    total_BKGT: jax.Array  # float32: the sum of exp(score - top)
+    mixed_BKGTH: jax.Array  # float32: the values' sum with these weights
+
+
+Past = Callable[[jax.Array], Partial]
+"""q_BKGTH -> the part of the softmax that lies over earlier tokens, of which any number may be visible, also none."""
 
 QUERY_BLOCK = 128
-"""Tokens whose scores over the past exist at one time: what bounds the memory of prefill."""
+"""Tokens of a block whose scores over the block exist at one time: what bounds the memory of prefill."""
+
+LOWEST = jnp.finfo(jnp.float32).min
+"""The score of what is hidden. A finite number, because inf - inf would poison a gradient."""
 
 
 def attend(
@@ -43,42 +55,62 @@ def attend(
     """
     B, N, T, H = q_BNTH.shape
     q_BKGTH = q_BNTH.reshape(B, -1, N // k_BKTH.shape[1], T, H)
+    k_BKHT = jnp.swapaxes(k_BKTH, 2, 3)
     causal_TT = jnp.tril(jnp.ones((T, T), bool))
     visible_BTT = causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
-    def mix(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def look_at_own(block: tuple[jax.Array, jax.Array]) -> Partial:
         q_BKGtH, visible_BtT = block
-        return _mix(q_BKGtH, [(k_BKTH, v_BKTH, visible_BtT), *past])
+        return look(q_BKGtH, k_BKHT, v_BKTH, visible_BtT)
 
     if past and T > QUERY_BLOCK and T % QUERY_BLOCK == 0:
-        blocks = (_split(q_BKGTH, axis=3), _split(visible_BTT, axis=1))
-        mixed_BKGTH = jnp.moveaxis(jax.lax.map(mix, blocks), 0, 3).reshape(q_BKGTH.shape)
+        own = jax.lax.map(look_at_own, (_split(q_BKGTH, axis=3), _split(visible_BTT, axis=1)))
+        own = Partial(*(jnp.moveaxis(x, 0, 3).reshape(*q_BKGTH.shape[:4], *x.shape[5:]) for x in own))
     else:
-        mixed_BKGTH = mix((q_BKGTH, visible_BTT))
-    return mixed_BKGTH.reshape(B, N, T, H)
+        own = look_at_own((q_BKGTH, visible_BTT))
+    mixed_BKGTH = join([own, *(part(q_BKGTH) for part in past)])
+    return mixed_BKGTH.reshape(B, N, T, H).astype(q_BNTH.dtype)
+
+
+def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: jax.Array) -> Partial:
+    """The softmax of scaled q · k over S tokens. Where a query sees none of them, its weights are worth nothing.
+
+    Keys lie across: with the tokens last, one score is a sum over rows of a matrix, which a CPU reads as it lies.
+    """
+    score_BKGTS = jnp.einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, preferred_element_type=jnp.float32)
+    score_BKGTS = jnp.where(visible_BTS[:, None, None], score_BKGTS * q_BKGTH.shape[-1] ** -0.5, LOWEST)
+    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
+    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
+    mixed_BKGTH = jnp.einsum(
+        "BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32
+    )
+    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
+
+
+def nothing(q_BKGTH: jax.Array) -> Partial:
+    """The softmax over no token at all, which adds nothing to a merge."""
+    number_BKGT = jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
+    return Partial(number_BKGT + LOWEST, number_BKGT, jnp.zeros(q_BKGTH.shape, jnp.float32))
+
+
+def merge(parts: Sequence[Partial]) -> Partial:
+    """One softmax over all that the parts lie over (Milakov & Gimelshein 2018, section 3)."""
+    top_BKGT = jnp.max(jnp.stack([part.top_BKGT for part in parts]), axis=0)
+    scales = [jnp.exp(part.top_BKGT - top_BKGT) for part in parts]
+    return Partial(
+        top_BKGT,
+        sum(scale * part.total_BKGT for scale, part in zip(scales, parts, strict=True)),
+        sum(scale[..., None] * part.mixed_BKGTH for scale, part in zip(scales, parts, strict=True)),
+    )
+
+
+def join(parts: Sequence[Partial]) -> jax.Array:
+    """mixed_BKGTH, float32: the values under one softmax over all that the parts lie over."""
+    whole = merge(parts) if len(parts) > 1 else parts[0]
+    return whole.mixed_BKGTH / whole.total_BKGT[..., None]
 
 
 def _split(x: jax.Array, axis: int) -> jax.Array:
     """The axis of T tokens cut into blocks, which come first."""
     shape = (*x.shape[:axis], -1, QUERY_BLOCK, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-
-def _mix(q_BKGTH: jax.Array, parts: Sequence[Past]) -> jax.Array:
-    """One softmax over parts that stay apart: joining them would copy the cache, or the scores over it."""
-    scores = [_scores(q_BKGTH, k_BKSH, visible_BTS) for k_BKSH, _, visible_BTS in parts]
-    top_BKGT1 = jnp.max(jnp.stack([jnp.max(s_BKGTS, axis=-1) for s_BKGTS in scores]), axis=0)[..., None]
-    weights = [jnp.exp(s_BKGTS - jax.lax.stop_gradient(top_BKGT1)) for s_BKGTS in scores]
-    total_BKGT1 = sum(jnp.sum(w_BKGTS, axis=-1, keepdims=True) for w_BKGTS in weights)
-    mixed_BKGTH = sum(
-        jnp.einsum("BKGTS,BKSH->BKGTH", w_BKGTS.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32)
-        for w_BKGTS, (_, v_BKSH, _) in zip(weights, parts, strict=True)
-    )
-    return (mixed_BKGTH / total_BKGT1).astype(q_BKGTH.dtype)
-
-
-def _scores(q_BKGTH: jax.Array, k_BKSH: jax.Array, visible_BTS: jax.Array) -> jax.Array:
-    """Scaled q · k in float32; the lowest finite number where hidden, because inf - inf would poison a gradient."""
-    score_BKGTS = jnp.einsum("BKGTH,BKSH->BKGTS", q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
-    score_BKGTS *= q_BKGTH.shape[-1] ** -0.5
-    return jnp.where(visible_BTS[:, None, None], score_BKGTS, jnp.finfo(jnp.float32).min)

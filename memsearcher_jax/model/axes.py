@@ -43,23 +43,26 @@ def constrain(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def per_device(
-    function: Callable[..., jax.Array],
+    function: Callable,
     in_axes: Sequence[Axes],
-    out_axes: Axes,
-    out_shape: tuple[int, ...] | None = None,
-) -> Callable[..., jax.Array]:
+    out_axes: Axes | list[Axes],
+    out_shape: tuple[int, ...] | list[tuple[int, ...]] | None = None,
+) -> Callable:
     """`function`, run by each device on its own part of the arguments.
 
-    `out_shape` is the whole result's, by default the first argument's. For what the compiler would not split by
-    itself. Without a mesh, `function` itself.
+    `out_shape` is the whole result's, by default the first argument's; a list of axes and one of shapes for a function
+    with several results. For what the compiler would not split by itself. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return function
 
-    def split(*arguments: jax.Array) -> jax.Array:
+    def split(*arguments: jax.Array):
         in_specs = tuple(_fitting(axes, x.shape, mesh) for axes, x in zip(in_axes, arguments, strict=True))
-        out_specs = _fitting(out_axes, out_shape or arguments[0].shape, mesh)
+        if isinstance(out_axes, list):
+            out_specs = tuple(_fitting(axes, shape, mesh) for axes, shape in zip(out_axes, out_shape, strict=True))
+        else:
+            out_specs = _fitting(out_axes, out_shape or arguments[0].shape, mesh)
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*arguments)
 
     return split

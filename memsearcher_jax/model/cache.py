@@ -1,52 +1,66 @@
 """The KV cache: an argument and a result of `qwen.forward`, never hidden state.
 
-A block of tokens either stands row for row with the cache, or names the rows that it belongs to (`row_A`). On a mesh
-each device holds its own part of the rows: then `row_A` has an equal share for each part, in order, and its numbers
-count from the part's first row. A number past the part's last row means nobody.
+A block of tokens either stands row for row with the cache, or is cut into pieces that name the rows that they belong
+to (`row_A`). On a mesh each device holds its own part of the rows: then `row_A` has an equal share for each part, in
+order, and its numbers count from the part's first row. A number past the part's last row means nobody.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from memsearcher_jax.model.attention import Past
+from memsearcher_jax.model import pages
+from memsearcher_jax.model.attention import Partial, Past, look, merge
 from memsearcher_jax.model.axes import constrain, per_device
 from memsearcher_jax.model.config import ModelConfig
 
-CACHE_AXES = ("layers", "batch", "kv", None, None)
-"""Logical axes of k_LBKCH and v_LBKCH; `length_B` has ("batch",)."""
+CACHE_AXES = ("layers", "batch", None, "kv", None, None)
+"""Logical axes of k_LBNKHP and of v_LBNKPH; `length_B` has ("batch",)."""
+
+RECENT_AXES = ("layers", "batch", "kv", None, None)
+"""Logical axes of `Recent`."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of B rows with capacity C: entry j of a row belongs to the token at position j."""
+    """Keys and values of B rows with room for N pages of P entries, which belong to the row's tokens in order."""
 
-    k_LBKCH: jax.Array  # in compute_dtype, already rotated; entries from length_B on mean nothing
-    v_LBKCH: jax.Array  # in compute_dtype; entries from length_B on must be finite: they are multiplied by 0
+    k_LBNKHP: jax.Array  # in compute_dtype, already rotated; entries from length_B on mean nothing
+    v_LBNKPH: jax.Array  # in compute_dtype, always finite: what is not looked at is multiplied by 0
     length_B: jax.Array  # int32: tokens that each row holds
 
     @classmethod
     def empty(cls, config: ModelConfig, rows: int, capacity: int) -> Cache:
-        """A cache that holds nothing. Call it under jit where it is to be spread over a mesh from the start."""
-        shape_LBKCH = (config.layers, rows, config.kv_heads, capacity, config.head_size)
+        """A cache that holds nothing, with room for `capacity` tokens and for what fills the last page.
+
+        Call it under jit where it is to be spread over a mesh from the start.
+        """
+        page = min(pages.PAGE, capacity)
+        shape_LBNK = (config.layers, rows, -(-capacity // page), config.kv_heads)
         return cls(
-            k_LBKCH=constrain(jnp.zeros(shape_LBKCH, config.compute_dtype), CACHE_AXES),
-            v_LBKCH=constrain(jnp.zeros(shape_LBKCH, config.compute_dtype), CACHE_AXES),
+            k_LBNKHP=constrain(jnp.zeros((*shape_LBNK, config.head_size, page), config.compute_dtype), CACHE_AXES),
+            v_LBNKPH=constrain(jnp.zeros((*shape_LBNK, page, config.head_size), config.compute_dtype), CACHE_AXES),
             length_B=jnp.zeros(rows, jnp.int32),
         )
 
     @property
+    def page(self) -> int:
+        """Entries of a page."""
+        return self.v_LBNKPH.shape[4]
+
+    @property
     def capacity(self) -> int:
         """Tokens that a row has room for."""
-        return self.k_LBKCH.shape[3]
+        return self.v_LBNKPH.shape[2] * self.page
 
     def read(self, layer: jax.Array) -> list[Past]:
         """One layer of all rows, for the tokens that come next."""
-        return Reading(self, self.capacity).read(layer)
+        return Reading.of(self).read(layer)
 
     def append(self, k_LBKTH: jax.Array, v_LBKTH: jax.Array, segment_BT: jax.Array) -> Cache:
         """All rows with their real tokens (segment 1, before any padding) behind what they hold.
@@ -54,54 +68,116 @@ class Cache:
         Tokens past the capacity are dropped, but `length_B` counts them: a row that overflowed shows it.
         Raises ValueError for a block wider than the cache.
         """
-        return Reading(self, self.capacity).append(k_LBKTH, v_LBKTH, segment_BT)
+        return Reading.of(self).append(k_LBKTH, v_LBKTH, segment_BT)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prefix:
+    """What many rows begin with, held once: their own entries are those of the tokens behind it."""
+
+    cache: Cache  # of one row
+    begins_A: jax.Array  # bool: which pieces' rows begin with it
+
+    def read(self, layer: jax.Array) -> Past:
+        """One layer. All queries at once meet the same keys: one product of matrices, and the keys are read once."""
+        cache = self.cache
+        k_NKHP, v_NKPH = cache.k_LBNKHP[layer, 0], cache.v_LBNKPH[layer, 0]
+        held_N1P = (jnp.arange(cache.capacity) < cache.length_B).reshape(-1, 1, cache.page)
+
+        def look_at_prefix(q_BKGTH: jax.Array) -> Partial:
+            B, K, G, T, H = q_BKGTH.shape
+            begins_X = jnp.repeat(self.begins_A, B * T // self.begins_A.shape[0])
+            q_1KGXH = jnp.moveaxis(q_BKGTH, 0, 2).reshape(1, K, G, B * T, H)
+            found = merge(
+                [
+                    look(q_1KGXH, k_NKHP[n : n + 1], v_NKPH[n : n + 1], (begins_X[:, None] & held_N1P[n])[None])
+                    for n in range(held_N1P.shape[0])
+                ]
+            )
+            return Partial(*(jnp.moveaxis(x[0].reshape(K, G, B, T, *x.shape[4:]), 2, 0) for x in found))
+
+        return look_at_prefix
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Reading:
-    """A cache of which a block of tokens reads a prefix of every row, and perhaps a few rows alone."""
+    """A cache, and which of its rows a block reads and how far: the block's A pieces in order. Made by `of`."""
 
     cache: Cache
-    window: int = field(metadata={"static": True})  # entries that are read; no row that matters may hold more
-    row_A: jax.Array | None = None  # int32: rows that the block's rows belong to, as at the top; None: all, in order
+    row_A: jax.Array | None  # int32: rows that the pieces belong to, as at the top; None: a piece is a row, in order
+    start_A: jax.Array  # int32: entry at which a piece's first token will stand
+    length_A: jax.Array  # int32: entries that each piece reads
+    order_A: jax.Array  # int32: the pieces by length, the longest first; numbers within a device's part
+    rank_A: jax.Array  # int32: where in that order each piece stands
+    prefix: Prefix | None
+
+    @classmethod
+    def of(
+        cls,
+        cache: Cache,
+        row_A: jax.Array | None = None,
+        start_A: jax.Array | None = None,
+        reads_A: jax.Array | None = None,
+        prefix: Prefix | None = None,
+    ) -> Reading:
+        """Pieces read all that their rows hold, and nothing where `reads_A` is False.
+
+        Pieces of one row stand side by side in the block, each but the last one full, and `start_A` must tell them
+        apart; by default a piece goes behind what its row holds.
+        """
+        length_A = cache.length_B
+        if row_A is not None:
+            length_A = per_device(_lengths, (("batch",), ("batch",)), ("batch",), row_A.shape)(length_A, row_A)
+        start_A = length_A if start_A is None else start_A
+        if reads_A is not None:
+            length_A = jnp.where(reads_A, length_A, 0)
+        sort = per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (("batch",),), ("batch",))
+        order_A = sort(-length_A)
+        return cls(cache, row_A, start_A, length_A, order_A, sort(order_A), prefix)
 
     def read(self, layer: jax.Array) -> list[Past]:
-        """One layer. A slice out of the whole cache, so that what lies outside costs nothing."""
-        k_LBKCH, v_LBKCH = self.cache.k_LBKCH, self.cache.v_LBKCH
-        _, B, K, _, H = k_LBKCH.shape
-        window, row_A, length_A = self.window, self.row_A, self.cache.length_B
+        """One layer. Pages are slices out of the whole cache, so that what is not read costs nothing."""
+        prefix = [] if self.prefix is None else [self.prefix.read(layer)]
+        return [*prefix, partial(self._look_at_rows, layer)]
 
-        def read_rows(x_LBKCH: jax.Array, layer: jax.Array, row_A: jax.Array) -> jax.Array:
-            shape = (1, 1, x_LBKCH.shape[2], window, H)
-            return jnp.concatenate([jax.lax.dynamic_slice(x_LBKCH, (layer, row, 0, 0, 0), shape)[0] for row in row_A])
-
-        if row_A is None:
-            start, shape = (layer, 0, 0, 0, 0), (1, B, K, window, H)
-            k_AKWH, v_AKWH = (jax.lax.dynamic_slice(x_LBKCH, start, shape)[0] for x_LBKCH in (k_LBKCH, v_LBKCH))
-        else:
-            shape = (row_A.shape[0], K, window, H)
-            read = per_device(read_rows, (CACHE_AXES, (), ("batch",)), CACHE_AXES[1:], shape)
-            k_AKWH, v_AKWH = read(k_LBKCH, layer, row_A), read(v_LBKCH, layer, row_A)
-            length_A = per_device(_lengths, (("batch",), ("batch",)), ("batch",), row_A.shape)(length_A, row_A)
-        return [(k_AKWH, v_AKWH, (jnp.arange(window) < length_A[:, None])[:, None, :])]
-
-    def append(self, k_LAKTH: jax.Array, v_LAKTH: jax.Array, segment_AT: jax.Array) -> Cache:
-        """As `Cache.append`, to the rows that are read."""
-        cache, width = self.cache, segment_AT.shape[1]
+    def append(self, k_LBKTH: jax.Array, v_LBKTH: jax.Array, segment_BT: jax.Array) -> Cache:
+        """As `Cache.append`, to the rows that are read; a segment above 0 is a real token."""
+        cache, pieces = self.cache, self.start_A.shape[0]
+        width = segment_BT.size // pieces
         if width > cache.capacity:
             raise ValueError(
                 f"a block of {width} tokens cannot be written to a cache of {cache.capacity}: split the block"
             )
-        added_A = jnp.sum(segment_AT > 0, axis=1, dtype=jnp.int32)
-        where = (cache.length_B, added_A) if self.row_A is None else (cache.length_B, added_A, self.row_A)
+        added_A = jnp.sum(segment_BT.reshape(pieces, width) > 0, axis=1, dtype=jnp.int32)
+        where = (self.start_A, added_A) if self.row_A is None else (self.start_A, added_A, self.row_A)
         axes = (("batch",),) * len(where)
-        write = per_device(_write, (CACHE_AXES, CACHE_AXES, *axes), CACHE_AXES)
+
+        def write(axis: int, old_LBN: jax.Array, new_LBKTH: jax.Array) -> jax.Array:
+            write = per_device(partial(pages.write, axis, width), (CACHE_AXES, RECENT_AXES, *axes), CACHE_AXES)
+            return constrain(write(old_LBN, new_LBKTH, *where), CACHE_AXES)
+
         return Cache(
-            k_LBKCH=constrain(write(cache.k_LBKCH, k_LAKTH, *where), CACHE_AXES),
-            v_LBKCH=constrain(write(cache.v_LBKCH, v_LAKTH, *where), CACHE_AXES),
-            length_B=per_device(_lengthen, axes, ("batch",))(*where),
+            k_LBNKHP=write(5, cache.k_LBNKHP, k_LBKTH),
+            v_LBNKPH=write(4, cache.v_LBNKPH, v_LBKTH),
+            length_B=per_device(_lengthen, (("batch",), *axes), ("batch",))(cache.length_B, *where),
         )
+
+    def _look_at_rows(self, layer: jax.Array, q_BKGTH: jax.Array) -> Partial:
+        cache, row = self.cache, ("batch",)
+        query_axes, number_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
+        row_A = self.row_A
+        if row_A is None:
+            row_A = per_device(lambda x_A: jnp.arange(x_A.shape[0]), (row,), row)(self.length_A)
+        look_at = per_device(
+            pages.look_at_rows,
+            (query_axes, CACHE_AXES, CACHE_AXES, (), row, row, row, row),
+            [number_axes, number_axes, query_axes],
+            [q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape],
+        )
+        pieces = (row_A, self.length_A, self.order_A, self.rank_A)
+        return Partial(*look_at(q_BKGTH, cache.k_LBNKHP, cache.v_LBNKPH, layer, *pieces))
 
 
 @jax.tree_util.register_dataclass
@@ -121,8 +197,8 @@ class Recent:
     @classmethod
     def empty(cls, cache: Cache, entries: int) -> Recent:
         """Room for so many entries of each of the cache's rows."""
-        L, B, K, _, H = cache.k_LBKCH.shape
-        zeros_LBKJH = constrain(jnp.zeros((L, B, K, entries, H), cache.k_LBKCH.dtype), CACHE_AXES)
+        L, B, _, K, _, H = cache.v_LBNKPH.shape
+        zeros_LBKJH = constrain(jnp.zeros((L, B, K, entries, H), cache.v_LBNKPH.dtype), RECENT_AXES)
         return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((B, entries), bool), jnp.int32(0))
 
     def with_visible(self, visible_BT: jax.Array, at: jax.Array) -> Recent:
@@ -151,67 +227,34 @@ class Growing:
 
     def read(self, layer: jax.Array) -> list[Past]:
         """One layer of both."""
-        k_BKJH, v_BKJH = self.recent.k_LBKJH[layer], self.recent.v_LBKJH[layer]
-        return [*self.reading.read(layer), (k_BKJH, v_BKJH, self.recent.visible_BJ[:, None, :])]
+        recent = self.recent
+        k_BKHJ, v_BKJH = jnp.swapaxes(recent.k_LBKJH[layer], 2, 3), recent.v_LBKJH[layer]
+        visible_B1J = recent.visible_BJ[:, None, :]
+        return [*self.reading.read(layer), lambda q_BKGTH: look(q_BKGTH, k_BKHJ, v_BKJH, visible_B1J)]
 
     def append(self, k_LBKTH: jax.Array, v_LBKTH: jax.Array, segment_BT: jax.Array) -> Recent:
         """The recent tokens with T more entries, visible where the segment is not 0."""
         recent = self.recent
         at = (0, 0, 0, recent.used, 0)
         return Recent(
-            k_LBKJH=constrain(jax.lax.dynamic_update_slice(recent.k_LBKJH, k_LBKTH, at), CACHE_AXES),
-            v_LBKJH=constrain(jax.lax.dynamic_update_slice(recent.v_LBKJH, v_LBKTH, at), CACHE_AXES),
+            k_LBKJH=constrain(jax.lax.dynamic_update_slice(recent.k_LBKJH, k_LBKTH, at), RECENT_AXES),
+            v_LBKJH=constrain(jax.lax.dynamic_update_slice(recent.v_LBKJH, v_LBKTH, at), RECENT_AXES),
             visible_BJ=jax.lax.dynamic_update_slice(recent.visible_BJ, segment_BT > 0, (0, recent.used)),
             used=recent.used + segment_BT.shape[1],
         )
 
 
-def copy_rows(cache: Cache, source_A: jax.Array, target_A: jax.Array, length_A: jax.Array, window: int) -> Cache:
+def copy_rows(cache: Cache, source_A: jax.Array, target_A: jax.Array, length_A: jax.Array) -> Cache:
     """The rows `target_A` with the first `length_A` entries of the rows `source_A`, one pair after the other.
 
-    Both name rows as at the top; `window` is static, and at least every length. What the targets held is gone.
+    Both name rows as at the top. What the targets held is gone.
     """
-
-    def copy(x_LBKCH: jax.Array, source_A: jax.Array, target_A: jax.Array) -> jax.Array:
-        L, B, K, _, H = x_LBKCH.shape
-
-        def copy_row(pair: jax.Array, x_LBKCH: jax.Array) -> jax.Array:
-            # Where there is nobody, a slice past the end would land on the last row: let it be copied onto itself.
-            somebody = target_A[pair] < B
-            source = jnp.where(somebody, source_A[pair], B - 1)
-            target = jnp.where(somebody, target_A[pair], B - 1)
-            row_L1KWH = jax.lax.dynamic_slice(x_LBKCH, (0, source, 0, 0, 0), (L, 1, K, window, H))
-            return jax.lax.dynamic_update_slice(x_LBKCH, row_L1KWH, (0, target, 0, 0, 0))
-
-        return jax.lax.fori_loop(0, source_A.shape[0], copy_row, x_LBKCH)
-
-    copy = per_device(copy, (CACHE_AXES, ("batch",), ("batch",)), CACHE_AXES)
+    copy = per_device(pages.copy_rows, (CACHE_AXES, *(("batch",),) * 3), CACHE_AXES)
+    page_A = -(-length_A // cache.page)
     return Cache(
-        k_LBKCH=constrain(copy(cache.k_LBKCH, source_A, target_A), CACHE_AXES),
-        v_LBKCH=constrain(copy(cache.v_LBKCH, source_A, target_A), CACHE_AXES),
+        k_LBNKHP=constrain(copy(cache.k_LBNKHP, source_A, target_A, page_A), CACHE_AXES),
+        v_LBNKPH=constrain(copy(cache.v_LBNKPH, source_A, target_A, page_A), CACHE_AXES),
         length_B=_set_lengths(cache.length_B, target_A, length_A),
-    )
-
-
-def clear_rows(cache: Cache, row_A: jax.Array) -> Cache:
-    """The rows `row_A` as in an empty cache. What is not finite would outlive its length: 0 times NaN is NaN."""
-
-    def clear(x_LBKCH: jax.Array, row_A: jax.Array) -> jax.Array:
-        L, B, K, C, H = x_LBKCH.shape
-
-        def clear_row(index: jax.Array, x_LBKCH: jax.Array) -> jax.Array:
-            start = (0, row_A[index], 0, 0, 0)
-            standing_L1KCH = jax.lax.dynamic_slice(x_LBKCH, start, (L, 1, K, C, H))
-            cleared_L1KCH = jnp.where(row_A[index] < B, jnp.zeros_like(standing_L1KCH), standing_L1KCH)
-            return jax.lax.dynamic_update_slice(x_LBKCH, cleared_L1KCH, start)
-
-        return jax.lax.fori_loop(0, row_A.shape[0], clear_row, x_LBKCH)
-
-    clear = per_device(clear, (CACHE_AXES, ("batch",)), CACHE_AXES)
-    return Cache(
-        k_LBKCH=constrain(clear(cache.k_LBKCH, row_A), CACHE_AXES),
-        v_LBKCH=constrain(clear(cache.v_LBKCH, row_A), CACHE_AXES),
-        length_B=_set_lengths(cache.length_B, row_A, jnp.zeros_like(row_A)),
     )
 
 
@@ -226,36 +269,5 @@ def _lengths(length_B: jax.Array, row_A: jax.Array) -> jax.Array:
     return length_B.at[row_A].get(mode="fill", fill_value=0)
 
 
-def _lengthen(length_B: jax.Array, added_A: jax.Array, row_A: jax.Array | None = None) -> jax.Array:
-    return length_B + added_A if row_A is None else length_B.at[row_A].add(added_A, mode="drop")
-
-
-def _write(
-    old_LBKCH: jax.Array,
-    new_LAKTH: jax.Array,
-    length_B: jax.Array,
-    added_A: jax.Array,
-    row_A: jax.Array | None = None,
-) -> jax.Array:
-    """The cache with tokens 0 .. added - 1 of each block at length, length + 1, ... of its row; all else as it was.
-
-    A loop of slice updates, because it is what every compiler does in place: for a scatter, TPU and CPU turn the whole
-    cache into another layout and back. A row's write is one window of fixed width. Near the end the window starts
-    before `length`, since a slice that runs past the end would be moved back whole; so each of its entries picks its
-    token, or what stands there already. Nobody adds nothing: the last row, where its window lands, keeps what it has.
-    """
-    width, capacity = new_LAKTH.shape[3], old_LBKCH.shape[3]
-
-    def write_row(block: jax.Array, cache_LBKCH: jax.Array) -> jax.Array:
-        row = block if row_A is None else row_A[block]
-        length, added = length_B[row], added_A[block]
-        start = jnp.minimum(length, capacity - width)
-        token_T = start + jnp.arange(width) - length
-        is_new_T1 = ((token_T >= 0) & (token_T < added))[:, None]
-        block_L1KTH = jax.lax.dynamic_slice_in_dim(new_LAKTH, block, 1, axis=1).astype(cache_LBKCH.dtype)
-        new_L1KTH = jnp.take(block_L1KTH, token_T, axis=3, mode="clip")
-        window = (0, row, 0, start, 0)
-        standing_L1KTH = jax.lax.dynamic_slice(cache_LBKCH, window, new_L1KTH.shape)
-        return jax.lax.dynamic_update_slice(cache_LBKCH, jnp.where(is_new_T1, new_L1KTH, standing_L1KTH), window)
-
-    return jax.lax.fori_loop(0, new_LAKTH.shape[1], write_row, old_LBKCH)
+def _lengthen(length_B: jax.Array, start_A: jax.Array, added_A: jax.Array, row_A: jax.Array | None = None) -> jax.Array:
+    return start_A + added_A if row_A is None else length_B.at[row_A].max(start_A + added_A, mode="drop")

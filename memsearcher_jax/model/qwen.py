@@ -119,7 +119,10 @@ class Block(nn.Module):
         q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
         k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        past = () if cache is None else cache.read(layer)
+        past = ()
+        if cache is not None:
+            k_BKTH, v_BKTH = _told_by_the_key(k_BKTH, v_BKTH)
+            past = cache.read(layer)
         mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, past)
         x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
 
@@ -190,6 +193,16 @@ def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
     scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
     # The weight is rounded to the type of x first: so training sees the very weights that the sampler holds.
     return (wide_BTD * scale_BT1 * weight_D.astype(x_BTD.dtype)).astype(x_BTD.dtype)
+
+
+def _told_by_the_key(k_BKTH: jax.Array, v_BKTH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values in which a value that is not finite is 0, and its key NaN.
+
+    Who looks at such a token gets NaN all the same. But who does not look at it multiplies its value by 0, and 0 times
+    NaN is NaN: it would spread to all contexts of a block, and to the next one in the same slot.
+    """
+    is_sound_BKT1 = jnp.isfinite(v_BKTH).all(axis=-1, keepdims=True)
+    return jnp.where(is_sound_BKT1, k_BKTH, jnp.nan), jnp.where(is_sound_BKT1, v_BKTH, 0)
 
 
 def _weight(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init) -> jax.Array:

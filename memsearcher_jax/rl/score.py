@@ -10,7 +10,7 @@ from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.types import Stop, Trajectory
 from memsearcher_jax.report.names import Name
 from memsearcher_jax.report.trajectories import Scored
-from memsearcher_jax.sampling.engine import Counters
+from memsearcher_jax.sampling.ledger import Counters
 
 
 def scored(trajectory: Trajectory) -> Scored:

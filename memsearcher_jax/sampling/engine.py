@@ -21,8 +21,9 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling import sampler
 from memsearcher_jax.sampling.buffer import Padded, PromptIds, PromptWidths, pad
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.ledger import Ledger, Recorded
+from memsearcher_jax.sampling.ledger import Counters, Ledger, Recorded
 from memsearcher_jax.sampling.parts import Parts
+from memsearcher_jax.sampling.pieces import Block, seat_pieces
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,6 @@ class Spoken:
     slot: int
     ids: tuple[int, ...]  # the token that ended it included
     sound: bool = True  # False: it ended because the next logits were not finite; `ids` may be empty
-
-
-@dataclass
-class Counters:
-    """What an engine has done since `start`."""
-
-    standing_tokens: int = 0  # text that was given: prompts and observations
-    prompt_tokens: int = 0  # all that stood before each generation: what a sampler without reuse would prefill
-    prefilled_tokens: int = 0  # tokens that went through prefill
-    shared_tokens: int = 0  # beginnings of fresh contexts that a cache held already
-    generated_tokens: int = 0
-    ticks: int = 0
-
-    @property
-    def reused_share(self) -> float:
-        """Share of the prompt tokens that were never computed again."""
-        return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +83,7 @@ class Engine:
         self._params = None
         self._root_key = jax.random.key(0)
         self._ledger = Ledger(settings.slots, settings.context_tokens)
+        self._prefix: tuple[int, ...] | None = None  # that the device holds for these weights
         self._spoke_from: dict[int, int] = {}  # by slot that holds a context: where its last generation began
         self._begins: dict[int, _Begin] = {}
         self._extends: dict[int, _Extend] = {}
@@ -107,15 +92,16 @@ class Engine:
         with jax.set_mesh(mesh):
             shardings = sampler.slot_shardings(mesh)
             jit = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
-            self._slots = jax.jit(partial(sampler.empty_slots, model, settings), out_shardings=shardings)()
+            empty_slots = partial(sampler.empty_slots, model, settings, widths.prefix)
+            self._slots = jax.jit(empty_slots, out_shardings=shardings)()
+            self._hold_prefix = jit(partial(sampler.hold_prefix, model))
             self._begin = jit(sampler.begin)
             self._extend = jit(sampler.extend)
-            self._share = jit(sampler.share, static_argnames="window")
-            self._forget = jit(sampler.forget)
+            self._share = jit(sampler.share)
             self._silence = jit(sampler.silence)
-            self._prefill = jit(partial(sampler.prefill, model), static_argnames="window")
+            self._prefill = jit(partial(sampler.prefill, model))
             decode = partial(sampler.decode, model, settings, tuple(stop_ids))
-            self._decode = jax.jit(decode, donate_argnums=0, static_argnames="window", out_shardings=(shardings, None))
+            self._decode = jax.jit(decode, donate_argnums=0, out_shardings=(shardings, None))
 
     @property
     def free(self) -> list[int]:
@@ -132,7 +118,8 @@ class Engine:
         if self._spoke_from:
             raise RuntimeError(f"{len(self._spoke_from)} slots still hold contexts of the weights before")
         self._params, self._root_key = params, root_key
-        self._ledger.forget(slice(None))
+        self._ledger.forget()
+        self._prefix = None
         self.counters = Counters()
 
     def fits(self, slot: int | None, tokens: int) -> bool:
@@ -167,8 +154,7 @@ class Engine:
             self._open_contexts()
             self._append_text()
             self._catch_up()
-            window = self.settings.window(max(int(self._ledger.cached_S[slot]) for slot in self._speaking))
-            self._slots, drawn = self._decode(self._slots, self._params, self._root_key, window=window)
+            self._slots, drawn = self._decode(self._slots, self._params, self._root_key)
             self.counters.ticks += 1
             return self._ended(jax.device_get(drawn))
 
@@ -190,16 +176,14 @@ class Engine:
     def warm_up(self, params) -> None:
         """Compiles every program that a tick may need, on slots that hold nothing."""
         with jax.set_mesh(self._mesh):
+            self._slots = self._hold_prefix(self._slots, params, *self._prefix_arguments(()))
             self._slots = self._begin(self._slots, *self._begin_arguments({}, {}))
             for width in self.settings.prefill_buckets:
                 self._slots = self._extend(self._slots, *self._extend_arguments({}, width))
-            for window in self.settings.windows:
-                self._slots = self._share(self._slots, *self._share_arguments([], {}), window=window)
-                for width in self.settings.prefill_buckets:
-                    arguments = self._prefill_arguments({}, {}, width)
-                    self._slots = self._prefill(self._slots, params, *arguments, window=window)
-                self._slots, _ = self._decode(self._slots, params, self._root_key, window=window)
-            self._slots = self._silence(self._forget(self._slots, self._parts.nobody(1)))
+                self._slots = self._prefill(self._slots, params, *self._block({}, width).arrays)
+            self._slots = self._share(self._slots, *self._share_arguments([], {}))
+            self._slots, _ = self._decode(self._slots, params, self._root_key)
+            self._slots = self._silence(self._slots)
 
     def _room(self, length: int, max_tokens: int) -> int:
         return min(max_tokens, self.settings.context_tokens - length)
@@ -215,30 +199,45 @@ class Engine:
         kept: dict[int, int] = {}
         for slot, begin in self._begins.items():
             ids_T = np.array([id for part in begin.prompt.parts for id in part], np.int32)
-            source, tokens = self._ledger.best_source(slot, ids_T[:-1], self._parts.around(slot))
+            prefix_tokens = self._follow_prefix(begin.prompt)
+            source, tokens = self._ledger.best_source(slot, ids_T[:-1], prefix_tokens, self._parts.around(slot))
             self.counters.shared_tokens += tokens
-            kept[slot] = tokens if source == slot else 0
+            kept[slot] = tokens if source == slot else prefix_tokens
             if source != slot:
                 cached = self._ledger.cached_S[source] >= tokens
                 (ready if cached else self._waiting).append(_Share(source, slot, tokens))
-            self._ledger.open(slot, ids_T, kept[slot])
-        for some in _groups(list(self._begins), self.settings.prefill_rows):
+            self._ledger.open(slot, ids_T, kept[slot], prefix_tokens > 0)
+        for some in _groups(list(self._begins), self.settings.rows_per_call):
             arguments = self._begin_arguments({slot: self._begins[slot] for slot in some}, kept)
             self._slots = self._begin(self._slots, *arguments)
         self._begins = {}
         # Before any prefill and in this order: a source may have been opened anew, and loses what it held.
         self._share_caches(ready)
 
+    def _follow_prefix(self, prompt: PromptIds) -> int:
+        """Tokens of the prompt that stand in the shared prefix, which is that of the first prompt after `start`."""
+        if self._prefix is None and prompt.prefix:
+            self._prefix = prompt.prefix
+            self._slots = self._hold_prefix(self._slots, self._params, *self._prefix_arguments(prompt.prefix))
+            self.counters.prefilled_tokens += len(prompt.prefix)
+            self.counters.shared_tokens -= len(prompt.prefix)
+        # Decode feeds the last token of a context, so that one has to stand behind the prefix.
+        return len(prompt.prefix) if prompt.prefix == self._prefix and len(prompt) > len(prompt.prefix) else 0
+
+    def _prefix_arguments(self, prefix: tuple[int, ...]) -> tuple[np.ndarray, np.int32]:
+        return pad([prefix], max(1, self._widths.prefix)).ids_SW, np.int32(len(prefix))
+
     def _begin_arguments(self, begins: dict[int, _Begin], kept: dict[int, int]) -> tuple:
         nothing = _Begin(PromptIds((), (), (), (), ()), (0, 0), 0)
-        rows = [*begins, *[self.settings.slots] * (self.settings.prefill_rows - len(begins))]
+        rows = [*begins, *[self.settings.slots] * (self.settings.rows_per_call - len(begins))]
         begins_A = [begins.get(slot, nothing) for slot in rows]
         rows_of_parts = zip(*(begin.prompt.parts for begin in begins_A), strict=True)
         return (
             np.array(rows, np.int32),
             np.array([begin.stream for begin in begins_A], np.uint32),
             np.array([begin.room for begin in begins_A], np.int32),
-            np.array([kept.get(slot, 0) for slot in rows], np.int32),
+            np.array([slot in begins and self._ledger.follows_S[slot] for slot in rows]),
+            np.array([kept[slot] - self._held_apart(slot) if slot in begins else 0 for slot in rows], np.int32),
             [pad(ids, width) for ids, width in zip(rows_of_parts, self._widths.parts, strict=True)],
         )
 
@@ -247,8 +246,8 @@ class Engine:
             self._ledger.add_text(slot, extend.ids)
         waiting = self._extends
         while waiting:
-            width = self.settings.prefill_width(max(len(extend.ids) for extend in waiting.values()))
-            for some in _groups(list(waiting), self.settings.prefill_rows):
+            width = self.settings.prefill_bucket(max(len(extend.ids) for extend in waiting.values()))
+            for some in _groups(list(waiting), self.settings.rows_per_call):
                 arguments = self._extend_arguments({slot: waiting[slot] for slot in some}, width)
                 self._slots = self._extend(self._slots, *arguments)
             waiting = {
@@ -259,7 +258,7 @@ class Engine:
         self._extends = {}
 
     def _extend_arguments(self, extends: dict[int, _Extend], width: int) -> tuple[np.ndarray, np.ndarray, Padded]:
-        rows = [*extends, *[self.settings.slots] * (self.settings.prefill_rows - len(extends))]
+        rows = [*extends, *[self.settings.slots] * (self.settings.rows_per_call - len(extends))]
         extends_A = [extends.get(slot, _Extend((), 0)) for slot in rows]
         room_A = np.array([extend.room for extend in extends_A], np.int32)
         return np.array(rows, np.int32), room_A, pad([extend.ids[:width] for extend in extends_A], width)
@@ -274,51 +273,48 @@ class Engine:
             behind = {slot for slot in behind if self._ledger.behind(slot)}
             able = behind - {share.target for share in self._waiting}
             if able:
-                self._prefill_blocks(sorted(able, key=lambda slot: (-self._ledger.behind(slot), slot)))
+                self._prefill_block(sorted(able, key=lambda slot: (-self._ledger.behind(slot), slot)))
 
-    def _prefill_blocks(self, slots: Sequence[int]) -> None:
-        """One call: for as many of these slots as it has rows for, in order, the next tokens that they are behind."""
-        width = self.settings.prefill_width(self._ledger.behind(slots[0]))
-        seats = self._parts.seats(slots, self.settings.rows_at(width))
-        blocks = {slot: min(width, self._ledger.behind(slot)) for slot in seats}
-        window = self.settings.window(max(int(self._ledger.cached_S[slot]) for slot in seats))
-        arguments = self._prefill_arguments(blocks, seats, width)
-        self._slots = self._prefill(self._slots, self._params, *arguments, window=window)
-        for slot, tokens in blocks.items():
+    def _prefill_block(self, slots: Sequence[int]) -> None:
+        """One call: the next tokens that these slots are behind, in order, as many as it has room for."""
+        piece, behind = self.settings.prefill_piece, {slot: self._ledger.behind(slot) for slot in slots}
+        wanted = [0] * self._parts.count
+        for slot, missing in behind.items():
+            wanted[slot // self._parts.size] += -(-missing // piece) * piece
+        block = self._block(behind, self.settings.prefill_bucket(max(wanted)))
+        self._slots = self._prefill(self._slots, self._params, *block.arrays)
+        for slot, tokens in block.tokens.items():
             self._ledger.cached_S[slot] += tokens
             self.counters.prefilled_tokens += tokens
 
-    def _prefill_arguments(
-        self, blocks: dict[int, int], seats: dict[int, int], width: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        rows, ledger = self.settings.rows_at(width), self._ledger
-        row_A = self._parts.named({seats[slot]: slot for slot in blocks}, rows)
-        start_A = self._parts.values({seats[slot]: int(ledger.cached_S[slot]) for slot in blocks}, rows)
-        count_A = self._parts.values({seats[slot]: tokens for slot, tokens in blocks.items()}, rows)
-        ids_AW = np.zeros((len(row_A), width), np.int32)
-        for slot, tokens in blocks.items():
-            start = ledger.cached_S[slot]
-            ids_AW[seats[slot], :tokens] = ledger.ids_SC[slot, start : start + tokens]
-        return ids_AW, start_A, count_A, row_A
+    def _block(self, behind: dict[int, int], tokens: int) -> Block:
+        width, ledger = self.settings.prefill_piece, self._ledger
+        missing = {slot: (int(ledger.cached_S[slot]), count) for slot, count in behind.items()}
+        pieces = seat_pieces(missing, self._parts, tokens // width, width)
+        return Block.of(pieces, self._parts, width, ledger.ids_SC, ledger.follows_S)
+
+    def _held_apart(self, slot: int) -> int:
+        """Tokens at the beginning of the slot's context that its own cache does not hold, because the prefix does."""
+        return len(self._prefix) if self._ledger.follows_S[slot] else 0
 
     def _share_caches(self, shares: Sequence[_Share]) -> None:
         """Copies these beginnings, those within one part of the mesh in order."""
         left = {share.target: share for share in shares}
         while left:
-            seats = self._parts.seats(left, self.settings.prefill_rows)
+            seats = self._parts.seats(left, self.settings.rows_per_call)
             some = [left.pop(target) for target in seats]
-            window = self.settings.window(max(share.tokens for share in some))
-            self._slots = self._share(self._slots, *self._share_arguments(some, seats), window=window)
+            self._slots = self._share(self._slots, *self._share_arguments(some, seats))
             for share in some:
                 self._ledger.cached_S[share.target] = share.tokens
 
     def _share_arguments(
         self, shares: Sequence[_Share], seats: dict[int, int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows = self.settings.prefill_rows
+        rows = self.settings.rows_per_call
         source_A = self._parts.named({seats[share.target]: share.source for share in shares}, rows)
         target_A = self._parts.named({seats[share.target]: share.target for share in shares}, rows)
-        length_A = self._parts.values({seats[share.target]: share.tokens for share in shares}, rows)
+        entries = {seats[share.target]: share.tokens - self._held_apart(share.target) for share in shares}
+        length_A = self._parts.values(entries, rows)
         return source_A, target_A, length_A
 
     def _ended(self, drawn: sampler.Drawn) -> list[Spoken]:
@@ -331,15 +327,7 @@ class Engine:
                 ids_T = self._ledger.ids_SC[slot, self._spoke_from[slot] : self._ledger.length_S[slot]]
                 ended.append(Spoken(slot, tuple(ids_T.tolist()), bool(drawn.sound_S[slot])))
         self._speaking -= {spoken.slot for spoken in ended}
-        self._clear([spoken.slot for spoken in ended if not spoken.sound])
         return ended
-
-    def _clear(self, slots: Sequence[int]) -> None:
-        """Empties caches that may hold what is not finite."""
-        for slot in slots:
-            part = slot // self._parts.size
-            self._slots = self._forget(self._slots, self._parts.named({part: slot}, 1))
-            self._ledger.forget(slot)
 
 
 def _groups(slots: Sequence[int], size: int) -> Iterator[Sequence[int]]:

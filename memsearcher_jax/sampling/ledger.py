@@ -1,4 +1,4 @@
-"""The host's copy of what stands in every slot, and of how much of it the slot's cache holds.
+"""The host's copy of what stands in every slot, of how much of it the slot's cache holds, and of what that saved.
 
 A freed slot keeps its cache until it is opened again. So a fresh prompt asks the ledger which slot has cached the
 longest beginning of it: its own slot has the system prefix and the question of the turn before, another one those of
@@ -22,6 +22,23 @@ class Recorded:
     sampled: tuple[bool, ...]
 
 
+@dataclass
+class Counters:
+    """What an engine has done since `start`."""
+
+    standing_tokens: int = 0  # text that was given: prompts and observations
+    prompt_tokens: int = 0  # all that stood before each generation: what a sampler without reuse would prefill
+    prefilled_tokens: int = 0  # tokens that went through prefill
+    shared_tokens: int = 0  # beginnings of fresh contexts that a cache held already
+    generated_tokens: int = 0
+    ticks: int = 0
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt tokens that were never computed again."""
+        return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
 class Ledger:
     """S slots of C tokens; arrays are changed in place."""
 
@@ -31,16 +48,19 @@ class Ledger:
         self.sampled_SC = np.zeros((slots, capacity), bool)
         self.length_S = np.zeros(slots, np.int32)
         self.cached_S = np.zeros(slots, np.int32)
-        """Tokens at the beginning of `ids_SC` whose keys and values the cache holds, also after the slot was freed."""
+        """Tokens at the beginning of `ids_SC` whose keys and values are held, also after the slot was freed."""
+        self.follows_S = np.zeros(slots, bool)
+        """Contexts that begin with the shared prefix; `cached_S` and `promised_S` count it."""
         self.promised_S = np.zeros(slots, np.int32)
         """Tokens that the cache holds, or will once prefill has caught up with contexts opened since the last tick."""
 
-    def open(self, slot: int, ids_T: np.ndarray, cached: int) -> None:
-        """A fresh context, of which the cache holds the first `cached` tokens already."""
+    def open(self, slot: int, ids_T: np.ndarray, cached: int, follows: bool) -> None:
+        """A fresh context, of which the first `cached` tokens are held already, those of the shared prefix included."""
         self.ids_SC[slot, : len(ids_T)] = ids_T
         self.logprob_SC[slot] = 0.0
         self.sampled_SC[slot] = False
         self.length_S[slot], self.cached_S[slot], self.promised_S[slot] = len(ids_T), cached, len(ids_T) - 1
+        self.follows_S[slot] = follows
 
     def add_text(self, slot: int, ids: Sequence[int]) -> None:
         """Given tokens behind what stands."""
@@ -56,25 +76,28 @@ class Ledger:
         self.sampled_SC[slot, start:end] = True
         self.length_S[slot], self.cached_S[slot], self.promised_S[slot] = end, end - 1, end - 1
 
-    def forget(self, slots: int | slice) -> None:
-        """The caches of these slots hold nothing any more."""
-        self.cached_S[slots] = self.promised_S[slots] = 0
+    def forget(self) -> None:
+        """The caches hold nothing any more."""
+        self.cached_S[:] = self.promised_S[:] = 0
 
     def behind(self, slot: int) -> int:
         """Standing tokens that prefill has still to cache; decode feeds the last one."""
         return int(self.length_S[slot] - 1 - self.cached_S[slot])
 
-    def best_source(self, slot: int, ids_T: np.ndarray, part: range) -> tuple[int, int]:
+    def best_source(self, slot: int, ids_T: np.ndarray, prefix_tokens: int, part: range) -> tuple[int, int]:
         """(source, tokens): which slot of `part` caches, or will, the longest beginning of `ids_T`, and how much of it.
 
-        The slot itself if no other has more, and otherwise one that need not be waited for, if there is.
+        The first `prefix_tokens` of it stand in the shared prefix: only contexts that begin with it too, or without it
+        if there are none, can be a source. The slot itself if no other has more, and otherwise one that need not be
+        waited for, if there is.
         """
         differs_ST = self.ids_SC[part.start : part.stop, : len(ids_T)] != ids_T
         same_S = np.where(differs_ST.any(axis=1), differs_ST.argmax(axis=1), len(ids_T))
         cached_S, promised_S = self.cached_S[part.start : part.stop], self.promised_S[part.start : part.stop]
-        shared_S = np.minimum(same_S, promised_S)
+        alike_S = self.follows_S[part.start : part.stop] == (prefix_tokens > 0)
+        shared_S = np.where(alike_S, np.minimum(same_S, promised_S), 0)
         own = slot - part.start
-        shared_S[own] = min(same_S[own], cached_S[own])
+        shared_S[own] = max(min(same_S[own], cached_S[own]) * alike_S[own], prefix_tokens)
         best = int(np.lexsort((cached_S >= shared_S, shared_S))[-1])
         best = own if shared_S[own] == shared_S[best] else best
         return part.start + best, int(shared_S[best])

@@ -17,21 +17,22 @@ from memsearcher_jax.sampling import sampler
 from memsearcher_jax.sampling.config import SamplingConfig
 
 
-def compiled_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, Compiled]]:
-    """(name, program) of decode, of prefill in every width, and of sharing, all at the whole cache: the largest.
+def compiled_programs(
+    model: ModelConfig, settings: SamplingConfig, prefix_tokens: int, mesh: Mesh
+) -> Iterator[tuple[str, Compiled]]:
+    """(name, program) of decode, of prefill in every width, of the prefix with so many tokens, and of sharing.
 
     What the compiler raises for a program that does not fit a device is let through.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     shardings = sampler.slot_shardings(mesh)
     copies = mesh.size // mesh.shape["tensor"]
-    window = settings.context_tokens
 
     def placed(shape: tuple[int, ...], dtype, sharding=everywhere) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     with jax.set_mesh(mesh):
-        shapes = jax.eval_shape(partial(sampler.empty_slots, model, settings))
+        shapes = jax.eval_shape(partial(sampler.empty_slots, model, settings, prefix_tokens))
         slots = jax.tree.map(lambda x, sharding: placed(x.shape, x.dtype, sharding), shapes, shardings)
         params = jax.tree.map(
             lambda weight: placed(weight.shape, model.compute_dtype, NamedSharding(mesh, spec(weight.axes))),
@@ -39,20 +40,20 @@ def compiled_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) 
         )
         key = jax.eval_shape(lambda: jax.random.key(0))
         decode = partial(sampler.decode, model, settings, (0,))
-        decode = jax.jit(decode, donate_argnums=0, static_argnames="window", out_shardings=(shardings, None))
-        yield f"decode, {window} cached", decode.lower(slots, params, key, window=window).compile()
+        decode = jax.jit(decode, donate_argnums=0, out_shardings=(shardings, None))
+        yield "decode", decode.lower(slots, params, key).compile()
 
-        change = partial(jax.jit, donate_argnums=0, static_argnames="window", out_shardings=shardings)
+        change = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
         prefill = change(partial(sampler.prefill, model))
         for width in settings.prefill_buckets:
-            rows = copies * settings.rows_at(width)
-            row_A = placed((rows,), jnp.int32)
-            arguments = (slots, params, placed((rows, width), jnp.int32), row_A, row_A, row_A)
-            name = f"prefill, {rows} x {width}, {window} cached"
-            yield name, prefill.lower(*arguments, window=window).compile()
+            pieces = copies * width // settings.prefill_piece
+            block_BT, row_A = placed((copies, width), jnp.int32), placed((pieces,), jnp.int32)
+            arguments = (slots, params, block_BT, block_BT, block_BT, row_A, row_A, placed((pieces,), bool))
+            yield f"prefill, {copies} x {width}", prefill.lower(*arguments).compile()
 
-        row_A = placed((copies * settings.prefill_rows,), jnp.int32)
-        yield (
-            f"share, {window} cached",
-            change(sampler.share).lower(slots, row_A, row_A, row_A, window=window).compile(),
-        )
+        hold_prefix = change(partial(sampler.hold_prefix, model))
+        prefix_1W, count = placed((1, max(1, prefix_tokens)), jnp.int32), placed((), jnp.int32)
+        yield "prefix", hold_prefix.lower(slots, params, prefix_1W, count).compile()
+
+        row_A = placed((copies * settings.rows_per_call,), jnp.int32)
+        yield "share", change(sampler.share).lower(slots, row_A, row_A, row_A).compile()

@@ -2,8 +2,9 @@
 
 A slot holds one context. Its ids stand in a row of `ids_SC`; the cache lags behind and never holds more than all
 tokens but the last, because decoding feeds the last token to learn the next. So text is added by writing ids
-(`begin`, `extend`), caught up with by `prefill` in compiled widths, and grown by `decode`. What another slot's cache
-holds already is copied (`share`), and nothing that a cache holds is computed again.
+(`begin`, `extend`), caught up with by `prefill` in compiled widths, and grown by `decode`. The prefix with which most
+contexts begin is held once for all (`hold_prefix`), what another slot's cache holds already is copied (`share`), and
+nothing that is held is computed again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.axes import spec
-from memsearcher_jax.model.cache import CACHE_AXES, Cache, Growing, Reading, Recent, clear_rows, copy_rows
+from memsearcher_jax.model.cache import CACHE_AXES, Cache, Growing, Prefix, Reading, Recent, copy_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import Padded, place, splice
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -43,7 +44,9 @@ class Slots:
     """The sampler's whole state."""
 
     texts: Texts
-    cache: Cache  # cache.length_B <= texts.length_S - 1
+    cache: Cache  # of what stands behind the prefix; together they hold at most texts.length_S - 1 tokens
+    prefix: Cache  # one row
+    follows_S: Array  # bool: contexts that begin with the prefix
 
 
 @jax.tree_util.register_dataclass
@@ -58,8 +61,8 @@ class Drawn:
     sound_S: Array  # bool; False: the generation ended because its logits were not finite
 
 
-def empty_slots(model: ModelConfig, settings: SamplingConfig) -> Slots:
-    """S slots that hold nothing."""
+def empty_slots(model: ModelConfig, settings: SamplingConfig, prefix_tokens: int) -> Slots:
+    """S slots that hold nothing, with room for a prefix of so many tokens."""
     rows, capacity = settings.slots, settings.context_tokens
     texts = Texts(
         ids_SC=jnp.zeros((rows, capacity), jnp.int32),
@@ -67,23 +70,45 @@ def empty_slots(model: ModelConfig, settings: SamplingConfig) -> Slots:
         room_S=jnp.zeros(rows, jnp.int32),
         stream_S2=jnp.zeros((rows, 2), jnp.uint32),
     )
-    return Slots(texts, Cache.empty(model, rows, capacity))
+    prefix = Cache.empty(model, 1, max(1, prefix_tokens))
+    return Slots(texts, Cache.empty(model, rows, capacity), prefix, jnp.zeros(rows, bool))
 
 
 def slot_shardings(mesh: Mesh) -> Slots:
     """A `Slots` with a sharding in place of each array: slots over the mesh's rows, heads over its tensor axis."""
     row, rows = NamedSharding(mesh, spec(("batch",))), NamedSharding(mesh, spec(("batch", None)))
-    cache = NamedSharding(mesh, spec(CACHE_AXES))
-    return Slots(Texts(rows, row, row, rows), Cache(k_LBKCH=cache, v_LBKCH=cache, length_B=row))
+    cache, one = NamedSharding(mesh, spec(CACHE_AXES)), NamedSharding(mesh, spec((None, None, *CACHE_AXES[2:])))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return Slots(
+        Texts(rows, row, row, rows),
+        Cache(k_LBNKHP=cache, v_LBNKPH=cache, length_B=row),
+        Cache(k_LBNKHP=one, v_LBNKPH=one, length_B=everywhere),
+        row,
+    )
+
+
+def hold_prefix(model: ModelConfig, slots: Slots, params, ids_1W: Array, count: Array) -> Slots:
+    """The prefix is now the first `count` of these tokens. No context may stand that begins with the one before."""
+    column_1W = jnp.arange(ids_1W.shape[1])[None]
+    stands_1W = (column_1W < count).astype(jnp.int32)
+    prefix = Cache.empty(model, 1, slots.prefix.capacity)
+    _, prefix = qwen.forward(params, model, ids_1W, column_1W, stands_1W, prefix, output="hidden")
+    return replace(slots, prefix=prefix)
 
 
 def begin(
-    slots: Slots, row_A: Array, stream_A2: Array, room_A: Array, cached_A: Array, parts: Sequence[Padded]
+    slots: Slots,
+    row_A: Array,
+    stream_A2: Array,
+    room_A: Array,
+    follows_A: Array,
+    cached_A: Array,
+    parts: Sequence[Padded],
 ) -> Slots:
     """Opens a fresh context in the slots `row_A`: the spliced prompt, a new random stream.
 
-    The slot's cache keeps its first `cached_A` entries, which are those of the prompt's first tokens. A row number of
-    S means nobody, here and in `extend`.
+    Where the prompt begins with the prefix, `follows_A` says so. Of what comes then, the slot's cache has the first
+    `cached_A` tokens. A row number of S means nobody, here and in `extend`.
     """
     texts, prompt = slots.texts, splice(parts)
     texts = Texts(
@@ -92,7 +117,12 @@ def begin(
         room_S=texts.room_S.at[row_A].set(room_A, mode="drop"),
         stream_S2=texts.stream_S2.at[row_A].set(stream_A2, mode="drop"),
     )
-    return Slots(texts, replace(slots.cache, length_B=slots.cache.length_B.at[row_A].set(cached_A, mode="drop")))
+    return replace(
+        slots,
+        texts=texts,
+        cache=replace(slots.cache, length_B=slots.cache.length_B.at[row_A].set(cached_A, mode="drop")),
+        follows_S=slots.follows_S.at[row_A].set(follows_A, mode="drop"),
+    )
 
 
 def extend(slots: Slots, row_A: Array, room_A: Array, added: Padded) -> Slots:
@@ -108,17 +138,12 @@ def extend(slots: Slots, row_A: Array, room_A: Array, added: Padded) -> Slots:
     return replace(slots, texts=texts)
 
 
-def share(slots: Slots, source_A: Array, target_A: Array, length_A: Array, *, window: int) -> Slots:
+def share(slots: Slots, source_A: Array, target_A: Array, length_A: Array) -> Slots:
     """The cache's first `length_A` entries of the slots `source_A` become those of the slots `target_A`.
 
-    Source and target name slots as `model.cache` names rows. No length may exceed `window`.
+    Both contexts begin with the prefix, or both do not. Source and target name slots as `model.cache` names rows.
     """
-    return replace(slots, cache=copy_rows(slots.cache, source_A, target_A, length_A, window))
-
-
-def forget(slots: Slots, row_A: Array) -> Slots:
-    """The slots `row_A`, named as `model.cache` names rows, with nothing in their cache."""
-    return replace(slots, cache=clear_rows(slots.cache, row_A))
+    return replace(slots, cache=copy_rows(slots.cache, source_A, target_A, length_A))
 
 
 def silence(slots: Slots) -> Slots:
@@ -130,22 +155,17 @@ def prefill(
     model: ModelConfig,
     slots: Slots,
     params,
-    ids_AW: Array,
-    start_A: Array,
-    count_A: Array,
+    ids_BT: Array,
+    position_BT: Array,
+    segment_BT: Array,
     row_A: Array,
-    *,
-    window: int,
+    start_A: Array,
+    follows_A: Array,
 ) -> Slots:
-    """Caches the first `count_A` of these tokens, which stand at `start_A` on, behind what the slots `row_A` hold.
-
-    `row_A` names slots as `model.cache` names rows. No start may exceed `window`.
-    """
-    column_W = jnp.arange(ids_AW.shape[1])
-    position_AW = start_A[:, None] + column_W
-    stands_AW = (column_W < count_A[:, None]).astype(jnp.int32)
-    reading = Reading(slots.cache, window, row_A)
-    _, cache = qwen.forward(params, model, ids_AW, position_AW, stands_AW, reading, output="hidden")
+    """Caches a block of tokens, cut into A pieces that go behind what the slots `row_A` hold: see `pieces.Block`."""
+    entry_A = start_A - jnp.where(follows_A, slots.prefix.length_B, 0)
+    reading = Reading.of(slots.cache, row_A, entry_A, prefix=Prefix(slots.prefix, follows_A))
+    _, cache = qwen.forward(params, model, ids_BT, position_BT, segment_BT, reading, output="hidden")
     return replace(slots, cache=cache)
 
 
@@ -156,20 +176,17 @@ def decode(
     slots: Slots,
     params,
     root_key: Array,
-    *,
-    window: int,
 ) -> tuple[Slots, Drawn]:
     """Up to `settings.decode_tokens` tokens for every slot that speaks; ends early when none does.
 
     A draw is keyed by the slot's stream and the token's position alone: it does not depend on the slot, on what shares
-    the batch, on when the slot was scheduled, or on whether the token was guessed. No cache of a slot that speaks may
-    hold more than `window` entries.
+    the batch, on when the slot was scheduled, or on whether the token was guessed.
     """
     width = 1 + settings.draft_tokens
     steps = max(1, settings.decode_tokens // width)
     rows_S1, column_T = jnp.arange(settings.slots)[:, None], jnp.arange(width)
     opening_S1 = slots.texts.length_S[:, None]
-    reading = Reading(slots.cache, window)
+    prefix = Prefix(slots.prefix, slots.follows_S)
     stop_K = jnp.array(stop_ids, jnp.int32)
     key_S = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
         slots.texts.stream_S2
@@ -192,7 +209,7 @@ def decode(
             ids_ST,
             last_S1 + column_T,
             segment_ST.astype(jnp.int32),
-            Growing(reading, recent),
+            Growing(Reading.of(slots.cache, reads_A=speaks_S1[:, 0], prefix=prefix), recent),
             output="hidden",
         )
         logits_STV = qwen.logits(params, model, hidden_STD)
@@ -233,4 +250,4 @@ def decode(
     token_SJ, logprob_SJ, sound_S = drawn
     recent = recent.closed_up() if settings.draft_tokens else recent
     cache = slots.cache.append(recent.k_LBKJH, recent.v_LBKJH, recent.visible_BJ.astype(jnp.int32))
-    return Slots(texts, cache), Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)
+    return replace(slots, texts=texts, cache=cache), Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)

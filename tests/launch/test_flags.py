@@ -69,7 +69,7 @@ def test_a_flag_that_cannot_be_read(flags, line, refused, tmp_path):
             "sampling.prefill_buckets is 256 64: give at least one width, ascending",
         ),
         ("sampling.prefill_buckets", "", "sampling.prefill_buckets is empty: give at least one width, ascending"),
-        ("sampling.prefill_buckets", "64 4096", "reaches 4096, beyond sampling.context_tokens 768"),
+        ("sampling.prefill_buckets", "64 100", "is 64 100: give multiples of sampling.prefill_piece 32"),
         ("sampling.context_tokens", "900", "900 is more than training.row_tokens 768"),
         ("agent.reply_tokens", "200", "a turn may need 816 tokens and its templates"),
         ("agent.default_top_n", "21", "agent.default_top_n 21 is more than agent.max_top_n 20"),

@@ -28,7 +28,8 @@ def test_every_program_is_listed_with_what_it_needs(tmp_path, capsys):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     plan_tpu.main(["--config", "tiny", "--json", str(tmp_path / "plan.json")])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0].split(" ")[0] for line in lines] == ["decode", "prefill", "prefill", "share", "in"]
+    programs = ["decode", "prefill", "prefill", "prefix", "share", "in"]
+    assert [line.split(",")[0].split(" ")[0] for line in lines] == programs
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["peak"] == max(program["peak"] for program in plan["programs"])
     assert all(program["arguments"] > 0 for program in plan["programs"])

@@ -33,12 +33,12 @@ def test_decode_updates_a_long_cache_in_place(sizes, slots, monkeypatch):
         params = jax.tree.map(lambda w: placed(w.shape, w.dtype, w.axes), qwen.declared(config))
         shapes = jax.eval_shape(lambda: Cache.empty(config, slots, 8192))
         cache = Cache(
-            k_LBKCH=placed(shapes.k_LBKCH.shape, shapes.k_LBKCH.dtype, CACHE_AXES),
-            v_LBKCH=placed(shapes.v_LBKCH.shape, shapes.v_LBKCH.dtype, CACHE_AXES),
+            k_LBNKHP=placed(shapes.k_LBNKHP.shape, shapes.k_LBNKHP.dtype, CACHE_AXES),
+            v_LBNKPH=placed(shapes.v_LBNKPH.shape, shapes.v_LBNKPH.dtype, CACHE_AXES),
             length_B=placed((slots,), jnp.int32, ("batch",)),
         )
         ids_B1 = placed((slots, 1), jnp.int32, ("batch", None))
         memory = jax.jit(decode, donate_argnums=1).lower(params, cache, ids_B1).compile().memory_analysis()
-    cache_bytes = (shapes.k_LBKCH.size + shapes.v_LBKCH.size) * 2 // mesh.size
+    cache_bytes = (shapes.k_LBNKHP.size + shapes.v_LBNKPH.size) * 2 // mesh.size
     assert memory.alias_size_in_bytes >= cache_bytes
     assert memory.temp_size_in_bytes < cache_bytes / 100

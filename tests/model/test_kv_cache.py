@@ -61,8 +61,8 @@ def test_what_lies_behind_the_length_is_never_read(base, make_params, make_rows,
     behind = jnp.arange(10) >= cache.length_B[:, None]
     garbage = replace(
         cache,
-        k_LBKCH=jnp.where(behind[None, :, None, :, None], 1e3, cache.k_LBKCH),
-        v_LBKCH=jnp.where(behind[None, :, None, :, None], 1e3, cache.v_LBKCH),
+        k_LBNKHP=jnp.where(behind[None, :, None, None, None, :], 1e3, cache.k_LBNKHP),
+        v_LBNKPH=jnp.where(behind[None, :, None, None, :, None], 1e3, cache.v_LBNKPH),
     )
     clean_BTV, _ = feed(params, base, cache, ids_BT[:, 4:])
     dirty_BTV, _ = feed(params, base, garbage, ids_BT[:, 4:])
@@ -84,11 +84,12 @@ def test_append_writes_the_real_tokens_and_nothing_else(width, base):
         for _ in range(2)
     ]
     length_B, real_B = map(np.array, zip(*cases, strict=True))
-    cache = Cache(jnp.asarray(k_LBKCH), jnp.asarray(v_LBKCH), jnp.asarray(length_B, jnp.int32))
+    k_LBNKHP, v_LBNKPH = jnp.asarray(k_LBKCH).swapaxes(3, 4)[:, :, None], jnp.asarray(v_LBKCH)[:, :, None]
+    cache = Cache(k_LBNKHP, v_LBNKPH, jnp.asarray(length_B, jnp.int32))
     segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
     written = cache.append(*map(jnp.asarray, new), jnp.asarray(segment_BT))
     for old_LBKCH, new_LBKTH, found_LBKCH in zip(
-        (k_LBKCH, v_LBKCH), new, (written.k_LBKCH, written.v_LBKCH), strict=True
+        (k_LBKCH, v_LBKCH), new, (written.k_LBNKHP[:, :, 0].swapaxes(3, 4), written.v_LBNKPH[:, :, 0]), strict=True
     ):
         expected_LBKCH = old_LBKCH.copy()
         for row, (length, real) in enumerate(cases):
@@ -121,7 +122,7 @@ def test_a_block_wider_than_the_cache_is_refused(base, make_params, make_rows, f
 def test_the_cache_is_updated_in_place(base, make_params, feed):
     """Donated, it comes back in its own memory, and the program needs far less than a second copy beside it."""
     params, cache = make_params(base), Cache.empty(base, 4, 4096)
-    cache_bytes = cache.k_LBKCH.nbytes + cache.v_LBKCH.nbytes
+    cache_bytes = cache.k_LBNKHP.nbytes + cache.v_LBNKPH.nbytes
     step = jax.jit(lambda cache, ids_B1: feed(params, base, cache, ids_B1), donate_argnums=0)
     memory = step.lower(cache, np.ones((4, 1), np.int32)).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes
@@ -130,5 +131,6 @@ def test_the_cache_is_updated_in_place(base, make_params, feed):
 
 def test_the_cache_has_the_compute_type(base):
     cache = Cache.empty(replace(base, compute_dtype="bfloat16"), 2, 4)
-    assert (cache.k_LBKCH.dtype, cache.v_LBKCH.dtype, cache.length_B.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.int32)
-    assert cache.k_LBKCH.shape == (base.layers, 2, base.kv_heads, 4, base.head_size)
+    assert (cache.k_LBNKHP.dtype, cache.v_LBNKPH.dtype, cache.length_B.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.int32)
+    assert cache.k_LBNKHP.shape == (base.layers, 2, 1, base.kv_heads, base.head_size, 4)
+    assert cache.v_LBNKPH.shape == (base.layers, 2, 1, base.kv_heads, 4, base.head_size)

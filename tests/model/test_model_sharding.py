@@ -140,7 +140,7 @@ def test_the_cache_on_a_mesh_stays_where_it_is(base, make_params, make_rows):
     with jax.set_mesh(mesh):
         params = jax.device_put(params, sharding.param_shardings(base, mesh))
         cache = jax.jit(lambda: Cache.empty(base, 4, capacity))()
-        assert cache.k_LBKCH.sharding.is_equivalent_to(sharding.named_sharding(mesh, CACHE_AXES), 5)
+        assert cache.k_LBNKHP.sharding.is_equivalent_to(sharding.named_sharding(mesh, CACHE_AXES), 6)
         step = jax.jit(lambda p, cache, *rows: qwen.forward(p, base, *rows, cache), donate_argnums=1)
         logits = []
         for part in (slice(0, 3), slice(3, 4), slice(4, 5)):

@@ -30,7 +30,14 @@ from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(5)
 SETTINGS = SamplingConfig(
-    slots=3, context_tokens=160, decode_tokens=4, prefill_rows=2, prefill_buckets=(32,), top_k=0, top_p=1.0
+    slots=3,
+    context_tokens=160,
+    decode_tokens=4,
+    rows_per_call=2,
+    prefill_piece=16,
+    prefill_buckets=(32,),
+    top_k=0,
+    top_p=1.0,
 )
 PASSAGES = tuple(Passage(str(n), f'"Title {n}"\nText of number {n}.') for n in range(4))
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(4)]

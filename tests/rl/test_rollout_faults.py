@@ -23,7 +23,14 @@ TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(0)
 MODEL = replace(NANO, tied=False)
 SETTINGS = SamplingConfig(
-    slots=3, context_tokens=128, decode_tokens=4, prefill_rows=2, prefill_buckets=(32,), top_k=0, top_p=1.0
+    slots=3,
+    context_tokens=128,
+    decode_tokens=4,
+    rows_per_call=2,
+    prefill_piece=16,
+    prefill_buckets=(32,),
+    top_k=0,
+    top_p=1.0,
 )
 PASSAGES = (Passage("0", '"Title"\nText.'),)
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(5)]

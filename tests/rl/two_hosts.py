@@ -27,7 +27,15 @@ from memsearcher_jax.sampling.engine import Engine  # noqa: E402
 from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer  # noqa: E402
 
 SETTINGS = SamplingConfig(
-    slots=4, tensor=2, context_tokens=96, decode_tokens=4, prefill_rows=2, prefill_buckets=(16,), top_k=0, top_p=1.0
+    slots=4,
+    tensor=2,
+    context_tokens=96,
+    decode_tokens=4,
+    rows_per_call=2,
+    prefill_piece=16,
+    prefill_buckets=(32,),
+    top_k=0,
+    top_p=1.0,
 )
 
 

@@ -57,8 +57,8 @@ def test_a_context_may_fill_its_slot_to_the_last_token(params, engine, nano):
 
 def test_slots_order_and_company_do_not_matter(params, engine, nano):
     numbers = list(range(7))
-    alone = nano.make_engine(replace(nano.SETTINGS, slots=1, prefill_rows=1))
-    other = nano.make_engine(replace(nano.SETTINGS, slots=3, decode_tokens=2, prefill_buckets=(16,)))
+    alone = nano.make_engine(replace(nano.SETTINGS, slots=1, rows_per_call=1))
+    other = nano.make_engine(replace(nano.SETTINGS, slots=3, decode_tokens=2, prefill_piece=4, prefill_buckets=(16,)))
     ours = nano.run_all(alone, params, numbers)
     for theirs in (nano.run_all(engine, params, numbers), nano.run_all(other, params, numbers[::-1])):
         for number in numbers:

@@ -110,19 +110,36 @@ def test_parts_of_a_mesh_share_among_their_own_slots(params, nano):
         nano.make_engine(replace(nano.SETTINGS, slots=3), mesh)
 
 
-def test_what_is_read_of_the_cache_does_not_change_the_tokens(params, engine, nano, compilations):
-    """Short prefixes of the cache while the contexts are short; all of them are compiled by the warm-up."""
-    buckets = nano.make_engine(replace(nano.SETTINGS, cache_buckets=(24, 48, 96)))
-    buckets.warm_up(params)
-    with compilations() as count:
-        ours = nano.run_all(buckets, params, range(5))
-        buckets.start(params, nano.KEY)
-        turns(buckets, range(2), rollouts=2)
-    assert count == []
-    theirs = nano.run_all(engine, params, range(5))
-    for number in range(5):
-        assert ours[number].ids == theirs[number].ids
-        np.testing.assert_allclose(ours[number].logprobs, theirs[number].logprobs, atol=1e-5)
+def test_contexts_with_another_prefix_stand_beside_those_that_share_it(params, engine, nano):
+    """The first prompt's prefix is shared; another is cached with its context, as is a prompt that ends with it."""
+    engine.start(params, nano.KEY)
+    other = PromptIds(tuple(range(30, 40)), (3, 4), (5, 6), (), (8, 9))
+    bare = PromptIds(SYSTEM, (), (), (), ())
+    prompts = [prompt(0), other, bare, prompt(1)]
+    for slot, one in enumerate(prompts):
+        engine.begin(slot, one, (slot, 0), max_tokens=6)
+    while engine.speaking:
+        engine.tick()
+    for slot in range(4):
+        recorded = engine.take(slot)
+        assert recorded.ids[: len(prompts[slot])] == sum(prompts[slot].parts, ())
+        nano.assert_recorded_truly(params, recorded)
+    # Slots change sides: what their caches hold then belongs to nobody.
+    for slot, one in enumerate(prompts[::-1]):
+        engine.begin(slot, one, (slot, 1), max_tokens=6)
+    while engine.speaking:
+        engine.tick()
+    for slot in range(4):
+        nano.assert_recorded_truly(params, engine.take(slot))
+
+
+def test_new_weights_get_a_prefix_of_their_own(params, engine, nano):
+    doubled = jax.tree.map(lambda x: 1.1 * x, params)
+    for weights in (params, doubled):
+        engine.start(weights, nano.KEY)
+        engine.begin(0, prompt(0), (0, 0), max_tokens=6)
+        nano.speak(engine, 0)
+        nano.assert_recorded_truly(weights, engine.take(0))
 
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=3, max_size=3)
@@ -133,7 +150,7 @@ texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=3
 def test_the_best_source_holds_the_longest_beginning(rows, cached, wanted):
     ledger = Ledger(3, 8)
     for slot, (ids, count) in enumerate(zip(rows, cached, strict=True)):
-        ledger.open(slot, np.array(ids), min(count, len(ids)))
+        ledger.open(slot, np.array(ids), min(count, len(ids)), follows=False)
         ledger.promised_S[slot] = ledger.cached_S[slot]
 
     def common(slot):
@@ -142,6 +159,6 @@ def test_the_best_source_holds_the_longest_beginning(rows, cached, wanted):
             count += 1
         return count
 
-    source, tokens = ledger.best_source(1, np.array(wanted), range(3))
+    source, tokens = ledger.best_source(1, np.array(wanted), 0, range(3))
     assert tokens == max(map(common, range(3))) == common(source)
     assert source == 1 or common(1) < tokens
