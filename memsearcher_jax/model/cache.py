@@ -35,12 +35,14 @@ class Cache:
     length_B: jax.Array  # int32: tokens that each row holds
 
     @classmethod
-    def empty(cls, config: ModelConfig, rows: int, capacity: int) -> Cache:
+    def empty(cls, config: ModelConfig, rows: int, capacity: int, page: int = 0) -> Cache:
         """A cache that holds nothing, with room for `capacity` tokens and for what fills the last page.
+
+        A page has `page` entries, or what suits the capacity.
 
         Call it under jit where it is to be spread over a mesh from the start.
         """
-        page = min(pages.PAGE, capacity)
+        page = page or pages.page_for(capacity)
         shape_LBNK = (config.layers, rows, -(-capacity // page), config.kv_heads)
         return cls(
             k_LBNKHP=constrain(jnp.zeros((*shape_LBNK, config.head_size, page), config.compute_dtype), CACHE_AXES),

@@ -12,11 +12,19 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from memsearcher_jax.model.attention import Partial, look, merge, nothing
 
-PAGE = 512
-"""Entries of a page; a row that has room for less is one page."""
+PAGES = (128, 512)
+"""Entries of a page, for short rows and for long ones."""
+
+SHORT = 1_024
+"""Entries of a row that is no longer short: there the work on more pages costs more than their unused ends."""
 
 TOGETHER = 8
 """Rows whose pages are read side by side, as far as the longest of them holds: neighbours in length."""
+
+
+def page_for(capacity: int) -> int:
+    """Entries of a page in rows with room for so many; a row that has room for less than a page is one page."""
+    return min(capacity, PAGES[capacity > SHORT])
 
 
 def look_at_rows(

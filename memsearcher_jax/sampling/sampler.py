@@ -70,7 +70,7 @@ def empty_slots(model: ModelConfig, settings: SamplingConfig, prefix_tokens: int
         room_S=jnp.zeros(rows, jnp.int32),
         stream_S2=jnp.zeros((rows, 2), jnp.uint32),
     )
-    prefix = Cache.empty(model, 1, max(1, prefix_tokens))
+    prefix = Cache.empty(model, 1, max(1, prefix_tokens), page=max(1, prefix_tokens))
     return Slots(texts, Cache.empty(model, rows, capacity), prefix, jnp.zeros(rows, bool))
 
 
@@ -91,7 +91,7 @@ def hold_prefix(model: ModelConfig, slots: Slots, params, ids_1W: Array, count: 
     """The prefix is now the first `count` of these tokens. No context may stand that begins with the one before."""
     column_1W = jnp.arange(ids_1W.shape[1])[None]
     stands_1W = (column_1W < count).astype(jnp.int32)
-    prefix = Cache.empty(model, 1, slots.prefix.capacity)
+    prefix = Cache.empty(model, 1, slots.prefix.capacity, slots.prefix.page)
     _, prefix = qwen.forward(params, model, ids_1W, column_1W, stands_1W, prefix, output="hidden")
     return replace(slots, prefix=prefix)
 
