@@ -16,15 +16,17 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.ranking import Ranking, best, padded
 
-FORMAT = 1  # of the folder; raised when an older reader would misread a newer one
+FORMAT = 2  # of the folder; raised when an older reader would misread a newer one
 STOP_WORDS = "en"  # bm25s's name of its English list
+Field = Literal["contents", "title"]
+NAMES: dict[Field, str] = {"contents": "passage", "title": "title"}
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,18 @@ class Bm25Ranker:
         return best(rows, score_R[rows], top_n)
 
 
-def open_bm25(corpus: Corpus, directory: Path) -> Bm25Ranker:
+def open_bm25(corpus: Corpus, directory: Path, field: Field = "contents") -> Bm25Ranker:
     """Open the folder; build it first if it is not there.
 
     Raises:
       ValueError: one line that says why the folder cannot serve this corpus, and the way out.
     """
     if not directory.exists():
-        build(corpus, directory)
-    return _open(corpus, directory)
+        build(corpus, directory, field)
+    return _open(corpus, directory, field)
 
 
-def build(corpus: Corpus, directory: Path) -> None:
+def build(corpus: Corpus, directory: Path, field: Field = "contents") -> None:
     """Write the folder, beside its place and then renamed. Memory: some 30 bytes for each word of a passage."""
     import bm25s
 
@@ -65,12 +67,12 @@ def build(corpus: Corpus, directory: Path) -> None:
     try:
         # Pure NumPy on purpose: numba, where it is installed, would compile on the first search.
         model = bm25s.BM25(backend="numpy")
-        words = _words_of(corpus.contents[row] for row in range(len(corpus)))
+        words = _words_of(_text(corpus, row, field) for row in range(len(corpus)))
         if not words.vocab:
-            raise ValueError("no passage of the corpus holds a word: set retrieval.method to dense")
+            raise ValueError(f"no {NAMES[field]} of the corpus holds a word: set retrieval.method to dense")
         model.index(words, show_progress=False)
         model.save(beside, show_progress=False)
-        manifest = {"format": FORMAT, "checksum": corpus.checksum, "passages": len(corpus)}
+        manifest = {"format": FORMAT, "field": field, "checksum": corpus.checksum, "passages": len(corpus)}
         (beside / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         beside.chmod(0o755)  # mkdtemp makes folders that only their owner may read
         beside.rename(directory)
@@ -79,13 +81,19 @@ def build(corpus: Corpus, directory: Path) -> None:
         raise
 
 
-def _open(corpus: Corpus, directory: Path) -> Bm25Ranker:
+def _text(corpus: Corpus, row: int, field: Field) -> str:
+    return corpus.contents[row] if field == "contents" else corpus.passage(row, 0.0).title
+
+
+def _open(corpus: Corpus, directory: Path, field: Field) -> Bm25Ranker:
     import bm25s
 
     try:
         manifest = json.loads((directory / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
+        if manifest["field"] != field:
+            raise ValueError(f"its words are those of each {manifest['field']}, not of each {field}")
         model = bm25s.BM25.load(directory, mmap=True)
         rows = model.scores["num_docs"]
     except (OSError, ValueError, KeyError, TypeError) as error:

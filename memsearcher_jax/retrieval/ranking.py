@@ -18,6 +18,10 @@ from memsearcher_jax.retrieval.index import Index
 
 Ranking = tuple[np.ndarray, np.ndarray]
 
+DAMPING = 3.0
+"""Of ranks, where they are added up. With 60, a passage that is tenth twice outdoes one that is first once: two legs
+then agree on what is near the question, and lose the passage that only one of them can find."""
+
 
 class Ranker(Protocol):
     def rank(self, queries: list[str], top_n: int) -> Ranking:
@@ -47,17 +51,20 @@ class HybridRanker:
     """
 
     legs: tuple[Ranker, ...]
+    weights: tuple[float, ...]  # of each leg
     depth: int = 100
 
     def rank(self, queries: list[str], top_n: int) -> Ranking:
         depth = max(self.depth, top_n)
         with ThreadPoolExecutor(len(self.legs)) as pool:
             ids_LQN = [ids_QN for ids_QN, _ in pool.map(lambda leg: leg.rank(queries, depth), self.legs)]
-        return padded([fuse(ids_LN, top_n) for ids_LN in zip(*ids_LQN, strict=True)])
+        return padded([fuse(ids_LN, self.weights, top_n) for ids_LN in zip(*ids_LQN, strict=True)])
 
 
-def fuse(ids_LN: Sequence[np.ndarray], top_n: int, damping: float = 60.0) -> Ranking:
-    """Reciprocal rank fusion (Cormack, Clarke and Büttcher, 2009): a row's score is the sum of 1 / (damping + rank).
+def fuse(ids_LN: Sequence[np.ndarray], weight_L: Sequence[float], top_n: int) -> Ranking:
+    """Reciprocal rank fusion: a row's score is the sum of weight / (DAMPING + rank) over the rankings that hold it.
+
+    After Cormack, Clarke and Büttcher (2009), who damp by 60 and weigh all alike.
 
     Args:
       ids_LN: for each of L rankings, row numbers, best first; -1 is an empty place. Ranks count from 1.
@@ -66,9 +73,9 @@ def fuse(ids_LN: Sequence[np.ndarray], top_n: int, damping: float = 60.0) -> Ran
       `(ids_N, scores_N)`, N at most `top_n`; equal scores are ordered by row number.
     """
     score_of: dict[int, float] = {}
-    for ids_N in ids_LN:
+    for ids_N, weight in zip(ids_LN, weight_L, strict=True):
         for rank, row in enumerate(ids_N[ids_N >= 0].tolist(), start=1):
-            score_of[row] = score_of.get(row, 0.0) + 1.0 / (damping + rank)
+            score_of[row] = score_of.get(row, 0.0) + weight / (DAMPING + rank)
     return best(np.array(list(score_of), np.int64), np.array(list(score_of.values()), np.float32), top_n)
 
 

@@ -23,6 +23,8 @@ from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
 from memsearcher_jax.retrieval.sharded import ShardedSource, Source
 
 BM25 = "bm25"  # folder of the words, in the folder of the vectors
+TITLES = "titles"  # folder of the words of the titles, in the folder of the words
+WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, words and titles in a hybrid ranking; chosen on the questions of wiki_mini
 CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
 
 
@@ -134,12 +136,20 @@ def _local(
         legs.append(dense)
     if config.method != "dense":
         corpus = corpus or corpus_in(Path(config.index))
-        beside = Path(config.index, BM25)
-        legs.append(open_bm25(corpus, beside if config.index and beside.exists() else directory / BM25))
+        legs.append(open_bm25(corpus, _words_folder(config, directory, BM25)))
+    if config.method == "hybrid":
+        # A question names what it is about, and often the passage that tells is headed by that name.
+        legs.append(open_bm25(corpus, _words_folder(config, directory, f"{BM25}/{TITLES}"), "title"))
     if config.method != "dense" or config.encoder == HASHING:
         # Words are weighed by how rare they are in this corpus.
         scale = f"{config.method}/{corpus.checksum}"
-    return LocalSource(corpus, legs[0] if len(legs) == 1 else HybridRanker(tuple(legs)), scale)
+    return LocalSource(corpus, legs[0] if len(legs) == 1 else HybridRanker(tuple(legs), WEIGHTS), scale)
+
+
+def _words_folder(config: RetrievalConfig, directory: Path, name: str) -> Path:
+    """Beside the vectors of the index that the config names, if it is there, or else in a folder of our own."""
+    beside = Path(config.index, name)
+    return beside if config.index and beside.exists() else directory / name
 
 
 def _dense(

@@ -61,6 +61,12 @@ def test_what_shares_no_word_is_not_found(words):
     assert ids_QN[4].tolist() == ids_QN[5].tolist() and set(ids_QN[4]) == {0, 2}
 
 
+def test_titles_have_words_of_their_own(corpus, tmp_path):
+    titles = open_bm25(corpus, tmp_path / "titles", "title")
+    assert titles.rank(["Where is Oslo in Norway?"], 5)[0].tolist() == [[0]]
+    assert (titles.rank(["Italy by the sea"], 5)[0] == -1).all()
+
+
 def test_ties_are_in_the_order_of_the_corpus(tmp_path):
     ranker = open_bm25(corpus_of(Passage(str(row), "same words here") for row in range(9)), tmp_path / "bm25")
     assert ranker.rank(["words"], 4)[0].tolist() == [[0, 1, 2, 3]]
@@ -84,7 +90,8 @@ def test_another_corpus_and_damage_are_refused(corpus, tmp_path):
     for name, content in [
         ("manifest.json", "{"),
         ("manifest.json", "[]"),
-        ("manifest.json", json.dumps(manifest | {"format": 2})),
+        ("manifest.json", json.dumps(manifest | {"field": "title"})),
+        ("manifest.json", json.dumps(manifest | {"format": 1})),
         ("vocab.index.json", "{"),
         ("data.csc.index.npy", "spoilt"),
     ]:

@@ -12,9 +12,13 @@ def ids(*rows):
 
 def test_fusion_adds_the_reciprocals_of_ranks():
     """Row 7 is second and first, row 3 first and absent, row 5 absent and second: written out by hand."""
-    rows, scores = fuse([ids(3, 7, -1), ids(7, 5)], 5)
+    rows, scores = fuse([ids(3, 7, -1), ids(7, 5)], [1.0, 0.5], 5)
     assert rows.tolist() == [7, 3, 5]
-    assert scores == pytest.approx([1 / 62 + 1 / 61, 1 / 61, 1 / 62])
+    assert scores == pytest.approx([1 / 5 + 0.5 / 4, 1 / 4, 0.5 / 5])
+
+
+def split(weighted):
+    return [leg for leg, _ in weighted], [weight for _, weight in weighted]
 
 
 rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(lambda rows: ids(*rows)), max_size=4)
@@ -22,15 +26,17 @@ rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(l
 
 @given(rankings, st.integers(1, 12), st.randoms())
 def test_fusion_does_not_mind_the_order_of_the_legs(legs, top_n, random):
-    shuffled = random.sample(legs, len(legs))
-    for one, other in zip(fuse(legs, top_n), fuse(shuffled, top_n), strict=True):
+    weighted = [(leg, 1.0 / number) for number, leg in enumerate(legs, start=1)]
+    shuffled = random.sample(weighted, len(weighted))
+    for one, other in zip(fuse(*split(weighted), top_n), fuse(*split(shuffled), top_n), strict=True):
         assert one == pytest.approx(other)
 
 
 @given(rankings, st.integers(1, 12), st.integers(1, 12))
 def test_fewer_results_are_the_first_of_more(legs, few, more):
     few, more = sorted((few, more))
-    assert fuse(legs, few)[0].tolist() == fuse(legs, more)[0][:few].tolist()
+    weights = [1.0] * len(legs)
+    assert fuse(legs, weights, few)[0].tolist() == fuse(legs, weights, more)[0][:few].tolist()
 
 
 @given(st.lists(st.integers(0, 3).map(float), max_size=20), st.integers(1, 8))
@@ -62,7 +68,7 @@ class Fixed:
 def test_legs_rank_deeper_than_the_result():
     """Row 9 is no leg's first, and yet the best of both."""
     legs = Fixed(1, 9, 3), Fixed(2, 9, 4)
-    hybrid = HybridRanker(legs, depth=3)
+    hybrid = HybridRanker(legs, (1.0, 1.0), depth=3)
     assert hybrid.rank(["a", "b"], 1)[0].tolist() == [[9], [9]]
     assert hybrid.rank(["a"], 5)[0].tolist() == [[9, 1, 2, 3, 4]]
     assert [leg.asked for leg in legs] == [[3, 5], [3, 5]]

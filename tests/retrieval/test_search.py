@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.agent.types import Passage
+from memsearcher_jax.retrieval import approximate as trees
 from memsearcher_jax.retrieval.approximate import ScannIndex
 from memsearcher_jax.retrieval.cache import RecentlyUsed
 from memsearcher_jax.retrieval.config import RetrievalConfig
@@ -269,8 +270,9 @@ def test_an_encoder_that_tells_questions_from_passages(tmp_path):
         open_searcher(config, tmp_path / "index", PASSAGES)
 
 
-def test_scann_loses_next_to_nothing_on_real_passages(shared, tmp_path):
-    """A slice that is large enough for a tree, real questions as queries."""
+def test_scann_loses_next_to_nothing_on_real_passages(shared, tmp_path, monkeypatch):
+    """A tree over a slice, real questions as queries."""
+    monkeypatch.setattr(trees, "SCAN_BELOW", 5_000)
     lines = (shared / "data" / "wiki_mini" / "corpus.jsonl").read_bytes().splitlines(keepends=True)[:5_200]
     (tmp_path / "slice.jsonl").write_bytes(b"".join(lines))
     config = RetrievalConfig(corpus=str(tmp_path / "slice.jsonl"), encoder_size=128)
