@@ -13,12 +13,15 @@ class Memory:
 
     budget: int
     text: str = ""
+    tokens: int = 0  # of the text
     cuts: int = 0  # rewrites that were over the budget
     tokens_cut: int = 0  # tokens by which they were over it, together
 
     def rewrite(self, text: str, ruler: Ruler) -> Memory:
         """The memory that holds `text` instead, cut at the budget."""
-        excess = ruler.count(text) - self.budget
+        tokens = ruler.count(text)
+        excess = tokens - self.budget
         if excess <= 0:
-            return Memory(self.budget, text, self.cuts, self.tokens_cut)
-        return Memory(self.budget, ruler.clip(text, self.budget), self.cuts + 1, self.tokens_cut + excess)
+            return Memory(self.budget, text, tokens, self.cuts, self.tokens_cut)
+        clipped = ruler.clip(text, self.budget)
+        return Memory(self.budget, clipped, ruler.count(clipped), self.cuts + 1, self.tokens_cut + excess)

@@ -31,8 +31,8 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, ruler: 
 
     def ended(stop: Stop, turn: Turn | None = None, *, answer: str = "", error: str = "") -> Outcome:
         done = (*turns, turn) if turn else tuple(turns)
-        cuts = {"memory_cuts": memory.cuts, "memory_tokens_cut": memory.tokens_cut}
-        return Outcome(stop, answer, done, {**counts, **cuts}, error)
+        kept = {"memory_tokens": memory.tokens, "memory_cuts": memory.cuts, "memory_tokens_cut": memory.tokens_cut}
+        return Outcome(stop, answer, done, {**counts, **kept}, error)
 
     for _ in range(config.max_turns):
         reply = yield Say(prompts.opening(question, memory.text), config.reply_tokens)
@@ -61,7 +61,7 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, ruler: 
         rewritten = protocol.memory(reply.text)
         if not rewritten:
             return ended(Stop.BAD_MEMORY, turn)
-        memory = memory.rewrite(rewritten, ruler)
+        memory = memory.rewrite(rewritten if config.remember else "", ruler)
         turns.append(replace(turn, new_memory=memory.text))
 
     return ended(Stop.MAX_TURNS)

@@ -27,6 +27,8 @@ class AgentConfig:
     """Longest question, in tokens of the policy; longer ones are refused when the data is read."""
     memory_tokens: int = 1024
     """Memory budget in tokens; a rewritten memory over it is cut there and counted."""
+    remember: bool = True
+    """Hand each turn's memory to the next; False empties it every time, to see what it is worth."""
     observation_tokens: int = 4096
     """Budget for what one turn's tool calls bring back; passages are clipped to share it."""
     max_calls: int = 5

@@ -18,6 +18,12 @@ class RLConfig:
     """Problems per step."""
     rollouts: int = 5
     """Trajectories per problem: the group over which rewards are normalised."""
+    credit: Literal["every context", "last context"] = "every context"
+    """Which contexts of a trajectory are trained with its advantage: all, as multi-context GRPO does, or the one that
+    ended it, to see what that costs."""
+    even_groups: bool = True
+    """Also train on groups whose rewards are all equal. Their advantage is 0: they add to the denominators of the loss
+    and, where these are on, to entropy and divergence."""
     checkpoint_every: int = 20
     """Steps between checkpoints; the last step is always kept."""
     keep_checkpoints: int = 2

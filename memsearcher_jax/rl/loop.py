@@ -44,7 +44,13 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
             with phases("update"):
                 rewards = [one.reward for one in batch]
                 groups = [index // rl.rollouts for index in range(len(batch))]
-                samples = assemble([one.trajectory for one in batch], rewards, groups)
+                samples = assemble(
+                    [one.trajectory for one in batch],
+                    rewards,
+                    groups,
+                    last_only=rl.credit == "last context",
+                    even_groups=rl.even_groups,
+                )
                 state, learned = trainer.learn(state, samples, numpy_rng(config.seed, "rows", step), progress.activity)
             position += len(problems)
             numbers = score.summarise(batch) | learned | {"groups_with_spread": score.spread(rewards, groups)}

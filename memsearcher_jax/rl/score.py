@@ -32,6 +32,7 @@ def summarise(batch: Sequence[Scored]) -> dict[str, float]:
     summary = {
         Name.REWARD: _mean([one.reward for one in batch]),
         **{name: _mean([one.scores[name] for one in batch]) for name in batch[0].scores},
+        **_by_hops(batch),
         Name.TURNS: _mean([len(outcome.turns) for outcome in outcomes]),
         "searches": _mean([sum(len(turn.queries) for turn in outcome.turns) for outcome in outcomes]),
         Name.TOKENS_PER_TURN: _mean(lengths),
@@ -40,6 +41,15 @@ def summarise(batch: Sequence[Scored]) -> dict[str, float]:
     counted = sorted({name for outcome in outcomes for name in outcome.counts})
     summary |= {name: _mean([outcome.counts.get(name, 0) for outcome in outcomes]) for name in counted}
     return summary | {f"stop/{stop.value}": _mean([outcome.stop is stop for outcome in outcomes]) for stop in Stop}
+
+
+def _by_hops(batch: Sequence[Scored]) -> dict[str, float]:
+    """Exact match by the number of facts that a question needs, where the data says it."""
+    right: dict[int, list[float]] = {}
+    for one in batch:
+        if (hops := one.trajectory.problem.metadata.get("hops")) is not None:
+            right.setdefault(hops, []).append(one.scores[Name.EXACT_MATCH])
+    return {f"{Name.EXACT_MATCH}/{hops}_hops": _mean(values) for hops, values in sorted(right.items())}
 
 
 def spread(reward_R: Sequence[float], group_R: Sequence[int]) -> float:

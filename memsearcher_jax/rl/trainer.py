@@ -36,8 +36,10 @@ class Trainer:
         """One pass over the samples, a mini-batch at a time; `state` is given up, and `tell` hears how far it is.
 
         Returns the new state and the numbers: means over the mini-batches, but for `logprob_difference_*`, which are
-        the first one's, before the weights moved away from those that sampled.
+        the first one's, before the weights moved away from those that sampled. Without a sample nothing moves.
         """
+        if not samples:
+            return state, {"updates": 0.0}
         settings = self.config.training
         rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
         numbers = []

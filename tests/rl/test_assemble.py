@@ -27,6 +27,21 @@ def test_groups_are_normalised_apart():
     np.testing.assert_allclose([sample.advantage for sample in samples], [0.7071, -0.7071, 0, 0], atol=1e-4)
 
 
+def test_even_groups_can_be_left_out():
+    samples = assemble([trajectory(2)] * 4, [1.0, 0.0, 0.1, 0.1], [0, 0, 1, 1], even_groups=False)
+    assert [round(sample.advantage, 3) for sample in samples] == [0.707] * 2 + [-0.707] * 2
+    assert assemble([trajectory(1)] * 2, [1.0, 1.0], [0, 0], even_groups=False) == []
+
+
+def test_the_last_context_alone_can_be_trained():
+    """The advantages stay what they are: the ablation changes who carries them, not how they are normalised."""
+    first, last = Context((5, 6), (0.0, -1.0), (False, True)), Context((7, 8), (0.0, -2.0), (False, True))
+    long = Trajectory(Problem("q", "?", ("a",)), 0, Outcome(Stop.ANSWERED), (first, last), "")
+    samples = assemble([long, trajectory(1)], [1.0, 0.0], [0, 0], last_only=True)
+    assert [sample.ids.tolist() for sample in samples] == [[7, 8], [5, 6, 7]]
+    assert [round(sample.advantage, 3) for sample in samples] == [0.707, -0.707]
+
+
 def test_contexts_in_which_nothing_was_said_are_left_out():
     assert len(assemble([trajectory(2, sampled=False), trajectory(1)], [0.0, 1.0], [0, 0])) == 1
 
