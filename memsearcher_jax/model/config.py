@@ -36,8 +36,12 @@ class ModelConfig:
     """Type of the trained weights and of Adam's moments."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations, of the sampler's weights and of its cache."""
-    remat: Literal["none", "full"] = "none"
-    """What the backward pass recomputes: nothing, or each layer from its input."""
+    attention: Literal["auto", "xla", "splash"] = "auto"
+    """How packed rows are trained on: plain XLA, which keeps [T, T] scores, or the splash kernel of the TPU; auto takes
+    the kernel where the mesh is of TPUs."""
+    remat: Literal["none", "projections", "attention", "full"] = "none"
+    """What the backward pass keeps of each layer: everything (none), its input (full), and beside that what attention
+    gave (attention), or that and the queries, keys and values (projections). The rest is computed again."""
     path: str = ""
     """A Hugging Face folder with the starting weights; empty: random weights."""
     tokenizer: str = ""

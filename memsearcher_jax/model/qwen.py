@@ -12,13 +12,18 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
+from memsearcher_jax.model import splash
 from memsearcher_jax.model.attention import attend, rotary_angles, rotate
 from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.cache import Cache, Growing, Reading, Recent
 from memsearcher_jax.model.config import ModelConfig
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
+PROJECTIONS = "projections"  # name of queries, keys and values, for a remat policy
+KEPT = {"full": (), "attention": (splash.SAVED,), "projections": (splash.SAVED, PROJECTIONS)}
+"""By `ModelConfig.remat`: what the backward pass finds beside each layer's input."""
 
 
 @partial(jax.jit, static_argnames="config")
@@ -119,11 +124,14 @@ class Block(nn.Module):
         q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
         k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        past = ()
+        q_BNTH, k_BKTH, v_BKTH = (checkpoint_name(x, PROJECTIONS) for x in (q_BNTH, k_BKTH, v_BKTH))
         if cache is not None:
             k_BKTH, v_BKTH = _told_by_the_key(k_BKTH, v_BKTH)
-            past = cache.read(layer)
-        mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, past)
+            mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, cache.read(layer))
+        elif c.attention == "splash":
+            mixed_BNTH = splash.attend(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+        else:
+            mixed_BNTH = checkpoint_name(attend(q_BNTH, k_BKTH, v_BKTH, segment_BT), splash.SAVED)
         x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
@@ -142,7 +150,10 @@ class Qwen(nn.Module):
         c = self.config
         self.embed_VD = _weight(self, "embed", "vocab embed", (c.vocab_size, c.embed_size), _normal(c.embed_size))
         # Inside a scan nothing can merge the recomputation with the first pass, so the guard against it is waste.
-        block = nn.remat(Block, prevent_cse=False) if c.remat == "full" else Block
+        block = Block
+        if c.remat != "none":
+            policy = jax.checkpoint_policies.save_only_these_names(*KEPT[c.remat])
+            block = nn.remat(Block, prevent_cse=False, policy=policy)
         self.layers = nn.scan(
             block,
             variable_axes={"params": 0},

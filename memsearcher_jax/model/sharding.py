@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,13 @@ def check_divides(config: ModelConfig, mesh_shape: Mapping[str, int]) -> None:
             if size % math.prod(parts.values()):
                 mesh = " ".join(f"{mesh_axis}={count}" for mesh_axis, count in parts.items())
                 raise ValueError(f"mesh {mesh} cannot split the {size} {axis} of {name}: choose a divisor of {size}")
+
+
+def with_kernels(config: ModelConfig, mesh: Mesh) -> ModelConfig:
+    """The config with the attention that the mesh's devices can run. Not the process's: a plan compiles for others."""
+    if config.attention != "auto":
+        return config
+    return replace(config, attention="splash" if mesh.devices.flat[0].platform == "tpu" else "xla")
 
 
 def reshard(params: dict, shardings: dict, dtype: str) -> dict:

@@ -72,6 +72,7 @@ class Trainer:
 
 def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
     """A trainer that holds the policy to `start_params`, which it copies."""
+    model = sharding.with_kernels(config.model, mesh)
     settings, temperature = config.training, config.sampling.temperature
     rows_at_once = settings.rows_per_update // settings.accumulate
     frozen = None
@@ -84,15 +85,13 @@ def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
             config,
             mesh,
             update.make_update(
-                config.model,
+                model,
                 settings,
                 update.make_optimizer(settings),
                 mesh,
                 temperature=temperature,
                 objective=OBJECTIVES[config.rl.method],
             ),
-            make_reference(
-                config.model, chunk=settings.logit_chunk, temperature=temperature, rows_at_once=rows_at_once
-            ),
+            make_reference(model, chunk=settings.logit_chunk, temperature=temperature, rows_at_once=rows_at_once),
             frozen,
         )

@@ -22,7 +22,7 @@ from memsearcher_jax.training.update import TrainState
 
 ITEMS = ("params", "optimizer", "meta")
 # Weights saved by one run load into a model that differs in these; any other difference is another model.
-FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "remat", "path", "tokenizer"}
+FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer"}
 
 
 class Checkpoints:
