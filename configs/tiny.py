@@ -51,7 +51,7 @@ def tiny() -> RunConfig:
             row_tokens=768,
             rows_per_update=8,
             accumulate=1,
-            logit_chunk=256,
+            logit_chunk=128,
             learning_rate=1e-3,
         ),
         rl=RLConfig(steps=4, problems=16, rollouts=4, checkpoint_every=2),

@@ -52,7 +52,7 @@ def tiny_warmstart() -> RunConfig:
             row_tokens=384,
             rows_per_update=8,
             accumulate=1,
-            logit_chunk=384,
+            logit_chunk=96,
             learning_rate=2e-3,
             warmup_steps=50,
             decay_steps=7_000,

@@ -17,27 +17,34 @@ from memsearcher_jax.training.rows import Rows
 def token_logprobs(
     params: dict, model_config: ModelConfig, rows: Rows, *, chunk: int, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """(logprob_BT, entropy_BT), float32: of each token given those before it in its segment.
+    """(logprob_BT, entropy_BT), float32: of each trained token given those before it in its segment; 0 elsewhere.
 
-    Logits are divided by `temperature`, as they were when the tokens were drawn. Entry t of both belongs to ids[t];
-    both are 0 at padding and at the first token of a segment, which nothing predicts.
-    Logits exist for `chunk` tokens of each row at a time, in the backward pass too, which computes them again.
+    Logits are divided by `temperature`, as they were when the tokens were drawn. Entry t of both belongs to ids[t].
+    Logits exist for `chunk` tokens of each row at a time, in the backward pass too, which computes them again, and for
+    what is not trained not at all: of a context that mostly reads, that is most.
     """
     hidden_BTD, _ = qwen.forward(params, model_config, rows.ids_BT, rows.position_BT, rows.segment_BT, output="hidden")
     # Position t predicts t + 1. The last one of a row predicts nothing; its score falls off in the shift back.
-    target_BT = jnp.roll(rows.ids_BT, -1, axis=1)
+    target_BT, counts_BT = jnp.roll(rows.ids_BT, -1, axis=1), jnp.roll(rows.mask_BT, -1, axis=1).at[:, -1].set(False)
+    # What counts comes first in every row, so that whole chunks are left over.
+    order_BT = jnp.argsort(~counts_BT, axis=1, stable=True)
+    hidden_BTD = jnp.take_along_axis(hidden_BTD, order_BT[..., None], axis=1)
+    target_BT, counts_BT = (jnp.take_along_axis(x_BT, order_BT, axis=1) for x_BT in (target_BT, counts_BT))
     # Inside a scan nothing can merge the recomputation with the first pass, so the guard against it is waste.
     score = jax.checkpoint(partial(_score, model_config, temperature), prevent_cse=False)
 
-    def step(_: None, chunk_in: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        return None, score(params, *chunk_in)
+    def step(_: None, chunk_in: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        hidden_BcD, target_Bc, counts_Bc = chunk_in
+        nothing_Bc = jnp.zeros(target_Bc.shape, jnp.float32)
+        scores = jax.lax.cond(
+            jnp.any(counts_Bc), lambda: score(params, hidden_BcD, target_Bc), lambda: (nothing_Bc, nothing_Bc)
+        )
+        return None, tuple(jnp.where(counts_Bc, x_Bc, 0) for x_Bc in scores)
 
-    _, scores = jax.lax.scan(step, None, (_to_chunks(hidden_BTD, chunk), _to_chunks(target_BT, chunk)))
-    predicted_BT = (rows.segment_BT > 0) & (rows.position_BT > 0)
-    logprob_BT, entropy_BT = (
-        jnp.where(predicted_BT, jnp.pad(_from_chunks(x)[:, :-1], ((0, 0), (1, 0))), 0) for x in scores
-    )
-    return logprob_BT, entropy_BT
+    _, scores = jax.lax.scan(step, None, tuple(_to_chunks(x, chunk) for x in (hidden_BTD, target_BT, counts_BT)))
+    rank_BT = jnp.argsort(order_BT, axis=1)
+    logprob_BT, entropy_BT = (jnp.take_along_axis(_from_chunks(x), rank_BT, axis=1) for x in scores)
+    return jnp.roll(logprob_BT, 1, axis=1), jnp.roll(entropy_BT, 1, axis=1)
 
 
 def make_reference(

@@ -18,7 +18,7 @@ def test_packed_and_chunked_equals_alone_and_whole(nano):
     score = jax.jit(partial(token_logprobs, model_config=nano.model, chunk=8, temperature=temperature))
     alone = jax.jit(qwen.forward, static_argnums=1)
     logprob_BT, entropy_BT = map(np.asarray, score(params, rows=rows))
-    assert not logprob_BT[rows.segment_BT == 0].any() and not logprob_BT[rows.position_BT == 0].any()
+    assert not logprob_BT[~rows.mask_BT].any() and not entropy_BT[~rows.mask_BT].any()
 
     places = {(row, rows.segment_BT[row, t]) for row, t in np.argwhere(rows.segment_BT)}
     assert len(places) == len(nano.samples)
@@ -30,9 +30,10 @@ def test_packed_and_chunked_equals_alone_and_whole(nano):
         logits_1TV, _ = alone(params, nano.model, ids_1T, position_1T, np.int32(position_1T < length))
         log_probability_TV = np.asarray(jax.nn.log_softmax(logits_1TV[0] / temperature))[: length - 1]
         expected_T = np.take_along_axis(log_probability_TV, ids_T[1:, None], axis=1)[:, 0]
-        np.testing.assert_allclose(logprob_BT[place][1:], expected_T, atol=1e-5)
+        trained_T = rows.mask_BT[place][1:]
+        np.testing.assert_allclose(logprob_BT[place][1:][trained_T], expected_T[trained_T], atol=1e-5)
         expected_T = -np.sum(np.exp(log_probability_TV) * log_probability_TV, axis=-1)
-        np.testing.assert_allclose(entropy_BT[place][1:], expected_T, atol=1e-5)
+        np.testing.assert_allclose(entropy_BT[place][1:][trained_T], expected_T[trained_T], atol=1e-5)
 
 
 def gradient(nano, params, chunk):
@@ -47,6 +48,22 @@ def test_the_gradient_does_not_depend_on_the_chunk(nano):
     params = nano.params()
     whole, chunked = (jax.jit(partial(gradient, nano, chunk=n))(params) for n in (nano.training.row_tokens, 8))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, chunked)
+
+
+def test_chunks_of_what_is_not_trained_are_not_computed(nano):
+    """Weights of the output layer that are not numbers are not touched where nothing is trained."""
+    untied = replace(nano.model, tied=False)
+    params = jax.device_get(jax.jit(qwen.init, static_argnums=1)(jax.random.key(0), untied))
+    params["unembed"] = np.full_like(params["unembed"], np.nan)
+    rows = replace(nano.batch, mask_BT=np.zeros_like(nano.batch.mask_BT))
+
+    def loss(params, rows):
+        return sum(map(jnp.sum, token_logprobs(params, untied, rows, chunk=8, temperature=1.0)))
+
+    value, gradients = jax.value_and_grad(loss)(params, rows)
+    assert value == 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+    assert not np.isfinite(loss(params, nano.batch))
 
 
 def sizes(jaxpr):
