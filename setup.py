@@ -28,6 +28,7 @@ EXTRAS = {
     "cuda": ["jax[cuda12]"],
     "test": [
         *("pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"),
+        *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
         *SERVE,
     ],
     "serve": SERVE,
