@@ -44,7 +44,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]),
-    package_data={"memsearcher_jax": ["agent/templates/**", "assets/**"]},
+    package_data={"memsearcher_jax": ["agent/templates/**", "assets/**", "report/web/*"]},
     install_requires=RUNTIME,
     extras_require=EXTRAS,
 )
