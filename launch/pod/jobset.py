@@ -43,6 +43,7 @@ NOT_PASSED = {
 }
 PORTS = {"tpu": 8471, "coordinator": 8482, "metrics": 8431}
 ENVIRONMENT = {"JAX_PLATFORMS": "tpu,cpu"}  # without a working TPU it ends; by default JAX would go on with the CPU
+DATA = "/data"  # where pods find what --data_claim names
 LONGEST_LABEL = 63
 POD_SUFFIX = "-abcde"  # as long as what Kubernetes appends to a pod's name
 
@@ -73,6 +74,7 @@ class PodJob:
     args: tuple[str, ...]  # of the trainer
     max_restarts: int
     grace_seconds: int
+    data_claim: str = ""  # of a volume with weights, questions and index; none if empty
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, metavar="NAME", help="preset of the run")
     parser.add_argument("--out", required=True, metavar="gs://BUCKET/FOLDER", help="folder of the run")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--data_claim", default="", metavar="NAME", help=f"volume claim to mount, read-only, at {DATA}")
     parser.add_argument("--max_restarts", type=int, default=50, help="restarts after a stop from outside")
     parser.add_argument("--grace_seconds", type=int, default=600, help="time to save in, after SIGTERM")
     instead = parser.add_mutually_exclusive_group()
@@ -134,11 +137,14 @@ def job(flags: argparse.Namespace, trainers: Sequence[str]) -> PodJob:
         raise ValueError(f"--image {flags.image!r}: give the image as docker push knows it")
     if not re.fullmatch(r"gs://[^/\s]+/\S*[^/\s]", flags.out):
         raise ValueError(f"--out {flags.out}: name a folder as gs://BUCKET/FOLDER, for pods share no disk")
+    if flags.data_claim and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", flags.data_claim):
+        raise ValueError(f"--data_claim {flags.data_claim!r}: give the name of a PersistentVolumeClaim")
     check_name(flags.name, flags.slices, one.hosts)
     check_trainer(flags.config, trainers)
     resume = ("--resume",) if flags.resume else ()
     args = ("--config", flags.config, "--out", flags.out, *resume, *trainers)
-    return PodJob(flags.name, flags.image, one, flags.slices, args, flags.max_restarts, flags.grace_seconds)
+    rest = (flags.max_restarts, flags.grace_seconds, flags.data_claim)
+    return PodJob(flags.name, flags.image, one, flags.slices, args, *rest)
 
 
 def known_slices() -> dict[str, Slice]:
@@ -239,6 +245,9 @@ def slice_job(job: PodJob) -> dict[str, Any]:
 def pod(job: PodJob) -> dict[str, Any]:
     """The pod of one VM, with all of its chips. GKE adds what tells it its place among the others."""
     chips = {"google.com/tpu": job.slice.chips_per_host}
+    claim = {"claimName": job.data_claim, "readOnly": True}
+    volumes = [{"name": "data", "persistentVolumeClaim": claim}] if job.data_claim else []
+    mounts = [{"name": "data", "mountPath": DATA, "readOnly": True}] if job.data_claim else []
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.grace_seconds,
@@ -250,6 +259,7 @@ def pod(job: PodJob) -> dict[str, Any]:
             "cloud.google.com/gke-tpu-topology": job.slice.topology,
             "node.kubernetes.io/instance-type": job.slice.machine,
         },
+        "volumes": volumes,
         "containers": [
             {
                 "name": CONTAINER,
@@ -259,6 +269,7 @@ def pod(job: PodJob) -> dict[str, Any]:
                 "env": [{"name": name, "value": value} for name, value in ENVIRONMENT.items()],
                 "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
                 "resources": {"requests": chips, "limits": chips},
+                "volumeMounts": mounts,
             }
         ],
     }

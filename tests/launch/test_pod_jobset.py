@@ -100,15 +100,16 @@ def listed_keys(value, path=()):
 @pytest.mark.parametrize("topology", SLICES)
 @pytest.mark.parametrize("slices", [1, 2, 12])
 def test_it_is_a_jobset_by_its_own_schema(topology, slices, validator):
-    validator.validate(rendered(topology, "--slices", str(slices), "--resume", "--", "--rl.steps", "9"))
+    validator.validate(rendered(topology, "--slices", str(slices), "--data_claim", "d", "--", "--rl.steps", "9"))
 
 
 def test_the_schema_notices_every_misspelt_field(validator):
     """Each key of the manifest in turn with a letter too many."""
-    paths = list(listed_keys(rendered()))
+    words = ("v6e:4x8", "--data_claim", "d")
+    paths = list(listed_keys(rendered(*words)))
     assert len(paths) > 40
     for path in paths:
-        manifest = rendered()
+        manifest = rendered(*words)
         place = manifest
         for step in path[:-1]:
             place = place[step]
@@ -169,6 +170,14 @@ def test_what_a_pod_needs_beside_chips():
     (container,) = pod(manifest)["containers"]
     assert [one["containerPort"] for one in container["ports"]] == [8471, 8482, 8431]
     assert container["env"] == [{"name": "JAX_PLATFORMS", "value": "tpu,cpu"}]
+
+
+def test_data_is_mounted_where_it_is_asked_for_and_cannot_be_written():
+    manifest = rendered("v6e:4x8", "--data_claim", "wiki")
+    (volume,), (mount,) = pod(manifest)["volumes"], pod(manifest)["containers"][0]["volumeMounts"]
+    assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": "wiki", "readOnly": True}}
+    assert (mount["mountPath"], mount["readOnly"]) == ("/data", True)
+    assert pod(rendered())["volumes"] == pod(rendered())["containers"][0]["volumeMounts"] == []
 
 
 def outcome(manifest, exit_code, condition, restarts):
@@ -316,6 +325,7 @@ def test_an_unknown_topology_is_answered_with_the_known(refused):
         ("--image=", "--image '': give the image"),
         ("--out runs/a", "--out runs/a: name a folder as gs://BUCKET/FOLDER"),
         ("--out gs://bucket", "--out gs://bucket: name a folder"),
+        ("--data_claim gs://b", "--data_claim 'gs://b': give the name of a PersistentVolumeClaim"),
         ("--name Run", "--name 'Run': use lower-case letters"),
         (f"--name {'n' * 48}", "shorten it by 1 characters"),
         ("--config qwen8b", "no preset 'qwen8b'"),
