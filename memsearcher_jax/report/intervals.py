@@ -63,7 +63,7 @@ def bootstrap_mean(
     rows = max(1, _CHUNK // count)
     mean_W = np.concatenate(
         [
-            value_N[rng.integers(count, size=(min(rows, draws - start), count))].mean(axis=1)
+            value_N[rng.integers(count, size=(min(rows, draws - start), count), dtype=np.int32)].mean(axis=1)
             for start in range(0, draws, rows)
         ]
     )
