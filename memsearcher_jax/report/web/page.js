@@ -61,10 +61,15 @@ function holds(number, word) {
   return hays[number].includes(word) || passagesOf[number].some(one => passageHolds(one, word));
 }
 
+// Words, and phrases between quotes; all of them must be there. A quote that is not closed yet counts for nothing.
+function termsOf(text) {
+  return [...text.matchAll(/"([^"]+)"|([^\s"]+)/g)].map(match => match[1] ?? match[2]);
+}
+
 async function refresh() {
   const mine = ++generation;
   const wanted = filters.map(name => [name, byId(name).value]).filter(([, value]) => value);
-  const terms = byId("text").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const terms = termsOf(byId("text").value.toLowerCase());
   let passing = [...index.keys()].filter(number => wanted.every(([name, value]) => valueOf[name](index[number]) === value));
   if (terms.length) {
     const candidates = passing;
