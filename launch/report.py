@@ -7,6 +7,7 @@ python launch/report.py runs/MEMSEARCHER --compare runs/REACT   # both in the ta
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -36,12 +37,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check_can_write(out: Path) -> None:
+    """Raises ValueError or OSError, before the run is read, where the page could not be written or would cost data."""
+    if out.is_dir():
+        raise IsADirectoryError(f"--out {out} is a folder: name a file")
+    if out.suffix != ".html":
+        raise ValueError(f"--out {out}: name a file that ends in .html, so that no file of a run is replaced")
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise OSError(f"--out {out} cannot be written: {folder} is no folder that you may write to")
+
+
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = parse(argv)
         out = flags.out or flags.run / PAGE
-        if out.is_dir():
-            raise IsADirectoryError(f"--out {out} is a folder: name a file")
+        check_can_write(out)
         counts = write_page(flags.run, out, compare=flags.compare, most=flags.most)
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")
