@@ -32,6 +32,7 @@ EXTRAS = {
         *SERVE,
     ],
     "serve": SERVE,
+    "browser": ["selenium>=4.51,<5"],
     "bench": ["faiss-cpu>=1.15.1,<2"],
     "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],
 }
