@@ -20,6 +20,7 @@ import numpy as np
 
 from memsearcher_jax.report import page_tables as tables
 from memsearcher_jax.report.files import replacing
+from memsearcher_jax.report.memory_quality import Rules
 from memsearcher_jax.report.names import PHASE_PREFIX
 from memsearcher_jax.report.page_facts import Facts, Group, Run, groups_of, labels_of, mean, read_run, wilson_interval
 from memsearcher_jax.report.page_records import Browsed, data_elements
@@ -32,19 +33,19 @@ BAND = (10, 90)  # percentiles of the tokens that the plot shades
 
 
 def write_page(
-    folder: str | Path, out: str | Path, *, compare: str | Path | None = None, most: int = MOST
+    folder: str | Path, out: str | Path, rules: Rules, *, compare: str | Path | None = None, most: int = MOST
 ) -> dict[str, int]:
     """Writes the page of the run in `folder`; returns how many trajectories were read and how many it holds.
 
-    `compare` names another run, whose numbers and plots stand beside. `most` bounds the trajectories of the browser
-    and, for a training run, those that are read (see `read_run`).
+    `rules` are those by which memories are measured. `compare` names another run, whose numbers and plots stand beside.
+    `most` bounds the trajectories of the browser and, for a training run, those that are read (see `read_run`).
 
     Raises:
         FileNotFoundError, ValueError: a folder is missing, is no run, or is damaged; nothing is written then.
     """
     if most < 1:
         raise ValueError(f"a page of {most} trajectories would be empty: at least 1 is needed")
-    browsed = Browsed()
+    browsed = Browsed(rules)
     run = read_run(folder, most=most, browse=browsed.add)
     other = read_run(compare, most=most) if compare is not None else None
     page = render(run, other, browsed)
@@ -72,7 +73,7 @@ def render(run: Run, other: Run | None, browsed: Browsed) -> str:
         about=markup(_about(run, other)),
         tiles=_tiles(own[-1:], beside),
         plots="\n".join(_plots(run, other, groups)),
-        tables="\n".join(filter(None, _tables(run, other, groups))),
+        tables="\n".join(filter(None, [*_tables(run, other, groups), tables.memory_table(browsed.qualities)])),
         settings=tables.settings_table(run.settings, other.settings if other else None),
         data=data_elements(browsed),
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from memsearcher_jax.agent.types import Found, Turn
 from memsearcher_jax.report.console import WHY, plain
 from memsearcher_jax.report.files import encode_float
+from memsearcher_jax.report.memory_quality import Names, Rules, TrajectoryQuality, TurnQuality, memory_quality
 from memsearcher_jax.report.page_facts import Facts
 from memsearcher_jax.report.trajectories import Scored
 
@@ -29,15 +29,16 @@ BLOCK = 50  # trajectories, and passages, of one block
 # What could end a script element, open a comment in it or start an entity; line ends that old parsers choke on; halves
 # of surrogate pairs, which UTF-8 cannot hold. Outside strings JSON has none of them, so the escape is always right.
 _UNSAFE_IN_SCRIPT = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass
 class Browsed:
     """Collects the records of a page; `add` is what `read_run` calls for each trajectory."""
 
+    rules: Rules  # what a text must hold to hold a golden answer
     index: list[dict[str, Any]] = field(default_factory=list)
     trajectories: list[dict[str, Any]] = field(default_factory=list)
+    qualities: list[TrajectoryQuality] = field(default_factory=list)  # of the memories
     numbers: dict[str, int] = field(default_factory=dict)  # passage contents to its number
 
     @property
@@ -46,6 +47,8 @@ class Browsed:
 
     def add(self, scored: Scored, facts: Facts) -> None:
         problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+        quality = memory_quality(scored.trajectory, self.rules)
+        self.qualities.append(quality)
         self.index.append(
             _spelt_all(
                 {
@@ -71,19 +74,19 @@ class Browsed:
                     "scores": {name: encode_float(value) for name, value in scored.scores.items()},
                     "counts": {name: count for name, count in outcome.counts.items() if count},
                     "error": outcome.error,
-                    "turns": self._turns(outcome.turns, facts, problem.golden_answers),
+                    "turns": self._turns(outcome.turns, quality.turns, facts.tokens_of_turns),
                     # A workflow that leaves no turns leaves its text here alone.
                     "transcript": "" if outcome.turns else scored.trajectory.transcript,
                 }
             )
         )
 
-    def _turns(self, turns: Sequence[Turn], facts: Facts, golden: Sequence[str]) -> list[dict[str, Any]]:
+    def _turns(
+        self, turns: Sequence[Turn], qualities: Sequence[TurnQuality], tokens: Sequence[int]
+    ) -> list[dict[str, Any]]:
         records, memory = [], ""
-        for number, turn in enumerate(turns):
+        for number, (turn, quality) in enumerate(zip(turns, qualities, strict=True)):
             think, closed, act = turn.reply.partition("</think>")
-            shown = turn.observation or "\n".join(one.contents for found in turn.found for one in found.passages)
-            tokens = facts.tokens_of_turns
             records.append(
                 {
                     # Most turns start from what the one before them kept: that text is in the page once.
@@ -95,8 +98,9 @@ class Browsed:
                     "rewrite": "" if turn.new_memory else turn.rewrite,
                     "kept": turn.new_memory,
                     "remembers": bool(turn.memory or turn.rewrite),
-                    "answer_shown": holds_answer(shown, golden),
-                    "answer_kept": holds_answer(turn.new_memory, golden),
+                    "golden": _names(quality.golden),
+                    "supporting": _names(quality.supporting),
+                    "copied": quality.text.get("copied"),
                     "tokens": tokens[number] if number < len(tokens) else None,
                 }
             )
@@ -126,22 +130,9 @@ def _shows_all(turn: Turn) -> bool:
     return bool(passages) and all(contents in turn.observation for contents in passages)
 
 
-def holds_answer(text: str, golden_answers: Sequence[str]) -> bool | None:
-    """Whether a golden answer stands in `text` as whole words, after SQuAD's normalisation.
-
-    None where the answer is yes or no, or nothing: such words in a text say nothing.
-    """
-    answers = [answer for answer in map(_normalised, golden_answers) if answer not in ("", "yes", "no")]
-    if not answers:
-        return None
-    words = f" {_normalised(text)} "
-    return any(f" {answer} " in words for answer in answers)
-
-
-def _normalised(text: str) -> str:
-    """Lower case, no punctuation, no articles, single spaces (Rajpurkar et al. 2016, SQuAD's evaluation script)."""
-    kept = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+def _names(names: Names | None) -> dict[str, list[str] | None] | None:
+    """What docs/memory_quality.md says of a turn's golden answers or supporting passages; None if there are none."""
+    return names and {"shown": names.shown, "held": names.held, "lost": names.lost}
 
 
 def spelt(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from memsearcher_jax.agent.types import Stop
 from memsearcher_jax.report.console import WHY
 from memsearcher_jax.report.files import NON_FINITE
+from memsearcher_jax.report.memory_quality import TrajectoryQuality, summarise
 from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.page_facts import Facts, Group, Run, mean, wilson_interval
 from memsearcher_jax.report.page_svg import markup, share_bar
@@ -130,6 +131,23 @@ def datasets_table(groups: Sequence[Group]) -> str:
                 title = markup(name or "no name") + (f" <small>{markup(group.label)}</small>" if groups[1:] else "")
                 rows.append([title, f"{len(chosen):,}", *map(number, numbers.values())])
     return table("By dataset", head, rows)
+
+
+def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
+    """The numbers of docs/memory_quality.md over the page's trajectories; "" if none of them wrote a memory."""
+    if not any(turn.wrote_memory for quality in qualities for turn in quality.turns):
+        return ""
+    quality = summarise(qualities)
+    rows = []
+    for name, value in quality.over_turns.items():
+        cells = [
+            f"{number(one.value)} <small>n {one.count:,}</small>"
+            for one in (value, quality.at_the_end.get(name))
+            if one
+        ]
+        rows.append([_name(name), *cells, *["–"] * (2 - len(cells))])
+    note = f"Means over the turns, and over the last memories, of {len(qualities):,} trajectories that have the number."
+    return table("Memory quality", ("metric", "turns", "at the end"), rows, note=note)
 
 
 def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> str:

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.agent.types import Context, Found, Outcome, Passage, Problem, Query, Stop, Trajectory, Turn
+from memsearcher_jax.report.memory_quality import Rules
 from memsearcher_jax.report.metrics import MetricsWriter
 from memsearcher_jax.report.page import write_page
 from memsearcher_jax.report.page_records import embedded_json
 from memsearcher_jax.report.trajectories import Scored, step_path, write_trajectories
 
+RULES = Rules(reward.normalize, protocol.memory)
 EVIL = [
     '<img src=x onerror="alert(1)">',
     "</script><script>alert(2)</script>",
@@ -99,7 +102,7 @@ class Page(HTMLParser):
 
 def page_of(folder, **options):
     out = folder.parent / "page.html"
-    counts = write_page(folder, out, **options)
+    counts = write_page(folder, out, RULES, **options)
     return Page(out), counts
 
 
@@ -242,6 +245,26 @@ def test_a_page_holds_a_text_once(tmp_path):
     assert "transcript" in page.data["trajectories"][0][0]
 
 
+def test_what_a_memory_kept_is_measured_as_memory_quality_says(tmp_path):
+    wrote = {"rewrite": "<memory>m</memory>"}
+    turns = (
+        Turn("", "a", observation="By Ada Lovelace, of Ockham", new_memory="Ada wrote it in Ockham", **wrote),
+        Turn("Ada wrote it in Ockham", "b", observation="no news", new_memory="it was Ockham", **wrote),
+        Turn("it was Ockham", "c"),
+    )
+    metadata = {"supporting_titles": ["Ockham", "London"]}
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns, metadata=metadata)]))
+    first, second, third = page.data["trajectories"][0][0]["turns"]
+    assert first["golden"] == {"shown": ["Ada"], "held": ["Ada"], "lost": []}
+    assert first["supporting"] == {"shown": ["Ockham"], "held": ["Ockham"], "lost": []}
+    assert second["golden"] == {"shown": [], "held": [], "lost": ["Ada"]}
+    assert third["golden"] == {"shown": None, "held": None, "lost": None}
+    assert (first["copied"], third["copied"]) == (0.0, None)
+    quality = {row[0]: row[1:] for row in rows(page, "Memory quality")}
+    assert quality["golden/lost"] == ["1 n 1", "1 n 1"]
+    assert quality["golden/held"] == ["0.5 n 2", "0 n 1"]
+
+
 def test_a_memory_that_was_not_handed_on_is_told_from_one_that_was(tmp_path):
     turns = (Turn("", "a", rewrite="m", new_memory="m"), Turn("", "b", rewrite="n", new_memory="n"))
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns)]))
@@ -261,19 +284,19 @@ def test_a_folder_that_cannot_be_reported_on_leaves_an_older_page(tmp_path):
     out = tmp_path / "page.html"
     out.write_text("older")
     with pytest.raises(FileNotFoundError, match="none: no such folder"):
-        write_page(tmp_path / "none", out)
+        write_page(tmp_path / "none", out, RULES)
     with pytest.raises(ValueError, match="holds no run to report on"):
-        write_page(tmp_path, out)
+        write_page(tmp_path, out, RULES)
     folder = evaluation(tmp_path / "ev", [scored()])
     with pytest.raises(ValueError, match="at least 1 is needed"):
-        write_page(folder, out, most=0)
+        write_page(folder, out, RULES, most=0)
     (folder / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"results\.json: not JSON"):
-        write_page(folder, out)
+        write_page(folder, out, RULES)
     (folder / "results.json").unlink()
     (folder / "trajectories" / "part_0001.jsonl.gz").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"part_0001\.jsonl\.gz: compressed data is damaged"):
-        write_page(folder, out)
+        write_page(folder, out, RULES)
     assert out.read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
 

@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.agent.types import Context, Found, Outcome, Passage, Problem, Query, Stop, Trajectory, Turn
 from memsearcher_jax.report.diff import word_diff
+from memsearcher_jax.report.memory_quality import Rules
 from memsearcher_jax.report.page import write_page
 from memsearcher_jax.report.trajectories import Scored, write_trajectories
 
@@ -58,7 +60,7 @@ def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_trajectories(folder / "trajectories" / "part_0000.jsonl.gz", map(trajectory, range(COUNT)))
     (folder / "results.json").write_text(json.dumps({"metrics": {"exact_match": 0.25}}))
-    write_page(folder, folder / "page.html")
+    write_page(folder, folder / "page.html", Rules(reward.normalize, protocol.memory))
     return (folder / "page.html").as_uri()
 
 

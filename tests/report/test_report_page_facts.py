@@ -20,7 +20,6 @@ from memsearcher_jax.report.page_facts import (
     tokens_of_turns,
     wilson_interval,
 )
-from memsearcher_jax.report.page_records import holds_answer
 from memsearcher_jax.report.page_svg import Line, line_chart, ticks
 from memsearcher_jax.report.page_tables import flat
 from memsearcher_jax.report.trajectories import Scored, step_path, write_trajectories
@@ -44,22 +43,6 @@ def test_a_history_ends_a_turn_wherever_the_policy_stops_writing(sampled):
     )
     written = "".join("x" if flag else " " for flag in sampled)
     assert tokens_of_turns(trajectory) == tuple(match.end() for match in re.finditer("x+", written))
-
-
-@pytest.mark.parametrize(
-    ("text", "golden", "holds"),
-    [
-        ("It was the Ada Lovelace, of course.", ("ada lovelace",), True),
-        ("Adam wrote it", ("Ada",), False),
-        ("in 1981 or 1982", ("1999", "1982"), True),
-        ("", ("Ada",), False),
-        ("yes it is", ("yes",), None),
-        ("text", ("the",), None),
-        ("text", (), None),
-    ],
-)
-def test_a_text_holds_an_answer_as_whole_words(text, golden, holds):
-    assert holds_answer(text, golden) is holds
 
 
 @given(st.integers(1, 200), st.integers(1, 60))

@@ -86,17 +86,27 @@ function showTurn(number, turn, before, kept, passage) {
     parts.push(part("What the model was shown", make("details", {},
       make("summary", {}, "clipped or changed on its way to the model"), prose(turn.observation, "mono"))));
   }
-  if (turn.kept) parts.push(part("Memory rewritten", changes(before, turn.kept), answerBadges(turn)));
+  if (turn.kept) parts.push(part("Memory rewritten", changes(before, turn.kept), qualityBadges(turn)));
   else if (turn.rewrite) parts.push(part("Reply without a memory", prose(turn.rewrite, "mono")));
   return make("section", {class: "turn", "aria-label": `Turn ${number}`}, ...parts);
 }
 
-function answerBadges(turn) {
-  if (turn.answer_shown === null) return null;
-  const shown = badge(turn.answer_shown ? "golden answer was shown" : "golden answer was not shown", "");
-  const style = turn.answer_kept ? "right" : turn.answer_shown ? "wrong" : "";
-  const held = badge(turn.answer_kept ? "golden answer is in the memory" : "golden answer is not in the memory", style);
-  return make("p", {class: "badges"}, shown, " ", held);
+// What docs/memory_quality.md measures of this rewrite. Spellings of one golden answer count as one.
+function qualityBadges(turn) {
+  const badges = [], {golden, supporting} = turn;
+  if (golden?.shown) badges.push(badge(golden.shown.length ? "golden answer shown" : "golden answer not shown", ""));
+  if (golden?.held) {
+    const style = golden.held.length ? "right" : golden.shown?.length ? "wrong" : "";
+    badges.push(badge(golden.held.length ? "golden answer in the memory" : "golden answer not in the memory", style));
+  }
+  if (golden?.lost?.length && !golden.held.length) badges.push(badge("golden answer lost", "wrong"));
+  for (const name of supporting?.shown ?? []) {
+    const kept = supporting.held?.includes(name);
+    badges.push(badge(`${name} ${kept ? "shown and kept" : "shown, not kept"}`, kept ? "right" : "wrong"));
+  }
+  for (const name of supporting?.lost ?? []) badges.push(badge(`${name} lost`, "wrong"));
+  if (turn.copied !== null) badges.push(badge(`${Math.round(100 * turn.copied)} % copied word for word`, ""));
+  return badges.length ? make("p", {class: "badges"}, ...badges.flatMap(one => [one, " "])) : null;
 }
 
 // The new memory with its changes; a first memory is all new and shown plain.
