@@ -43,7 +43,8 @@ class ModelConfig:
     """What the backward pass keeps of each layer: everything (none), its input (full), and beside that what attention
     gave (attention), or that and the queries, keys and values (projections). The rest is computed again."""
     path: str = ""
-    """A Hugging Face folder with the starting weights; empty: random weights."""
+    """A Hugging Face folder with the starting weights, or package:tiny, which comes with this package; empty: random
+    weights."""
     tokenizer: str = ""
     """A folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
 

@@ -12,17 +12,27 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
+PACKAGED = "package:"
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
+
+
+def located(folder: str | Path) -> Path:
+    """The folder; `package:NAME` is the one of that name that comes with this package, wherever it is installed."""
+    name = str(folder)
+    if not name.startswith(PACKAGED):
+        return Path(folder)
+    return Path(str(files("memsearcher_jax") / "assets" / name.removeprefix(PACKAGED)))
 
 
 def is_run(folder: str | Path) -> bool:
     """Whether the folder is a run of ours."""
-    return (Path(folder) / RUN_FILE).is_file()
+    return (located(folder) / RUN_FILE).is_file()
 
 
 def is_vacant(folder: Path) -> bool:
@@ -60,7 +70,7 @@ def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> N
 
 def tokenizer_folder(folder: str | Path) -> str:
     """Where the tokenizer of these weights is."""
-    return str(Path(folder) / TOKENIZER) if is_run(folder) else str(folder)
+    return str(located(folder) / TOKENIZER) if is_run(folder) else str(located(folder))
 
 
 def with_own_tokenizer(folder: Path, config: RunConfig) -> RunConfig:

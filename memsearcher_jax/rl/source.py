@@ -9,14 +9,15 @@ from jax.sharding import Mesh
 
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, read_run_config
+from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, located, read_run_config
 from memsearcher_jax.training import checkpoint
 
 
 def check_weights(folder: str | Path, model: ModelConfig) -> None:
     """Raises ValueError or OSError, in one line, unless the folder is whole and holds this model. Reads no weight."""
     if not is_run(folder):
-        if not (Path(folder) / "config.json").is_file():
+        folder = located(folder)
+        if not (folder / "config.json").is_file():
             raise FileNotFoundError(
                 f"{folder} is neither a run's folder (no run.json) nor a Hugging Face model (no config.json)"
             )
@@ -36,7 +37,7 @@ def newest_step(folder: str | Path) -> int | None:
 def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) -> dict:
     """The weights on `mesh` as `dtype`. Raises ValueError or OSError in one line."""
     if not is_run(folder):
-        return weights.load(folder, mesh=mesh, dtype=dtype)[1]
+        return weights.load(located(folder), mesh=mesh, dtype=dtype)[1]
     target = jax.tree.map(
         lambda weight, place: jax.ShapeDtypeStruct(weight.shape, dtype, sharding=place),
         qwen.declared(model),
