@@ -14,6 +14,7 @@ RUNTIME = [
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",
     "tokenizers>=0.23.1,<0.24",
+    "json-repair>=0.64.5,<0.65",
     "safetensors>=0.8,<0.9",
     "tyro>=1.0.17,<2",
     "rich>=15,<16",

@@ -15,7 +15,7 @@ PACKAGE = "memsearcher_jax"
 JSONL = f"{PACKAGE}.jsonl"
 TYPES = f"{PACKAGE}.agent.types"
 ROOMS = {
-    "agent": {TYPES},
+    "agent": {TYPES, "json_repair"},  # pure Python itself
     "data": {TYPES, JSONL, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s", "fastapi", "pydantic"},
     "model": {"numpy", "jax", "flax", "safetensors"},  # the only room with flax
