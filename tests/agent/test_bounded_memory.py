@@ -10,12 +10,12 @@ words = st.lists(st.sampled_from(["a", "bb", "c\n"]), max_size=30).map(" ".join)
 
 def test_a_rewrite_replaces_the_text(ruler):
     memory = Memory(3).rewrite("one two", ruler).rewrite("three", ruler)
-    assert memory == Memory(3, "three")
+    assert memory == Memory(3, "three", tokens=1)
 
 
 def test_over_the_budget_is_cut_and_counted(ruler):
     memory = Memory(2).rewrite("one two three four", ruler).rewrite("a b c", ruler)
-    assert memory == Memory(2, "a b", cuts=2, tokens_cut=3)
+    assert memory == Memory(2, "a b", tokens=2, cuts=2, tokens_cut=3)
 
 
 @given(words, st.integers(0, 20))
