@@ -109,7 +109,7 @@ def test_killed_at_any_moment(tmp_path, corpus_file):
     encoder = fit_hashing([passage.contents for passage in passages], 32)
     killed, whole = (open_index(tmp_path / name, encoder=encoder.name) for name in ("killed", "whole"))
     assert killed.manifest["checksum"] == whole.manifest["checksum"]
-    assert killed.index.settings.leaves == 178
+    assert killed.index.settings.leaves == 89
     exact = [open_index(tmp_path / name, encoder=encoder.name, kind="exact").index for name in ("killed", "whole")]
     np.testing.assert_array_equal(exact[0].vectors_RD, exact[1].vectors_RD)
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
