@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
@@ -32,10 +32,17 @@ from memsearcher_jax.data.problems import Problems
 from memsearcher_jax.rl.run_folder import INDEX, is_run, is_vacant, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
-CHANGEABLE = ("model.remat",)  # of the model's settings, what a run may change when it is resumed
+CHANGEABLE = ("model.attention", "model.remat")  # of the model's settings, what a run may change when it is resumed
 INTERRUPTED = 130  # exit status, as shells report Ctrl-C
 _Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+
+class Parser(argparse.ArgumentParser):
+    """For programs without a preset: says what is wrong in one line, as the others do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (--help explains every flag)")
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,13 @@ def need_weights(flags: Command, otherwise: str = "") -> None:
     """For programs that do nothing with random weights."""
     if not flags.run.model.path:
         raise ValueError(f"--checkpoint is missing: name a run's folder or a Hugging Face folder{otherwise}")
+
+
+def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first --, and what after it."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
 
 
 def refuse_resume(flags: Command, what: str) -> None:

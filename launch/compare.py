@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import cli
 import numpy as np
@@ -37,13 +37,6 @@ from memsearcher_jax.report.trajectories import Scored, read_trajectories
 RESULTS_FILE = "results.json"
 QUESTION_CHARACTERS, ANSWER_CHARACTERS = 80, 32
 RULES = Rules(reward.normalize, protocol.memory)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (--help explains every flag)")
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,9 @@ class Comparison:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="compare.py", description="Compare two evaluations of the same questions.", allow_abbrev=False)
+    parser = cli.Parser(
+        prog="compare.py", description="Compare two evaluations of the same questions.", allow_abbrev=False
+    )
     parser.add_argument("first", metavar="RUN_A", type=Path, help="folder that launch/evaluate.py wrote")
     parser.add_argument("second", metavar="RUN_B", type=Path, help="another; positive differences are its gain")
     parser.add_argument(

@@ -10,7 +10,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import cli
 
@@ -22,15 +21,8 @@ PAGE = "report.html"
 RULES = Rules(reward.normalize, protocol.memory)
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as the other commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (--help explains every flag)")
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="report.py", description="Write the report of a run as one HTML page.", allow_abbrev=False)
+    parser = cli.Parser(prog="report.py", description="Write the report of a run as one HTML page.", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a training run or of an evaluation")
     parser.add_argument("--compare", metavar="RUN", type=Path, help="another run, to stand beside it")
     parser.add_argument("--out", metavar="FILE", type=Path, help=f"file to write; without it RUN/{PAGE}")

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from memsearcher_jax.agent.types import Find, Found, Passage, Reply, Say
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.rl.tokens import TEXT_ENDS, TURN_ENDS, TURN_OPENS, ChatTokenizer
+from memsearcher_jax.sampling.config import SamplingConfig
 
 NANO = ModelConfig(
     vocab_size=264,
@@ -28,6 +29,19 @@ NANO = ModelConfig(
     compute_dtype="float32",
 )
 """A Qwen2.5 of about 20,000 parameters; every size divides a (2, 2, 2) mesh."""
+
+
+NANO_SAMPLING = SamplingConfig(
+    slots=3,
+    context_tokens=128,
+    decode_tokens=4,
+    rows_per_call=2,
+    prefill_piece=16,
+    prefill_buckets=(32,),
+    top_k=0,
+    top_p=1.0,
+)
+"""A sampler for it: few slots, so that trajectories wait for one another."""
 
 
 def byte_tokenizer() -> ChatTokenizer:

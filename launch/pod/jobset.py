@@ -77,14 +77,9 @@ class PodJob:
     data_claim: str = ""  # of a volume with weights, questions and index; none if empty
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
-        raise ValueError(f"{message} (--help explains every flag)")
-
-
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, trainers = cut(argv)
+        ours, trainers = cli.cut(argv)
         flags = parser().parse_args(ours)
         jobset = manifest(job(flags, trainers))
         if flags.dry_run:
@@ -96,16 +91,9 @@ def main(argv: Sequence[str]) -> None:
             create(jobset)
 
 
-def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first --, and what after it."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = _Parser(
+    parser = cli.Parser(
         prog="jobset.py",
         description=__doc__.split("\n")[0],
         epilog="What stands after -- goes to launch/tpu_train.py.",

@@ -40,14 +40,9 @@ class Accelerator:
     runtime_version: str
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
-        raise ValueError(f"{message} (--help explains every flag)")
-
-
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, remote = cut(argv)
+        ours, remote = cli.cut(argv)
         flags = parser().parse_args(ours)
         command = gcloud(flags, remote)
         if flags.dry_run:
@@ -56,16 +51,9 @@ def main(argv: Sequence[str]) -> None:
             run(command)
 
 
-def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first --, and what after it."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = _Parser(prog="queued_resource.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = cli.Parser(prog="queued_resource.py", description=__doc__.split("\n")[0], allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|status|ssh|delete")
     for name, what in (
         ("create", "ask for slices"),

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from memsearcher_jax.model import pages
-from memsearcher_jax.model.attention import Partial, Past, look, merge
+from memsearcher_jax.model.attention import Partial, Past, look
 from memsearcher_jax.model.axes import constrain, per_device
 from memsearcher_jax.model.config import ModelConfig
 
@@ -78,25 +78,20 @@ class Cache:
 class Prefix:
     """What many rows begin with, held once: their own entries are those of the tokens behind it."""
 
-    cache: Cache  # of one row
+    cache: Cache  # of one row and one page
     begins_A: jax.Array  # bool: which pieces' rows begin with it
 
     def read(self, layer: jax.Array) -> Past:
         """One layer. All queries at once meet the same keys: one product of matrices, and the keys are read once."""
         cache = self.cache
-        k_NKHP, v_NKPH = cache.k_LBNKHP[layer, 0], cache.v_LBNKPH[layer, 0]
-        held_N1P = (jnp.arange(cache.capacity) < cache.length_B).reshape(-1, 1, cache.page)
+        k_1KHP, v_1KPH = cache.k_LBNKHP[layer, 0], cache.v_LBNKPH[layer, 0]
+        is_held_P = jnp.arange(cache.page) < cache.length_B
 
         def look_at_prefix(q_BKGTH: jax.Array) -> Partial:
             B, K, G, T, H = q_BKGTH.shape
             begins_X = jnp.repeat(self.begins_A, B * T // self.begins_A.shape[0])
             q_1KGXH = jnp.moveaxis(q_BKGTH, 0, 2).reshape(1, K, G, B * T, H)
-            found = merge(
-                [
-                    look(q_1KGXH, k_NKHP[n : n + 1], v_NKPH[n : n + 1], (begins_X[:, None] & held_N1P[n])[None])
-                    for n in range(held_N1P.shape[0])
-                ]
-            )
+            found = look(q_1KGXH, k_1KHP, v_1KPH, (begins_X[:, None] & is_held_P)[None])
             return Partial(*(jnp.moveaxis(x[0].reshape(K, G, B, T, *x.shape[4:]), 2, 0) for x in found))
 
         return look_at_prefix

@@ -97,9 +97,10 @@ def share_bar(share: float, color: int = 0) -> str:
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Round numbers, at most `most` + 2, evenly spaced by 1, 2 or 5 times a power of ten, that enclose low and high."""
-    # So little apart, all labels would read the same.
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):
-        high = low + (abs(low) or 1.0)
+    largest = max(abs(low), abs(high))
+    # So little apart, all labels would read the same; and a float has few digits left below 1e-300.
+    if high - low <= max(1e-9 * largest, 1e-300):
+        high = low + (abs(low) if largest > 1e-300 else 1.0)
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))

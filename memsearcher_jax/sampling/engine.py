@@ -216,13 +216,16 @@ class Engine:
 
     def _follow_prefix(self, prompt: PromptIds) -> int:
         """Tokens of the prompt that stand in the shared prefix, which is that of the first prompt after `start`."""
-        if self._prefix is None and prompt.prefix:
-            self._prefix = prompt.prefix
-            self._slots = self._hold_prefix(self._slots, self._params, *self._prefix_arguments(prompt.prefix))
-            self.counters.prefilled_tokens += len(prompt.prefix)
-            self.counters.shared_tokens -= len(prompt.prefix)
+        prefix = prompt.prefix
         # Decode feeds the last token of a context, so that one has to stand behind the prefix.
-        return len(prompt.prefix) if prompt.prefix == self._prefix and len(prompt) > len(prompt.prefix) else 0
+        if not prefix or len(prompt) == len(prefix):
+            return 0
+        if self._prefix is None:
+            self._prefix = prefix
+            self._slots = self._hold_prefix(self._slots, self._params, *self._prefix_arguments(prefix))
+            self.counters.prefilled_tokens += len(prefix)
+            self.counters.shared_tokens -= len(prefix)  # the first that begins with it had it computed
+        return len(prefix) if prefix == self._prefix else 0
 
     def _prefix_arguments(self, prefix: tuple[int, ...]) -> tuple[np.ndarray, np.int32]:
         return pad([prefix], max(1, self._widths.prefix)).ids_SW, np.int32(len(prefix))

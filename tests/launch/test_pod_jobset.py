@@ -5,6 +5,7 @@ import re
 import string
 import sys
 
+import cli
 import jsonschema
 import pytest
 import yaml
@@ -42,7 +43,7 @@ def argv(topology="v6e:4x8", *more, name="run-a"):
 
 
 def rendered(*words):
-    ours, trainers = jobset.cut(argv(*words))
+    ours, trainers = cli.cut(argv(*words))
     return jobset.manifest(jobset.job(jobset.parser().parse_args(ours), trainers))
 
 

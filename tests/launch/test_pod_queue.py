@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 
+import cli
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ GOLDEN = {
 
 
 def dry(argv):
-    ours, remote = queued_resource.cut(argv)
+    ours, remote = cli.cut(argv)
     return queued_resource.gcloud(queued_resource.parser().parse_args(ours), remote)
 
 

@@ -1,6 +1,7 @@
 """The driver: many workflows, few slots, real ids."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -23,22 +24,12 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
 from memsearcher_jax.rl.searches import search_all
 from memsearcher_jax.sampling.buffer import PromptWidths
-from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(5)
-SETTINGS = SamplingConfig(
-    slots=3,
-    context_tokens=160,
-    decode_tokens=4,
-    rows_per_call=2,
-    prefill_piece=16,
-    prefill_buckets=(32,),
-    top_k=0,
-    top_p=1.0,
-)
+SETTINGS = replace(NANO_SAMPLING, context_tokens=160)
 PASSAGES = tuple(Passage(str(n), f'"Title {n}"\nText of number {n}.') for n in range(4))
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(4)]
 

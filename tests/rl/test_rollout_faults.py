@@ -15,23 +15,13 @@ from memsearcher_jax.report.trajectories import Scored
 from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
 from memsearcher_jax.rl.score import summarise
 from memsearcher_jax.sampling.buffer import PromptWidths
-from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(0)
 MODEL = replace(NANO, tied=False)
-SETTINGS = SamplingConfig(
-    slots=3,
-    context_tokens=128,
-    decode_tokens=4,
-    rows_per_call=2,
-    prefill_piece=16,
-    prefill_buckets=(32,),
-    top_k=0,
-    top_p=1.0,
-)
+SETTINGS = NANO_SAMPLING
 PASSAGES = (Passage("0", '"Title"\nText.'),)
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(5)]
 BAD = "q2"

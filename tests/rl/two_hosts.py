@@ -6,6 +6,7 @@ python two_hosts.py PORT PROCESS FOLDER
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 port, process, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -22,21 +23,10 @@ from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for  # noqa: E402
 from memsearcher_jax.sampling.buffer import PromptWidths  # noqa: E402
-from memsearcher_jax.sampling.config import SamplingConfig  # noqa: E402
 from memsearcher_jax.sampling.engine import Engine  # noqa: E402
-from memsearcher_jax.testing import NANO, TinyIndex, byte_tokenizer  # noqa: E402
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer  # noqa: E402
 
-SETTINGS = SamplingConfig(
-    slots=4,
-    tensor=2,
-    context_tokens=96,
-    decode_tokens=4,
-    rows_per_call=2,
-    prefill_piece=16,
-    prefill_buckets=(32,),
-    top_k=0,
-    top_p=1.0,
-)
+SETTINGS = replace(NANO_SAMPLING, slots=4, tensor=2, context_tokens=96)
 
 
 def workflow(problem):
