@@ -161,7 +161,10 @@ def test_a_whole_number_serves_as_a_real_one():
         ({"model": {"path": None}}, "model.path is None: it must be of type str"),
         ({"data": {"train": "x"}}, "data.train is 'x': it must be a list"),
         ({"sampling": {"prefill_buckets": [1, "2"]}}, "sampling.prefill_buckets is '2': it must be of type int"),
-        ({"agent": {"workflow": "chat"}}, "agent.workflow is 'chat': it must be one of memsearcher, react"),
+        (
+            {"agent": {"workflow": "chat"}},
+            "agent.workflow is 'chat': it must be one of memsearcher, react, direct, rag",
+        ),
         ({"agent": {"workflow": ["react"]}}, r"agent.workflow is \['react'\]: it must be one of"),
     ],
 )

@@ -4,11 +4,13 @@ A template set is a folder with five UTF-8 text files:
 
     file             slots                    is
     system.txt                                the system message: rules, tools, tags
-    turn.txt         {{question}} {{memory}}  the user message that opens a context; no {{memory}} in a react set
+    turn.txt         {{question}} {{memory}}  the user message that opens a context
     passage.txt      {{contents}}             one passage; a call's passages follow each other and are then stripped
     response.txt     {{call}} {{result}}      the answer to one tool call
     observation.txt  {{responses}}            the user message after tool calls, around all answers
 
+Not every workflow needs all of it. A set for react has no {{memory}} in turn.txt, one for rag has {{passages}} in its
+place and lacks response.txt and observation.txt, one for direct is system.txt and turn.txt with {{question}} alone.
 Each slot stands in its file once, in this order. The last newline of a file is not part of the text. The chat markup
 around the messages and the `<think>` that opens a reply are added here, so a set holds words only.
 """
@@ -25,6 +27,15 @@ from pathlib import Path
 from memsearcher_jax.agent.protocol import THINK
 from memsearcher_jax.agent.types import AgentConfig, Piece, Prompt, Ruler
 
+_CALLS = {"passage": ("contents",), "response": ("call", "result"), "observation": ("responses",)}
+FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "memsearcher": {"system": (), "turn": ("question", "memory"), **_CALLS},
+    "react": {"system": (), "turn": ("question",), **_CALLS},
+    "direct": {"system": (), "turn": ("question",)},
+    "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
+}
+"""The files of each workflow's sets, and their slots."""
+
 _SLOT = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _MARKUP = re.compile(r"<\|\w+\|>")
 
@@ -36,16 +47,19 @@ _END = "<|im_end|>\n"
 
 @dataclass(frozen=True)
 class Prompts:
-    """One template set. Each tuple holds the template's texts around its slots, so one more than it has slots."""
+    """One template set. Each tuple holds the template's texts around its slots, so one more than it has slots.
+
+    Those that a workflow does not use are empty.
+    """
 
     system: str
     turn: tuple[str, ...]
-    passage: tuple[str, str]
-    response: tuple[str, str, str]
-    observation: tuple[str, str]
+    passage: tuple[str, ...] = ("", "")
+    response: tuple[str, ...] = ("", "", "")
+    observation: tuple[str, ...] = ("", "")
 
     def opening(self, question: str, memory: str = "") -> Prompt:
-        """A fresh context, up to and including the `<think>` that opens the reply."""
+        """A fresh context, up to and including the `<think>` that opens the reply; of rag, `memory` is the passages."""
         before, *bridge, after = self.turn
         return Prompt(
             prefix=f"{_SYSTEM}{self.system}{_END}{_USER}{before}",
@@ -86,17 +100,31 @@ def load(config: AgentConfig) -> Prompts:
     Raises FileNotFoundError or ValueError with one line that names the file and what is wrong with it.
     """
     folder = _folder(config.prompts)
-    turn_slots = ("question", "memory") if config.workflow == "memsearcher" else ("question",)
-    (system,) = _template(folder, "system.txt")
-    return Prompts(
-        system=system,
-        turn=_template(
-            folder, "turn.txt", *turn_slots, hint=f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
-        ),
-        passage=_template(folder, "passage.txt", "contents"),
-        response=_template(folder, "response.txt", "call", "result"),
-        observation=_template(folder, "observation.txt", "responses"),
-    )
+    # A set of another workflow may have the right slots and the wrong words.
+    if config.prompts in packaged() and (fitting := packaged_for(config.workflow, config.prompts)) != config.prompts:
+        raise ValueError(
+            f"agent.prompts {config.prompts} is for another workflow, and agent.workflow is {config.workflow}: "
+            f"choose {fitting}"
+        )
+    hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
+    texts = {
+        name: _template(folder, f"{name}.txt", *slots, hint=hint) for name, slots in FILES[config.workflow].items()
+    }
+    (system,) = texts.pop("system")
+    return Prompts(system, **texts)
+
+
+def packaged_for(workflow: str, prompts: str) -> str:
+    """The packaged set for `workflow` in the style of the packaged set `prompts`: for rag and "brief", "brief_rag".
+
+    Raises ValueError if `prompts` is no packaged set.
+    """
+    if prompts not in packaged():
+        raise ValueError(f"agent.prompts {prompts!r} is a set of your own, for one workflow: name yours for {workflow}")
+    style = "_".join(word for word in prompts.split("_") if word not in FILES)
+    if workflow == "memsearcher":
+        return style or workflow
+    return f"{style}_{workflow}" if style else workflow
 
 
 def packaged() -> list[str]:
@@ -120,7 +148,9 @@ def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tu
     """The texts of one file around its slots."""
     file = folder / name
     if not file.is_file():
-        raise FileNotFoundError(f"the prompt set {folder} lacks {name}: a set has all five files of agent/prompts.py")
+        raise FileNotFoundError(
+            f"the prompt set {folder} lacks {name}, which its workflow needs: see agent/prompts.py{hint}"
+        )
     try:
         text = file.read_text(encoding="utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:

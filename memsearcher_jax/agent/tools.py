@@ -1,4 +1,4 @@
-"""What both workflows do with tool calls: parse, search, and show the results within a token budget."""
+"""What workflows do with tool calls: parse, search, and show the results within a token budget."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def use_tools(
     found = (yield Find(queries)) if queries else ()
     answers = iter(found)
     results = [next(answers) if isinstance(query, Query) else Found(error=query) for query in parsed]
-    shown, clipped = _fit(calls, results, config.observation_tokens, prompts, ruler)
+    shown, clipped = fit_results(calls, results, config.observation_tokens, prompts, ruler)
     counts = {"calls_ignored": len(bodies) - len(calls), **clipped}
     return ToolUse(calls, queries, tuple(found), prompts.message(shown), counts)
 
@@ -56,6 +56,25 @@ def fair_shares(demands: Sequence[int], budget: int) -> list[int]:
         shares[index] = min(demands[index], left // (len(demands) - rank))
         left -= shares[index]
     return shares
+
+
+def fit_results(
+    calls: Sequence[str], results: Sequence[Found], budget: int, prompts: Prompts, ruler: Ruler
+) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    """(call, result) pairs of at most `budget` tokens together, and how many calls and passages were clipped."""
+    whole = [[_Part(call), *_parts(result, prompts)] for call, result in zip(calls, results, strict=True)]
+    shares = iter(fair_shares([part.demand(ruler) for parts in whole for part in parts], budget))
+    clipped = [[part.clip(next(shares), ruler) for part in parts] for parts in whole]
+    texts = [text for call, *rest in clipped for text in (call.text, "".join(map(str, rest)).strip())]
+    # Joined passages may encode to a few tokens more than the same passages apart, so the joined text counts too.
+    shares = fair_shares([ruler.count(text) for text in texts], budget)
+    texts = [ruler.clip(text, share) for text, share in zip(texts, shares, strict=True)]
+    cut = [[new != old for new, old in zip(*parts, strict=True)] for parts in zip(clipped, whole, strict=True)]
+    counts = {
+        "calls_clipped": sum(call for call, *_ in cut),
+        "passages_clipped": sum(passage for _, *passages in cut for passage in passages),
+    }
+    return list(zip(texts[::2], texts[1::2], strict=True)), counts
 
 
 @dataclass(frozen=True)
@@ -77,25 +96,6 @@ class _Part:
 
     def __str__(self) -> str:
         return self.before + self.text + self.after
-
-
-def _fit(
-    calls: Sequence[str], results: Sequence[Found], budget: int, prompts: Prompts, ruler: Ruler
-) -> tuple[list[tuple[str, str]], dict[str, int]]:
-    """(call, result) pairs of at most `budget` tokens together, and how many calls and passages were clipped."""
-    whole = [[_Part(call), *_parts(result, prompts)] for call, result in zip(calls, results, strict=True)]
-    shares = iter(fair_shares([part.demand(ruler) for parts in whole for part in parts], budget))
-    clipped = [[part.clip(next(shares), ruler) for part in parts] for parts in whole]
-    texts = [text for call, *rest in clipped for text in (call.text, "".join(map(str, rest)).strip())]
-    # Joined passages may encode to a few tokens more than the same passages apart, so the joined text counts too.
-    shares = fair_shares([ruler.count(text) for text in texts], budget)
-    texts = [ruler.clip(text, share) for text, share in zip(texts, shares, strict=True)]
-    cut = [[new != old for new, old in zip(*parts, strict=True)] for parts in zip(clipped, whole, strict=True)]
-    counts = {
-        "calls_clipped": sum(call for call, *_ in cut),
-        "passages_clipped": sum(passage for _, *passages in cut for passage in passages),
-    }
-    return list(zip(texts[::2], texts[1::2], strict=True)), counts
 
 
 def _parts(found: Found, prompts: Prompts) -> list[_Part]:

@@ -15,8 +15,9 @@ from typing import Any, Literal, Protocol
 class AgentConfig:
     """What an agent may do in one trajectory. The defaults are the paper's training settings."""
 
-    workflow: Literal["memsearcher", "react"] = "memsearcher"
-    """Which agent runs: compact memory (memsearcher) or the whole history (react)."""
+    workflow: Literal["memsearcher", "react", "direct", "rag"] = "memsearcher"
+    """Which agent runs: compact memory (memsearcher), the whole history (react), one reply without a search (direct),
+    or one after a search with the question (rag)."""
     prompts: str = "memsearcher"
     """Name of a packaged template set, or a folder that holds one (see agent/prompts.py)."""
     max_turns: int = 5
@@ -26,7 +27,8 @@ class AgentConfig:
     question_tokens: int = 695
     """Longest question, in tokens of the policy; longer ones are refused when the data is read."""
     memory_tokens: int = 1024
-    """Memory budget in tokens; a rewritten memory over it is cut there and counted."""
+    """Memory budget in tokens; a rewritten memory over it is cut there and counted. Of memalpha: what a context shows
+    of the memory, which itself has no bound."""
     remember: bool = True
     """Hand each turn's memory to the next; False empties it every time, to see what it is worth."""
     observation_tokens: int = 4096
@@ -52,11 +54,49 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class StreamQuestion:
+    """What is asked about a stream once it has been read."""
+
+    text: str
+    answer: Any  # golden: a text, a list of texts, whatever JSON holds; `agent.memalpha_reward` reads it
+    kind: str = ""  # what the data says of it; numbers are reported by it
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What Mem-alpha reads chunk by chunk, and is asked about afterwards."""
+
+    source: str  # the data set, whose rule scores the answers
+    chunks: tuple[str, ...]
+    questions: tuple[StreamQuestion, ...]
+
+    def problem(self, identity: str) -> Problem:
+        """The stream as a problem: files, trajectories and the order of training know no other value."""
+        questions = [[question.text, question.answer, question.kind] for question in self.questions]
+        told = f"{len(self.chunks)} chunks of {self.source}, {len(questions)} questions"
+        metadata = {"source": self.source, "chunks": list(self.chunks), "questions": questions}
+        return Problem(identity, told, (), metadata)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Stream:
+        """The inverse of `problem`. Raises ValueError for a problem that is one question."""
+        try:
+            told = problem.metadata
+            questions = tuple(StreamQuestion(*fields) for fields in told["questions"])
+            return cls(told["source"], tuple(told["chunks"]), questions)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"problem {problem.id!r} is no stream of chunks: agent.workflow memalpha reads streams, the other "
+                "workflows read questions"
+            ) from error
+
+
+@dataclass(frozen=True)
 class Prompt:
     """The opening of a fresh context, in the parts that the sampler's buffers hold apart.
 
-    `prefix`, `bridge` and `suffix` come from our templates and may hold chat markup; `question` and `memory` come
-    from outside and are encoded with special tokens disabled, so that they can never forge a turn.
+    `prefix`, `bridge` and `suffix` come from our templates and may hold chat markup; `question` and `memory` (of rag:
+    the passages) come from outside and are encoded with special tokens disabled, so that they can never forge a turn.
     """
 
     prefix: str
@@ -134,9 +174,10 @@ class Reply:
 
 
 class Stop(enum.Enum):
-    """Why a trajectory ended. Only ANSWERED is scored."""
+    """Why a trajectory ended. Only ANSWERED is scored, and REMEMBERED by the answers that a memory then allows."""
 
     ANSWERED = "answered"
+    REMEMBERED = "remembered"  # the whole stream was read into the memory
     NO_ANSWER = "no_answer"  # neither a box outside <think> nor a tool call
     MAX_TURNS = "max_turns"
     CUT_OFF = "cut_off"  # a generation reached its token limit

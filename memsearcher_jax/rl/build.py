@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memsearcher_jax.agent import prompts as templates
+from memsearcher_jax.agent.direct import direct
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.prompts import Prompts
+from memsearcher_jax.agent.rag import rag
 from memsearcher_jax.agent.react import react
 from memsearcher_jax.agent.types import AgentConfig, Problem, Workflow
 from memsearcher_jax.config import RunConfig
@@ -34,7 +36,7 @@ from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
 
 PACKAGED_TOKENIZER = str(files("memsearcher_jax") / "assets" / "tokenizer")
-WORKFLOWS = {"memsearcher": memsearcher, "react": react}
+WORKFLOWS = {"memsearcher": memsearcher, "react": react, "direct": direct, "rag": rag}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Run:
     meshes: Meshes
     tokenizer: ChatTokenizer
     prompts: Prompts
-    searcher: Searcher
+    searcher: Searcher | None  # None where the workflow never searches
     problems: Problems
 
 
@@ -162,10 +164,19 @@ def prepare(
     check_context(config, prompts, tokenizer)
     problems = Problems((), asked) if asked else open_problems(config, workspace / DATA, training=training)
     data.check_questions((*problems.train, *problems.test), tokenizer.count, config.agent.question_tokens)
-    embedded = make_world(config.data.world).passages if has_embedded_passages(config) else ()
-    load_encoder = partial(embedder.load, config.retrieval)
-    searcher = open_searcher(config.retrieval, index or workspace / INDEX, embedded, load_encoder)
+    searcher = open_search(config, index or workspace / INDEX) if searches(config) else None
     return Run(config, meshes, tokenizer, prompts, searcher, problems)
+
+
+def searches(config: RunConfig) -> bool:
+    """Whether the workflow searches at all."""
+    return config.agent.workflow != "direct"
+
+
+def open_search(config: RunConfig, index: Path) -> Searcher:
+    """What the config searches; an index that has to be built is kept at `index`."""
+    embedded = make_world(config.data.world).passages if has_embedded_passages(config) else ()
+    return open_searcher(config.retrieval, index, embedded, partial(embedder.load, config.retrieval))
 
 
 def has_embedded_passages(config: RunConfig) -> bool:
@@ -178,9 +189,9 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
 
     Raises ValueError if they and the passages come from different worlds, or if those that are needed are missing.
     """
-    if config.data.embedded and not has_embedded_passages(config):
+    if searches(config) and config.data.embedded and not has_embedded_passages(config):
         raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
-    if has_embedded_passages(config) and not config.data.embedded:
+    if searches(config) and has_embedded_passages(config) and not config.data.embedded:
         raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus, index or url")
     problems = data.load(config.data, folder)
     if training and not problems.train:
@@ -213,7 +224,8 @@ def prompt_widths(run: Run) -> PromptWidths:
     """The sampler's buffers: as wide as the templates are, and as the budgets allow."""
     ids = run.tokenizer.prompt(run.prompts.opening(""))
     agent = run.config.agent
-    return PromptWidths(len(ids.prefix), agent.question_tokens, len(ids.bridge), agent.memory_tokens, len(ids.suffix))
+    memory = agent.observation_tokens if agent.workflow == "rag" else agent.memory_tokens
+    return PromptWidths(len(ids.prefix), agent.question_tokens, len(ids.bridge), memory, len(ids.suffix))
 
 
 def sampler_params(run: Run, params):

@@ -78,7 +78,7 @@ class RolloutDriver:
 
     engine: Engine
     tokenizer: ChatTokenizer
-    searcher: Searcher
+    searcher: Searcher | None  # None if no workflow searches
     make_workflow: Callable[[Problem], Workflow]
     search_seconds: float = 60.0  # a search that takes longer has failed
 

@@ -33,7 +33,7 @@ class SearchDesk(Generic[Asker]):
     is answered with its error. A call that never returns keeps its thread, which does not keep the process.
     """
 
-    def __init__(self, searcher: Searcher, seconds: float):
+    def __init__(self, searcher: Searcher | None, seconds: float):
         self._searcher = searcher
         self._seconds = seconds
         self._waiting: list[tuple[Asker, Find]] = []

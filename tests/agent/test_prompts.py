@@ -10,9 +10,10 @@ from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.types import AgentConfig, Piece
 
 SETS = {name: "memsearcher" for name in ("memsearcher", "brief", "terse")} | {
-    name: "react" for name in ("react", "brief_react", "terse_react")
+    style + workflow: workflow for workflow in ("react", "direct", "rag") for style in ("", "brief_", "terse_")
 }
 TAUGHT = [name for name in SETS if not name.startswith("terse")]  # sets that explain the protocol to any model
+CALLING = ("memsearcher", "react")  # workflows with a tool
 
 
 def config(name: str) -> AgentConfig:
@@ -35,7 +36,7 @@ def test_packaged_sets():
     assert prompts.packaged() == sorted(SETS)
 
 
-@pytest.mark.parametrize("name", sorted(SETS))
+@pytest.mark.parametrize("name", sorted(name for name in SETS if SETS[name] != "rag"))
 def test_opening(name):
     has_memory = SETS[name] == "memsearcher"
     text = text_of(prompts.load(config(name)).opening("who?", "m" if has_memory else ""))
@@ -55,7 +56,29 @@ def test_react_opens_without_a_memory():
     assert (opening.bridge, opening.memory) == ("", "")
 
 
-@pytest.mark.parametrize("name", ["brief", "brief_react"])
+@pytest.mark.parametrize("name", sorted(name for name in SETS if SETS[name] == "rag"))
+def test_rag_opens_with_the_question_and_then_the_passages(name):
+    opening = prompts.load(config(name)).opening("who?", "Two pages.")
+    assert text_of(opening).index("who?") < text_of(opening).index("Two pages.")
+    assert opening.memory == "Two pages."
+    assert text_of(opening).endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
+
+
+@pytest.mark.parametrize("workflow", ["memsearcher", "react", "direct", "rag"])
+@pytest.mark.parametrize("style", ["memsearcher", "brief", "terse"])
+def test_each_style_has_a_set_for_each_workflow(workflow, style):
+    mine = prompts.packaged_for(workflow, style)
+    assert SETS[mine] == workflow
+    assert mine.startswith(style if style != "memsearcher" else workflow)
+    assert all(prompts.packaged_for(workflow, other) == mine for other in (mine, prompts.packaged_for("rag", style)))
+
+
+def test_a_set_of_ones_own_is_for_one_workflow(folder):
+    with pytest.raises(ValueError, match="is a set of your own, for one workflow: name yours for rag"):
+        prompts.packaged_for("rag", str(folder))
+
+
+@pytest.mark.parametrize("name", ["brief", "brief_react", "brief_direct", "brief_rag"])
 def test_brief_sets_are_brief(name, ruler):
     assert ruler.count(prompts.load(config(name)).system) < 40
 
@@ -63,7 +86,8 @@ def test_brief_sets_are_brief(name, ruler):
 @pytest.mark.parametrize("name", TAUGHT)
 def test_systems_name_the_protocol(name):
     system = prompts.load(config(name)).system
-    assert all(word in system for word in ("<think>", "</think>", "<tool_call>", "wikipedia_search", "\\boxed{"))
+    assert all(word in system for word in ("<think>", "</think>", "\\boxed{"))
+    assert all((word in system) == (SETS[name] in CALLING) for word in ("<tool_call>", "wikipedia_search"))
 
 
 def test_only_template_text_is_trusted():
@@ -162,7 +186,10 @@ def test_unknown_set():
         prompts.load(config("nowhere"))
 
 
-@pytest.mark.parametrize(("name", "workflow"), [("react", "memsearcher"), ("memsearcher", "react")])
+@pytest.mark.parametrize(
+    ("name", "workflow"),
+    [("react", "memsearcher"), ("memsearcher", "react"), ("react", "direct"), ("rag", "memsearcher")],
+)
 def test_a_set_of_the_other_workflow(name, workflow):
     with pytest.raises(ValueError, match=f"agent.workflow is {workflow}"):
         prompts.load(replace(config(name), workflow=workflow))
