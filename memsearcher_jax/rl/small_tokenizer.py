@@ -97,8 +97,10 @@ def _texts() -> Iterator[str]:
 
 
 def _templates() -> list[Path]:
+    """By name: weights were trained on these ids, and a set that the package gets later must not change them."""
     root = Path(str(files("memsearcher_jax") / "agent" / "templates"))
-    return sorted(root.glob("**/*.txt"))
+    sets = [style + workflow for workflow in ("", "_react") for style in ("brief", "terse")]
+    return sorted(path for name in ("memsearcher", "react", *sets) for path in root.glob(f"{name}/*.txt"))
 
 
 def _without_markup(text: str) -> str:
