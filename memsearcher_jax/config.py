@@ -113,6 +113,9 @@ RANGES: dict[str, Range] = {
     "training.clip_low": Range(0, 1),
     "training.clip_high": _NOT_NEGATIVE,
     "training.clip_c": Range(1, math.inf, open_low=True, open_high=True),
+    "training.norm_tokens": _COUNT,
+    "training.old_logprob_threshold": _NOT_NEGATIVE,
+    "training.importance_cap": _NOT_NEGATIVE,
     "training.kl_coefficient": _NOT_NEGATIVE,
     "training.entropy_coefficient": _NOT_NEGATIVE,
     **{f"rl.{name}": _COUNT for name in ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints")},
@@ -152,7 +155,21 @@ def check(config: RunConfig) -> RunConfig:
         f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
         f"{training.accumulate}",
     )
+    _check_old_logprobs(config)
     return config
+
+
+def _check_old_logprobs(config: RunConfig) -> None:
+    training = config.training
+    _require(
+        training.importance_cap == 0 or training.old_logprobs != "sampler",
+        f"training.importance_cap is {training.importance_cap}, but with training.old_logprobs sampler the ratio "
+        "starts at the sampler and there is nothing to weigh: choose checked or trainer",
+    )
+    _require(
+        config.rl.method == "grpo" or training.old_logprobs == "sampler",
+        f"training.old_logprobs {training.old_logprobs} is for rl.method grpo: {config.rl.method} have no sampler",
+    )
 
 
 def _check_lengths(config: RunConfig) -> None:

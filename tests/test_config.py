@@ -100,6 +100,11 @@ def test_a_turn_must_fit_the_context_exactly_as_it_is_counted():
         ({"model__heads": 27}, "model.heads 27 is no multiple of model.kv_heads 4"),
         ({"model__head_size": 127}, "model.head_size 127 is odd"),
         ({"agent__default_top_n": 30}, "agent.default_top_n 30 is more than agent.max_top_n 20"),
+        ({"training__importance_cap": 2.0}, "training.importance_cap is 2.0.* choose checked or trainer"),
+        (
+            {"training__old_logprobs": "trainer", "rl__method": "demonstrations"},
+            "training.old_logprobs trainer is for rl.method grpo: demonstrations have no sampler",
+        ),
         ({"seed": -1}, "seed is -1: it must be at least 0"),
     ],
 )

@@ -14,6 +14,7 @@ from memsearcher_jax.model import sharding
 from memsearcher_jax.model.axes import spec
 from memsearcher_jax.training import objectives, update
 from memsearcher_jax.training.logprob import make_reference
+from memsearcher_jax.training.old_logprobs import settle_old_logprobs
 from memsearcher_jax.training.rows import Rows, Sample, pack
 from memsearcher_jax.training.update import TrainState
 
@@ -36,7 +37,8 @@ class Trainer:
         """One pass over the samples, a mini-batch at a time; `state` is given up, and `tell` hears how far it is.
 
         Returns the new state and the numbers: means over the mini-batches, but for `logprob_difference_*`, which are
-        the first one's, before the weights moved away from those that sampled. Without a sample nothing moves.
+        the first one's, before the weights moved away from those that sampled, and always between sampler and
+        trainer. Without a sample nothing moves.
         """
         if not samples:
             return state, {"updates": 0.0}
@@ -44,17 +46,17 @@ class Trainer:
         rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
         numbers = []
         with jax.set_mesh(self.mesh):
-            batches = len(rows.ids_BT) // settings.rows_per_update
-            for number, batch in enumerate(rows.split(settings.rows_per_update), start=1):
-                tell(f"mini-batch {number}/{batches}")
-                batch = jax.device_put(batch, NamedSharding(self.mesh, spec(("batch", None))))
+            placed = jax.device_put(list(rows.split(settings.rows_per_update)), self._lies)
+            batches, found = settle_old_logprobs(settings, self.reference, state.params, placed)
+            for number, batch in enumerate(batches, start=1):
+                tell(f"mini-batch {number}/{len(batches)}")
                 if self.reference_params is not None:
                     batch = replace(batch, ref_logprob_BT=self.reference(self.reference_params, batch))
                 state, metrics = self.update(state, batch)
                 numbers.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         means = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
         means |= {name: value for name, value in numbers[0].items() if name.startswith("logprob_difference")}
-        return state, means | {"updates": float(len(numbers)), "row_fill": rows.fill}
+        return state, means | found | {"updates": float(len(numbers)), "row_fill": rows.fill}
 
     def likelihood(self, params: dict, samples: Sequence[Sample], rng: np.random.Generator) -> np.ndarray:
         """float64 [len(samples)], in no fixed order: the probability of each sample's trained tokens together."""
@@ -63,11 +65,16 @@ class Trainer:
         likelihoods = []
         with jax.set_mesh(self.mesh):
             for batch in rows.split(settings.rows_per_update):
-                placed = jax.device_put(batch, NamedSharding(self.mesh, spec(("batch", None))))
+                placed = jax.device_put(batch, self._lies)
                 logprob_BT = np.where(batch.mask_BT, jax.device_get(self.reference(params, placed)), 0)
                 for segment_T, logprob_T in zip(batch.segment_BT, logprob_BT, strict=True):
                     likelihoods.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
         return np.concatenate(likelihoods)
+
+    @property
+    def _lies(self) -> NamedSharding:
+        """Where rows lie."""
+        return NamedSharding(self.mesh, spec(("batch", None)))
 
 
 def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+Ratio = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,22 @@ class TrainingConfig:
     """See clip_low."""
     clip_c: float = 3.0
     """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
+    ratio: Ratio = "token"
+    """What the ratio of policies is taken of: each token, or a context's sampled tokens together, as their geometric
+    mean (GSPO, whose clip ranges are a thousand times narrower)."""
     aggregate: Aggregate = "token-mean"
-    """How a mini-batch's token losses become one number: a mean over tokens, or over contexts of their sum or mean."""
+    """How a mini-batch's token losses become one number: a mean over tokens, or over contexts of their sum, their mean,
+    or their sum over a constant (Dr. GRPO)."""
+    norm_tokens: int = 1_024
+    """That constant, of seq-mean-token-sum-norm."""
+    old_logprobs: Literal["sampler", "checked", "trainer"] = "sampler"
+    """Whose log-probabilities the ratio compares with: the sampler's as recorded, at no cost; the trainer's own, which
+    is one more forward pass over everything; or the sampler's as long as they agree with the trainer's on the first
+    mini-batch of a step, else the trainer's."""
+    old_logprob_threshold: float = 0.02
+    """Of checked: the largest mean difference per token, in nats, that counts as agreement."""
+    importance_cap: float = 0.0
+    """With the trainer's log-probabilities: a loss is weighted by trainer over sampler, at most this much; 0: not."""
     kl_coefficient: float = 0.001
     """Weight of the k3 divergence from the starting weights; 0 keeps no reference model."""
     entropy_coefficient: float = 0.001

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.config import Aggregate
+from memsearcher_jax.training.config import Aggregate, Ratio
 
 # Bound on differences of log-probabilities before exp. At 20 the ratio is far outside every clip range, so neither
 # the loss nor its gradient changes; without it exp overflows, and the gradient of a clipped inf is NaN.
@@ -56,11 +56,11 @@ def group_advantages(
 
 
 class Surrogate(NamedTuple):
-    """The clipped objective token by token; all [B, T], 0 or False where the mask is."""
+    """The clipped objective token by token; all [B, T], 0 or False where the mask is not set."""
 
     loss_BT: jax.Array
-    ratio_BT: jax.Array  # policy over behaviour policy; 1 where masked
-    log_ratio_BT: jax.Array  # not bounded
+    ratio_BT: jax.Array  # policy over behaviour policy, of the token or of its sequence; 1 where the mask is not set
+    log_ratio_BT: jax.Array  # of the token; not bounded
     clipped_BT: jax.Array  # bool: the clip range decided the loss
     dual_clipped_BT: jax.Array  # bool: clip_c decided the loss
 
@@ -84,16 +84,21 @@ def surrogate(
     clip_low: float,
     clip_high: float,
     clip_c: float,
+    ratio: Ratio = "token",
+    segment_BT: jax.Array | None = None,
 ) -> Surrogate:
     """PPO's clipped loss (Schulman et al. 2017, equation 7) with the dual clip (Ye et al. 2020, equation 5).
 
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where A < 0 at most -A clip_c.
+
+    `ratio` "sequence": r is the length-normalised ratio of the token's whole sequence (see `policy_ratio`), through
+    which every token of it has a share in the gradient. The advantage is the same all along a sequence then.
     """
     mask_BT = mask_BT != 0
     log_ratio_BT = jnp.where(mask_BT, logprob_BT - old_logprob_BT, 0)
     advantage_BT = jnp.where(mask_BT, advantage_BT, 0)
-    ratio_BT = jnp.exp(jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    ratio_BT = policy_ratio(log_ratio_BT, mask_BT, ratio, segment_BT)
 
     free_BT = -advantage_BT * ratio_BT
     bounded_BT = -advantage_BT * jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
@@ -109,6 +114,20 @@ def surrogate(
     )
 
 
+def policy_ratio(
+    log_ratio_BT: jax.Array, mask_BT: jax.Array, ratio: Ratio, segment_BT: jax.Array | None = None
+) -> jax.Array:
+    """ratio_BT of two policies, from the difference of their log-probabilities; 1 where the mask is not set.
+
+    "token": exp of each difference. "sequence": exp of their mean over the mask within each sequence, that is the
+    ratio of the sequence's probabilities to the power of 1 / length (GSPO: Zheng et al. 2025, arXiv 2507.18071,
+    section 4.1). segment_BT as in `masked.token_weights`.
+    """
+    if ratio == "sequence":
+        log_ratio_BT = masked.segment_means(log_ratio_BT, mask_BT, segment_BT)
+    return jnp.exp(jnp.where(mask_BT != 0, jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO), 0))
+
+
 def policy_loss(
     logprob_BT: jax.Array,
     old_logprob_BT: jax.Array,
@@ -119,17 +138,28 @@ def policy_loss(
     clip_high: float,
     clip_c: float,
     aggregate: Aggregate,
+    ratio: Ratio = "token",
+    norm_tokens: int | None = None,
     segment_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped policy loss over a batch, and statistics that describe it.
 
     logprob_BT, old_logprob_BT, advantage_BT: float [B, T]; only entries where mask_BT is set matter.
     segment_BT tells the sequences of a packed row apart (see `masked.token_weights`); without it a row is a sequence.
+    `norm_tokens`: the constant of the aggregate that has one. `ratio`: see `surrogate`.
     Returns the scalar loss and the `Surrogate.statistics`. Raises ValueError for an unknown aggregate.
     """
-    weight_BT = masked.token_weights(mask_BT, aggregate, segment_BT)
+    weight_BT = masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=norm_tokens)
     tokens = surrogate(
-        logprob_BT, old_logprob_BT, advantage_BT, mask_BT, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c
+        logprob_BT,
+        old_logprob_BT,
+        advantage_BT,
+        mask_BT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_c=clip_c,
+        ratio=ratio,
+        segment_BT=segment_BT,
     )
     return masked.total(tokens.loss_BT, weight_BT), tokens.statistics(mask_BT)
 

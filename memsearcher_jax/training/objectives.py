@@ -23,7 +23,10 @@ Objective = Callable[[TrainingConfig, jax.Array, jax.Array, Rows, jax.Array], tu
 def multi_context_grpo(
     config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, rows: Rows, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
-    """policy + kl_coefficient k3 - entropy_coefficient entropy; rows need ref_logprob_BT unless kl_coefficient is 0."""
+    """policy + kl_coefficient k3 - entropy_coefficient entropy.
+
+    Raises ValueError for rows without ref_logprob_BT or importance_BT where a coefficient or a cap asks for it.
+    """
     tokens = grpo.surrogate(
         logprob_BT,
         rows.old_logprob_BT,
@@ -32,10 +35,19 @@ def multi_context_grpo(
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         clip_c=config.clip_c,
+        ratio=config.ratio,
+        segment_BT=rows.segment_BT,
     )
-    policy_loss, entropy = masked.total(tokens.loss_BT, weight_BT), masked.total(entropy_BT, weight_BT)
+    loss_BT, metrics = tokens.loss_BT, {}
+    if config.importance_cap:
+        if rows.importance_BT is None:
+            raise ValueError("training.importance_cap is above 0, but the batch has no importance_BT")
+        loss_BT *= rows.importance_BT
+        metrics["importance_mean"] = masked.mean(rows.importance_BT, rows.mask_BT)
+        metrics["importance_capped"] = masked.mean(rows.importance_BT >= config.importance_cap, rows.mask_BT)
+    policy_loss, entropy = masked.total(loss_BT, weight_BT), masked.total(entropy_BT, weight_BT)
     loss = policy_loss - config.entropy_coefficient * entropy
-    metrics = {"policy_loss": policy_loss, "entropy": entropy}
+    metrics |= {"policy_loss": policy_loss, "entropy": entropy}
     if config.kl_coefficient:
         if rows.ref_logprob_BT is None:
             raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")

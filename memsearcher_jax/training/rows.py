@@ -40,8 +40,9 @@ class Rows:
     segment_BT: np.ndarray | jax.Array  # int32, 1, 2, ... along a row; 0 is padding
     mask_BT: np.ndarray | jax.Array  # bool, True on trained tokens
     advantage_BT: np.ndarray | jax.Array  # float32
-    old_logprob_BT: np.ndarray | jax.Array  # float32, under the policy that sampled
+    old_logprob_BT: np.ndarray | jax.Array  # float32, under the policy that sampled: its sampler's, or its trainer's
     ref_logprob_BT: np.ndarray | jax.Array | None = None  # float32, under the frozen reference; None: not needed
+    importance_BT: np.ndarray | jax.Array | None = None  # float32, weight of each policy loss; None: not weighted
 
     @property
     def fill(self) -> float:

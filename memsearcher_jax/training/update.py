@@ -106,7 +106,9 @@ def make_update(
         if jax.sharding.get_abstract_mesh().empty:
             raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
         batch = jax.tree.map(lambda x: sharding.constrain(x, ("batch", None)), batch)
-        weight_BT = masked.token_weights(batch.mask_BT, config.aggregate, batch.segment_BT)
+        weight_BT = masked.token_weights(
+            batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
+        )
 
         def loss(params: dict, rows: Rows, weight_BT: jax.Array):
             scores = token_logprobs(params, model_config, rows, chunk=config.logit_chunk, temperature=temperature)

@@ -5,7 +5,8 @@ import pytest
 
 from memsearcher_jax.training import masked
 
-AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+NORM_TOKENS = 5
 
 
 def test_the_mean_of_nothing_is_zero():
@@ -43,6 +44,8 @@ def by_hand(values, masks, aggregate):
             return np.mean(sums)
         case "seq-mean-token-mean":
             return np.mean([s / c for s, c in zip(sums, counts, strict=True) if c])
+        case "seq-mean-token-sum-norm":
+            return np.mean(sums) / NORM_TOKENS
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
@@ -53,12 +56,12 @@ def test_aggregates_over_packed_and_unpacked_rows(sequences, aggregate):
     for row, start, segment, index in ((0, 0, 1, 0), (0, 5, 2, 1), (1, 0, 1, 3), (1, 1, 2, 2), (1, 8, 3, 4)):
         place = row, slice(start, start + len(values[index]))
         x_BT[place], mask_BT[place], segment_BT[place] = values[index], masks[index], segment
-    packed = masked.total(x_BT, masked.token_weights(mask_BT, aggregate, segment_BT))
+    packed = masked.total(x_BT, masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=NORM_TOKENS))
 
     x_RT, mask_RT = np.zeros((5, 7), np.float32), np.zeros((5, 7), bool)
     for row, (value, mask) in enumerate(zip(values, masks, strict=True)):
         x_RT[row, : len(value)], mask_RT[row, : len(value)] = value, mask
-    unpacked = masked.total(x_RT, masked.token_weights(mask_RT, aggregate))
+    unpacked = masked.total(x_RT, masked.token_weights(mask_RT, aggregate, norm_tokens=NORM_TOKENS))
 
     np.testing.assert_allclose(packed, by_hand(values, masks, aggregate), rtol=1e-5)
     np.testing.assert_allclose(unpacked, packed, rtol=1e-5)
@@ -68,6 +71,21 @@ def test_aggregates_over_packed_and_unpacked_rows(sequences, aggregate):
 def test_the_parts_of_a_batch_add_up_to_the_whole(aggregate):
     rng = np.random.default_rng(2)
     x_BT, mask_BT = rng.normal(size=(8, 6)), rng.random((8, 6)) < 0.5
-    weight_BT = masked.token_weights(mask_BT, aggregate)
+    weight_BT = masked.token_weights(mask_BT, aggregate, norm_tokens=NORM_TOKENS)
     parts = sum(masked.total(x_BT[i::4], weight_BT[i::4]) for i in range(4))
     np.testing.assert_allclose(parts, masked.total(x_BT, weight_BT), rtol=1e-5)
+
+
+def test_an_aggregate_with_a_constant_is_refused_without_it():
+    with pytest.raises(ValueError, match="norm_tokens"):
+        masked.token_weights(np.ones((1, 2)), "seq-mean-token-sum-norm")
+
+
+def test_means_of_segments_are_of_their_selected_entries():
+    x_BT = np.array([[1.0, 3.0, np.nan, 10.0, 20.0, 7.0], [2.0, 4.0, 6.0, 8.0, 9.0, np.inf]], np.float32)
+    mask_BT = np.array([[1, 1, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]])
+    segment_BT = np.array([[1, 1, 1, 2, 2, 3], [1, 1, 1, 1, 2, 0]])
+    expected_BT = [[2, 2, 2, 15, 15, 0], [5, 5, 5, 5, 0, 0]]
+    np.testing.assert_allclose(masked.segment_means(x_BT, mask_BT, segment_BT), expected_BT)
+    rows_BT = masked.segment_means(x_BT, mask_BT)
+    np.testing.assert_allclose(rows_BT, [[8.5] * 6, [5.0] * 6])

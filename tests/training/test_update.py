@@ -19,7 +19,8 @@ from memsearcher_jax.training.logprob import token_logprobs
 from memsearcher_jax.training.rows import pack
 from memsearcher_jax.training.update import abstract_state, init_state, learning_rate, make_optimizer, make_update
 
-AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+GSPO = {"ratio": "sequence", "aggregate": "seq-mean-token-mean", "clip_low": 0.05, "clip_high": 0.02}
 DESCENT = optax.sgd(1.0)
 ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
 
@@ -83,14 +84,15 @@ def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
     np.testing.assert_allclose(plain[1]["grad_norm"], norm, rtol=1e-3)
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_packed_rows_train_like_separate_rows(nano, aggregate):
+@pytest.mark.parametrize("changes", [*({"aggregate": name} for name in AGGREGATES), GSPO], ids=str)
+def test_packed_rows_train_like_separate_rows(nano, changes):
     rng = np.random.default_rng(0)
     alone = [pack([sample], nano.training.row_tokens, 1, rng) for sample in nano.samples]
     empty = jax.tree.map(np.zeros_like, alone[0])
     alone += [empty] * (nano.training.rows_per_update - len(alone))
     separate = nano.with_reference(jax.tree.map(lambda *rows: np.concatenate(rows), *alone))
-    one, other = (step(nano, rows, aggregate=aggregate) for rows in (nano.batch, separate))
+    one, other = (step(nano, rows, **changes) for rows in (nano.batch, separate))
+    assert 0 < one[1]["clip_fraction"] < 1
     assert_same_step(one, other)
 
 
@@ -98,9 +100,9 @@ def test_eight_devices_train_like_one(nano, plain):
     assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), accumulate=2))
 
 
-@pytest.mark.parametrize("aggregate", ["token-mean", "seq-mean-token-mean"])
-def test_the_number_of_micro_batches_changes_nothing(nano, aggregate):
-    one, four = (step(nano, nano.batch, aggregate=aggregate, accumulate=n) for n in (1, 4))
+@pytest.mark.parametrize("changes", [{"aggregate": "token-mean"}, {"aggregate": "seq-mean-token-mean"}, GSPO], ids=str)
+def test_the_number_of_micro_batches_changes_nothing(nano, changes):
+    one, four = (step(nano, nano.batch, accumulate=n, **changes) for n in (1, 4))
     assert_same_step(one, four)
 
 
