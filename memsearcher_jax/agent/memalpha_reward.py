@@ -39,8 +39,8 @@ class MemalphaRewardConfig:
     """Of r4, the share of a chunk's calls whose content is valid."""
     clip_compression: bool = True
     """Keep r3 in [0, 1]; the original has no lower bound."""
-    threshold: float | None = None
-    """If set, r1 is 1 from here on and 0 below."""
+    threshold: float = 0.0
+    """Above 0: r1 is 1 from here on and 0 below; 0: it stays the mean."""
     count_idle_deletes: bool = False
     """Let a delete that found nothing count as a call that worked, as the original does."""
 
@@ -72,7 +72,7 @@ def stream_reward(
     if not question_scores:
         raise ValueError("a stream needs at least one question to be scored")
     answers = sum(question_scores) / len(question_scores)
-    if config.threshold is not None:
+    if config.threshold:
         answers = float(answers >= config.threshold)
     compression = compression_reward(memory_tokens, stream_tokens, clip=config.clip_compression)
     shared = config.answers_weight * answers + config.compression_weight * compression

@@ -11,6 +11,7 @@ A template set is a folder with five UTF-8 text files:
 
 Not every workflow needs all of it. A set for react has no {{memory}} in turn.txt, one for rag has {{passages}} in its
 place and lacks response.txt and observation.txt, one for direct is system.txt and turn.txt with {{question}} alone.
+The files of a set for memalpha are those of `FILES`; agent/memalpha_prompts.py says what they are.
 Each slot stands in its file once, in this order. The last newline of a file is not part of the text. The chat markup
 around the messages and the `<think>` that opens a reply are added here, so a set holds words only.
 """
@@ -33,16 +34,27 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "react": {"system": (), "turn": ("question",), **_CALLS},
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
+    "memalpha": {
+        "system": ("memory",),
+        "chunk": ("chunk",),
+        "opening": (),
+        "answer_system": ("memory",),
+        "answer": ("question",),
+        "judge_system": (),
+        "judge": ("type", "content"),
+        "grade_system": (),
+        "prefixes": (),
+    },
 }
 """The files of each workflow's sets, and their slots."""
 
 _SLOT = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _MARKUP = re.compile(r"<\|\w+\|>")
 
-_SYSTEM = "<|im_start|>system\n"
-_USER = "<|im_start|>user\n"
-_ASSISTANT = "<|im_start|>assistant\n"
-_END = "<|im_end|>\n"
+SYSTEM = "<|im_start|>system\n"
+USER = "<|im_start|>user\n"
+ASSISTANT = "<|im_start|>assistant\n"
+END = "<|im_end|>\n"
 
 
 @dataclass(frozen=True)
@@ -62,11 +74,11 @@ class Prompts:
         """A fresh context, up to and including the `<think>` that opens the reply; of rag, `memory` is the passages."""
         before, *bridge, after = self.turn
         return Prompt(
-            prefix=f"{_SYSTEM}{self.system}{_END}{_USER}{before}",
+            prefix=f"{SYSTEM}{self.system}{END}{USER}{before}",
             question=question,
             bridge="".join(bridge),
             memory=memory,
-            suffix=f"{after}{_END}{_ASSISTANT}{THINK}",
+            suffix=f"{after}{END}{ASSISTANT}{THINK}",
         )
 
     def message(self, answers: Sequence[tuple[str, str]]) -> tuple[Piece, ...]:
@@ -83,8 +95,8 @@ class Prompts:
 
         The reply's own end token is in the context already. `think` opens the next reply with a thought.
         """
-        opening = _END + _ASSISTANT + (THINK if think else "")
-        return _joined([Piece("\n" + _USER, True), *message, Piece(opening, True)])
+        opening = END + ASSISTANT + (THINK if think else "")
+        return _joined([Piece("\n" + USER, True), *message, Piece(opening, True)])
 
     def template_tokens(self, calls: int, ruler: Ruler) -> int:
         """At most so many tokens of one turn's context are template: its opening, and the answers to `calls` calls."""
@@ -99,6 +111,13 @@ def load(config: AgentConfig) -> Prompts:
 
     Raises FileNotFoundError or ValueError with one line that names the file and what is wrong with it.
     """
+    texts = texts_of(config)
+    (system,) = texts.pop("system")
+    return Prompts(system, **texts)
+
+
+def texts_of(config: AgentConfig) -> dict[str, tuple[str, ...]]:
+    """The texts around the slots of every file of the set that `config.prompts` names. Raises as `load` does."""
     folder = _folder(config.prompts)
     # A set of another workflow may have the right slots and the wrong words.
     if config.prompts in packaged() and (fitting := packaged_for(config.workflow, config.prompts)) != config.prompts:
@@ -107,11 +126,7 @@ def load(config: AgentConfig) -> Prompts:
             f"choose {fitting}"
         )
     hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
-    texts = {
-        name: _template(folder, f"{name}.txt", *slots, hint=hint) for name, slots in FILES[config.workflow].items()
-    }
-    (system,) = texts.pop("system")
-    return Prompts(system, **texts)
+    return {name: _template(folder, f"{name}.txt", *slots, hint=hint) for name, slots in FILES[config.workflow].items()}
 
 
 def packaged_for(workflow: str, prompts: str) -> str:
@@ -130,6 +145,18 @@ def packaged_for(workflow: str, prompts: str) -> str:
 def packaged() -> list[str]:
     """Names of the template sets that ship with the package."""
     return sorted(folder.name for folder in _templates().iterdir() if folder.is_dir())
+
+
+def messages(prompt: Prompt) -> tuple[str, str]:
+    """The words of the system and of the user message of a fresh prompt, without markup: for other chat templates."""
+    words, role = ["", ""], 0
+    trusted = prompt.prefix, prompt.bridge, prompt.suffix.rpartition(END + ASSISTANT)[0]
+    for template, outside in zip(trusted, (prompt.question, prompt.memory, ""), strict=True):
+        before, border, after = template.partition(END + USER)
+        words[role] += before
+        role += bool(border)
+        words[role] += after + outside
+    return words[0].removeprefix(SYSTEM), words[1]
 
 
 def _templates() -> Traversable:

@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 class AgentConfig:
     """What an agent may do in one trajectory. The defaults are the paper's training settings."""
 
-    workflow: Literal["memsearcher", "react", "direct", "rag"] = "memsearcher"
+    workflow: Literal["memsearcher", "react", "direct", "rag", "memalpha"] = "memsearcher"
     """Which agent runs: compact memory (memsearcher), the whole history (react), one reply without a search (direct),
-    or one after a search with the question (rag)."""
+    one after a search with the question (rag), or stores that are filled from a stream, then asked (memalpha)."""
     prompts: str = "memsearcher"
     """Name of a packaged template set, or a folder that holds one (see agent/prompts.py)."""
     max_turns: int = 5
@@ -97,6 +97,8 @@ class Prompt:
 
     `prefix`, `bridge` and `suffix` come from our templates and may hold chat markup; `question` and `memory` (of rag:
     the passages) come from outside and are encoded with special tokens disabled, so that they can never forge a turn.
+    Mem-alpha's contexts hold what is shown of the memory in place of the question, and in place of the memory what is
+    read or asked.
     """
 
     prefix: str

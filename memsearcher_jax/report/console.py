@@ -21,6 +21,7 @@ PASSAGE_CHARACTERS = 240
 
 WHY = {
     Stop.ANSWERED: "its last reply gave an answer",
+    Stop.REMEMBERED: "the whole stream was read",
     Stop.NO_ANSWER: "its last reply held neither an answer outside <think> nor a tool call",
     Stop.MAX_TURNS: "it used all its turns without an answer",
     Stop.CUT_OFF: "a generation reached its token limit",

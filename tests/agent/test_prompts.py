@@ -33,7 +33,7 @@ def text_of(opening) -> str:
 
 
 def test_packaged_sets():
-    assert prompts.packaged() == sorted(SETS)
+    assert prompts.packaged() == sorted([*SETS, "memalpha", "terse_memalpha"])
 
 
 @pytest.mark.parametrize("name", sorted(name for name in SETS if SETS[name] != "rag"))
