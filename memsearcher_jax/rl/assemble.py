@@ -3,6 +3,10 @@
 The reward belongs to the trajectory. It is normalised over the trajectories of its group, and every context of the
 trajectory carries the same advantage (paper, section 3.3; arXiv 2511.02805). Long trajectories do not shift the mean of
 their group: each counts once there, however many contexts it has.
+
+Mem-alpha (arXiv 2509.25911) rewards every context on its own. There the group is all contexts of all rollouts of a
+problem, and rewards that fall or rise along the stream become advantages even where all rollouts are alike; with the
+contexts of one position as the group they do not.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memsearcher_jax.agent.types import Trajectory
+from memsearcher_jax.agent.types import Context, Trajectory
+from memsearcher_jax.rl.config import Baseline
 from memsearcher_jax.training.grpo import group_advantages
 from memsearcher_jax.training.rows import Sample
 
@@ -29,18 +34,65 @@ def assemble(
     `group_R` tells which trajectories are rollouts of one problem. `last_only`: only of the context that ended a
     trajectory. Without `even_groups` nothing comes of groups whose rewards are all equal.
     """
-    reward_R, group_R = np.asarray(reward_R, np.float32), np.asarray(group_R)
-    advantage_R = np.asarray(group_advantages(reward_R, group_R))
-    uneven = {group for group in set(group_R.tolist()) if np.ptp(reward_R[group_R == group]) > 0}
+    advantage_R, spread_R = _normalised(reward_R, group_R)
     return [
-        Sample(
-            ids=np.array(context.ids, np.int32),
-            logprobs=np.array(context.logprobs, np.float32),
-            sampled=np.array(context.sampled, bool),
-            advantage=float(advantage),
-        )
-        for trajectory, advantage, group in zip(trajectories, advantage_R, group_R.tolist(), strict=True)
-        if even_groups or group in uneven
+        _sample(context, advantage)
+        for trajectory, advantage, has_spread in zip(trajectories, advantage_R, spread_R, strict=True)
+        if even_groups or has_spread
         for context in (trajectory.contexts[-1:] if last_only else trajectory.contexts)
         if any(context.sampled)
     ]
+
+
+def assemble_contexts(
+    trajectories: Sequence[Trajectory],
+    reward_RC: Sequence[Sequence[float]],
+    group_R: Sequence[int],
+    *,
+    baseline: Baseline,
+    even_groups: bool = True,
+) -> list[Sample]:
+    """Likewise, with a reward for each context: `reward_RC` holds one number per context of each trajectory.
+
+    `baseline` "pooled" normalises over all contexts of a group, "position" over those of one place in their
+    trajectories. A reward that is NaN was never given: its context enters no mean and is not trained.
+    Raises ValueError where rewards and contexts differ in number.
+    """
+    contexts: list[Context] = []
+    rewards: list[float] = []
+    groups: list[str] = []
+    for trajectory, reward_C, group in zip(trajectories, reward_RC, group_R, strict=True):
+        if len(reward_C) != len(trajectory.contexts):
+            raise ValueError(
+                f"{len(reward_C)} rewards for the {len(trajectory.contexts)} contexts of problem "
+                f"{trajectory.problem.id!r}"
+            )
+        for position, (context, reward) in enumerate(zip(trajectory.contexts, reward_C, strict=True)):
+            if not np.isnan(reward):
+                contexts.append(context)
+                rewards.append(reward)
+                groups.append(f"{group}/{position}" if baseline == "position" else str(group))
+    if not contexts:
+        return []
+    return [
+        _sample(context, advantage)
+        for context, advantage, has_spread in zip(contexts, *_normalised(rewards, groups), strict=True)
+        if (even_groups or has_spread) and any(context.sampled)
+    ]
+
+
+def _normalised(rewards: Sequence[float], groups: Sequence[int] | Sequence[str]) -> tuple[np.ndarray, list[bool]]:
+    """The advantage of each entry, and whether the rewards of its group differ."""
+    rewards, groups = np.asarray(rewards, np.float32), np.asarray(groups)
+    names, index = np.unique(groups, return_inverse=True)
+    spread = np.array([np.ptp(rewards[index == number]) > 0 for number in range(len(names))])
+    return np.asarray(group_advantages(rewards, groups)), spread[index].tolist()
+
+
+def _sample(context: Context, advantage: float) -> Sample:
+    return Sample(
+        ids=np.array(context.ids, np.int32),
+        logprobs=np.array(context.logprobs, np.float32),
+        sampled=np.array(context.sampled, bool),
+        advantage=float(advantage),
+    )

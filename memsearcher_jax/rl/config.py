@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+Baseline = Literal["trajectory", "pooled", "position"]
+
+
 @dataclass(frozen=True)
 class RLConfig:
     """How much is sampled, trained and kept. Defaults: the paper's batch."""
@@ -21,6 +24,10 @@ class RLConfig:
     credit: Literal["every context", "last context"] = "every context"
     """Which contexts of a trajectory are trained with its advantage: all, as multi-context GRPO does, or the one that
     ended it, to see what that costs."""
+    baseline: Baseline = "trajectory"
+    """What a reward is compared with: trajectories with those of their problem (trajectory), or, where every context
+    has a reward of its own, contexts with all of their problem (pooled, as Mem-alpha does) or with those at the same
+    place of the stream (position)."""
     even_groups: bool = True
     """Also train on groups whose rewards are all equal. Their advantage is 0: they add to the denominators of the loss
     and, where these are on, to entropy and divergence."""
