@@ -60,6 +60,29 @@ class DemonstrationConfig:
     measure_every: int = 10
     """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 
+@dataclass(frozen=True)
+class SpeakerConfig:
+    """Who answers Mem-alpha's questions, or who judges: never the policy that is trained."""
+
+    who: Literal["start", "endpoint", "nobody"] = "start"
+    """The weights that the run started from, frozen, on a sampler like the policy's (start); an OpenAI-compatible
+    service (endpoint); or nobody, which only a judge can be: its reward is left out."""
+    url: str = ""
+    """Of an endpoint: the address before /chat/completions, such as http://host:8000/v1."""
+    model: str = ""
+    """Of an endpoint: the model's name there."""
+    key_variable: str = ""
+    """Of an endpoint: the environment variable that holds its key; empty: it needs none."""
+    timeout: float = 120.0
+    """Of an endpoint: seconds that one attempt may take."""
+    attempts: int = 4
+    """Of an endpoint: attempts before a reply has failed."""
+    at_once: int = 16
+    """Of an endpoint: requests side by side."""
+    cached: int = 20_000
+    """Replies that are kept, so that the same prompt is not said twice; the ones used longest ago are forgotten."""
+
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
