@@ -11,11 +11,12 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from memsearcher_jax.agent.memalpha_config import MemalphaConfig
 from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig
+from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig, SpeakerConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
 
@@ -30,6 +31,7 @@ class RunConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    memalpha: MemalphaConfig = field(default_factory=MemalphaConfig)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -37,6 +39,8 @@ class RunConfig:
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    answerer: SpeakerConfig = field(default_factory=SpeakerConfig)
+    judge: SpeakerConfig = field(default_factory=SpeakerConfig)
 
 @dataclass(frozen=True)
 class Range:
@@ -82,6 +86,17 @@ RANGES: dict[str, Range] = {
     },
     "agent.memory_tokens": _COUNT_OR_NONE,
     **{
+    **{
+        f"memalpha.{name}": _COUNT
+        for name in (
+            *("chunk_tokens", "core_tokens", "retrieved_items", "retrieved_chunks"),
+            *("answer_memory_tokens", "answer_tokens"),
+        )
+    },
+    "memalpha.shown_items": _COUNT_OR_NONE,
+    "memalpha.answer_temperature": _NOT_NEGATIVE,
+    **{f"memalpha.reward.{name}_weight": _NOT_NEGATIVE for name in ("answers", "compression", "calls", "content")},
+    "memalpha.reward.threshold": Range(0, 1),
         f"sampling.{name}": _COUNT
         for name in (
             *("slots", "tensor", "context_tokens", "decode_tokens"),
@@ -103,6 +118,9 @@ RANGES: dict[str, Range] = {
     **{f"data.world.{name}_questions": _COUNT_OR_NONE for name in ("train", "test")},
     "data.world.hops": Range(1, 8),  # the paths of so many facts grow by a factor with each
     **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
+    "data.streams.seed": Range(0, 2**32 - 1),
+    **{f"data.streams.{name}": _COUNT for name in ("train_chunks", "test_chunks", "facts", "questions")},
+    **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle")},
     "training.learning_rate": _POSITIVE,
     "training.warmup_steps": _COUNT_OR_NONE,
     "training.decay_steps": _COUNT_OR_NONE,
@@ -128,6 +146,8 @@ RANGES: dict[str, Range] = {
     "evaluation.temperature": _NOT_NEGATIVE,
     "evaluation.questions": _COUNT_OR_NONE,
 }
+    **{f"{who}.{name}": _COUNT for who in ("answerer", "judge") for name in ("attempts", "at_once", "cached")},
+    **{f"{who}.timeout": _POSITIVE for who in ("answerer", "judge")},
 """What each number may be; of a tuple, each member. A number that is missing here fails a test."""
 
 
@@ -141,6 +161,7 @@ def check(config: RunConfig) -> RunConfig:
             _require(number in RANGES[name], f"{name} is {number}: it must be {RANGES[name]}")
     _check_lengths(config)
     model, agent, training = config.model, config.agent, config.training
+    _check_memalpha(config)
     _require(
         model.heads % model.kv_heads == 0,
         f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}",
@@ -174,13 +195,47 @@ def _check_old_logprobs(config: RunConfig) -> None:
 
 def _check_lengths(config: RunConfig) -> None:
     agent, sampling, training = config.agent, config.sampling, config.training
-    memory_tokens = agent.memory_tokens if agent.workflow == "memsearcher" else 0
-    least = agent.question_tokens + memory_tokens + 2 * agent.reply_tokens + agent.observation_tokens
+    if agent.workflow == "memalpha":
+        least = agent.memory_tokens + config.memalpha.chunk_tokens + agent.reply_tokens
+        parts = "agent.memory_tokens, memalpha.chunk_tokens and agent.reply_tokens"
+    else:
+        memory_tokens = agent.memory_tokens if agent.workflow == "memsearcher" else 0
+        least = agent.question_tokens + memory_tokens + 2 * agent.reply_tokens + agent.observation_tokens
+        parts = "agent.question_tokens, memory_tokens, observation_tokens and twice reply_tokens"
     _require(
         least < sampling.context_tokens,
-        f"a turn may need {least} tokens and its templates (agent.question_tokens, memory_tokens, observation_tokens "
-        f"and twice reply_tokens), but sampling.context_tokens is {sampling.context_tokens}: lower one of them or "
-        "raise it",
+def _check_memalpha(config: RunConfig) -> None:
+    """What belongs to one kind of workflow alone."""
+    reads_streams = config.agent.workflow == "memalpha"
+    if config.data.embedded:
+        made = "streams" if reads_streams else "world"
+        _require(
+            config.data.made == made,
+            f"agent.workflow {config.agent.workflow} does not read what data.made {config.data.made} is: set it to "
+            f"{made}, or data.train and data.test to files",
+        )
+    _require(
+        reads_streams or config.rl.baseline == "trajectory",
+        f"rl.baseline {config.rl.baseline} needs a reward for each context, and agent.workflow "
+        f"{config.agent.workflow} has one for each trajectory: set it to trajectory",
+    )
+    _require(
+        config.rl.baseline == "trajectory" or config.rl.credit == "every context",
+        f"rl.baseline {config.rl.baseline} gives every context an advantage of its own: set rl.credit to every context",
+    )
+    _require(
+        config.answerer.who != "nobody",
+        "answerer.who is nobody: only a judge can be missing, somebody has to answer the questions",
+    )
+    _require(
+        not reads_streams or config.memalpha.core_tokens < config.agent.memory_tokens,
+        f"memalpha.core_tokens {config.memalpha.core_tokens} is not below agent.memory_tokens "
+        f"{config.agent.memory_tokens}: a context shows the core whole and the latest items after it",
+    )
+
+
+        f"a turn may need {least} tokens and its templates ({parts}), but sampling.context_tokens is "
+        f"{sampling.context_tokens}: lower one of them or raise it",
     )
     _require(
         sampling.context_tokens <= training.row_tokens,

@@ -9,14 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-from memsearcher_jax.agent.types import Problem
+from memsearcher_jax.agent.types import Problem, Stream
 from memsearcher_jax.data.sources import resolve
+from memsearcher_jax.data.stream_world import StreamConfig, make_streams
 from memsearcher_jax.data.world import WorldConfig, make_world
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the questions come from. With neither train nor test files, it is the embedded world."""
+    """Where the questions come from. With neither train nor test files, they are made from a seed."""
 
     train: tuple[str, ...] = ()
     """Training questions: names of benchmarks in data.root (the paper: nq hotpotqa), or files in FlashRAG's layout
@@ -27,8 +28,12 @@ class DataConfig:
     """Folder of the benchmarks as FlashRAG publishes them: nq/train.jsonl and so on."""
     malformed: Literal["refuse", "skip"] = "refuse"
     """A row that cannot be used ends the command (refuse), or is left out and counted (skip)."""
+    made: Literal["world", "streams"] = "world"
+    """Without files: questions about the embedded world, or streams of chunks for agent.workflow memalpha."""
     world: WorldConfig = field(default_factory=WorldConfig)
     """The embedded world: its seed and its size."""
+    streams: StreamConfig = field(default_factory=StreamConfig)
+    """The streams: their seed, number and lengths."""
 
     @property
     def embedded(self) -> bool:
@@ -55,8 +60,12 @@ def load(config: DataConfig, directory: Path) -> Problems:
     from memsearcher_jax.data.builder import Mixture, store, store_file
 
     if config.embedded:
-        world = make_world(config.world)
-        stored = store({"train": world.train, "test": world.test}, directory)
+        if config.made == "streams":
+            splits = make_streams(config.streams)
+        else:
+            world = make_world(config.world)
+            splits = {"train": world.train, "test": world.test}
+        stored = store(splits, directory)
         return Problems(stored.get("train", ()), stored.get("test", ()))
     sources = {
         split: [resolve(entry, split, config.root) for entry in entries]
@@ -71,6 +80,24 @@ def load(config: DataConfig, directory: Path) -> Problems:
         tuple(line for file in both for line in file.skipped),
         sum(file.skipped_count for file in both),
     )
+
+
+def check_streams(problems: Iterable[Problem], count_tokens: Callable[[str], int], chunk: int, question: int) -> None:
+    """Raise ValueError that names the first problem that is no stream, or has a chunk or a question over its budget.
+
+    `chunk` and `question` are those budgets, in tokens.
+    """
+    for problem in problems:
+        stream = Stream.of(problem)
+        texts = {"chunk": (stream.chunks, chunk), "question": ([one.text for one in stream.questions], question)}
+        for name, (held, limit) in texts.items():
+            longest = max(map(count_tokens, held))
+            if longest > limit:
+                setting = "memalpha.chunk_tokens" if name == "chunk" else "agent.question_tokens"
+                raise ValueError(
+                    f'stream "{problem.id}" has a {name} of {longest} tokens and the budget is {limit}: raise '
+                    f"{setting} (and what holds it, such as sampling.context_tokens) or leave the stream out"
+                )
 
 
 def check_questions(problems: Iterable[Problem], count_tokens: Callable[[str], int], limit: int) -> None:

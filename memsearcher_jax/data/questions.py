@@ -1,4 +1,4 @@
-"""Question rows in files: JSON Lines in the layout of FlashRAG, and parquet as Search-R1 writes it."""
+"""Rows of files: questions in JSON Lines as FlashRAG has them and in parquet as Search-R1 writes it, and streams."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.agent.types import Problem
+from memsearcher_jax.data import streams
 from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 
 PARQUET_COLUMNS = ("id", "question", "golden_answers", "metadata", "data_source", "reward_model")
+READ = {*PARQUET_COLUMNS, *streams.COLUMNS}
 
 
 def read_questions(path: str | Path, skip: Callable[[str], Any] | None = None) -> list[Problem]:
     """Read the question rows of a file: `id`, `question`, `golden_answers`, perhaps `metadata`.
 
+    A row with `chunks` is a stream (see data/streams.py) that becomes a problem by `agent.types.Stream.problem`.
     A name that ends in `.parquet` is read as Search-R1's training data: its answers may stand in `reward_model`, and
     `data_source` goes in front of the id, for the ids of the sets that it mixes are the same.
 
@@ -49,7 +52,7 @@ Row = tuple[str, Callable[[], Problem]]  # where it stands, and what reads it or
 
 def _json_rows(path: Path) -> Iterator[Row]:
     for where, line in numbered_lines(path):
-        yield where, lambda where=where, line=line: _problem(where, parse_object(where, line))
+        yield where, lambda where=where, line=line: _row(where, parse_object(where, line))
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -61,14 +64,19 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            columns = [name for name in PARQUET_COLUMNS if name in file.schema_arrow.names]
+            columns = [name for name in file.schema_arrow.names if name in READ]
             rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
+            read = streams.stream_problem if "chunks" in columns else _search_r1_problem
             for number, row in enumerate(rows, start=1):
                 where = f"{path}:{number}"
-                yield where, partial(_search_r1_problem, where, row)
+                yield where, partial(read, where, row)
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: is no parquet file that can be read after row {number} ({reason})") from error
+
+
+def _row(where: str, row: dict[str, Any]) -> Problem:
+    return streams.stream_problem(where, row) if streams.is_stream(row) else _problem(where, row)
 
 
 def _search_r1_problem(where: str, row: dict[str, Any]) -> Problem:
