@@ -30,17 +30,17 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     memalpha: MemalphaConfig = field(default_factory=MemalphaConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
     answerer: SpeakerConfig = field(default_factory=SpeakerConfig)
     judge: SpeakerConfig = field(default_factory=SpeakerConfig)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -86,7 +86,6 @@ RANGES: dict[str, Range] = {
     },
     "agent.memory_tokens": _COUNT_OR_NONE,
     **{
-    **{
         f"memalpha.{name}": _COUNT
         for name in (
             *("chunk_tokens", "core_tokens", "retrieved_items", "retrieved_chunks"),
@@ -97,6 +96,7 @@ RANGES: dict[str, Range] = {
     "memalpha.answer_temperature": _NOT_NEGATIVE,
     **{f"memalpha.reward.{name}_weight": _NOT_NEGATIVE for name in ("answers", "compression", "calls", "content")},
     "memalpha.reward.threshold": Range(0, 1),
+    **{
         f"sampling.{name}": _COUNT
         for name in (
             *("slots", "tensor", "context_tokens", "decode_tokens"),
@@ -117,10 +117,10 @@ RANGES: dict[str, Range] = {
     **{f"data.world.{name}_people": _COUNT_OR_NONE for name in ("train", "test", "other")},
     **{f"data.world.{name}_questions": _COUNT_OR_NONE for name in ("train", "test")},
     "data.world.hops": Range(1, 8),  # the paths of so many facts grow by a factor with each
-    **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
     "data.streams.seed": Range(0, 2**32 - 1),
     **{f"data.streams.{name}": _COUNT for name in ("train_chunks", "test_chunks", "facts", "questions")},
     **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle")},
+    **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
     "training.learning_rate": _POSITIVE,
     "training.warmup_steps": _COUNT_OR_NONE,
     "training.decay_steps": _COUNT_OR_NONE,
@@ -145,9 +145,9 @@ RANGES: dict[str, Range] = {
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,
     "evaluation.questions": _COUNT_OR_NONE,
-}
     **{f"{who}.{name}": _COUNT for who in ("answerer", "judge") for name in ("attempts", "at_once", "cached")},
     **{f"{who}.timeout": _POSITIVE for who in ("answerer", "judge")},
+}
 """What each number may be; of a tuple, each member. A number that is missing here fails a test."""
 
 
@@ -160,8 +160,8 @@ def check(config: RunConfig) -> RunConfig:
         for number in (value if isinstance(value, tuple) else (value,)) if name in RANGES else ():
             _require(number in RANGES[name], f"{name} is {number}: it must be {RANGES[name]}")
     _check_lengths(config)
-    model, agent, training = config.model, config.agent, config.training
     _check_memalpha(config)
+    model, agent, training = config.model, config.agent, config.training
     _require(
         model.heads % model.kv_heads == 0,
         f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}",
@@ -171,6 +171,11 @@ def check(config: RunConfig) -> RunConfig:
         agent.default_top_n <= agent.max_top_n,
         f"agent.default_top_n {agent.default_top_n} is more than agent.max_top_n {agent.max_top_n}",
     )
+    for name in config.evaluation.in_distribution:
+        _require(
+            name in BENCHMARKS,
+            f"evaluation.in_distribution: {name!r} is no benchmark: choose from {', '.join(BENCHMARKS)}",
+        )
     _require(
         training.rows_per_update % training.accumulate == 0,
         f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
@@ -193,17 +198,6 @@ def _check_old_logprobs(config: RunConfig) -> None:
     )
 
 
-def _check_lengths(config: RunConfig) -> None:
-    agent, sampling, training = config.agent, config.sampling, config.training
-    if agent.workflow == "memalpha":
-        least = agent.memory_tokens + config.memalpha.chunk_tokens + agent.reply_tokens
-        parts = "agent.memory_tokens, memalpha.chunk_tokens and agent.reply_tokens"
-    else:
-        memory_tokens = agent.memory_tokens if agent.workflow == "memsearcher" else 0
-        least = agent.question_tokens + memory_tokens + 2 * agent.reply_tokens + agent.observation_tokens
-        parts = "agent.question_tokens, memory_tokens, observation_tokens and twice reply_tokens"
-    _require(
-        least < sampling.context_tokens,
 def _check_memalpha(config: RunConfig) -> None:
     """What belongs to one kind of workflow alone."""
     reads_streams = config.agent.workflow == "memalpha"
@@ -234,6 +228,17 @@ def _check_memalpha(config: RunConfig) -> None:
     )
 
 
+def _check_lengths(config: RunConfig) -> None:
+    agent, sampling, training = config.agent, config.sampling, config.training
+    if agent.workflow == "memalpha":
+        least = agent.memory_tokens + config.memalpha.chunk_tokens + agent.reply_tokens
+        parts = "agent.memory_tokens, memalpha.chunk_tokens and agent.reply_tokens"
+    else:
+        memory_tokens = agent.memory_tokens if agent.workflow == "memsearcher" else 0
+        least = agent.question_tokens + memory_tokens + 2 * agent.reply_tokens + agent.observation_tokens
+        parts = "agent.question_tokens, memory_tokens, observation_tokens and twice reply_tokens"
+    _require(
+        least < sampling.context_tokens,
         f"a turn may need {least} tokens and its templates ({parts}), but sampling.context_tokens is "
         f"{sampling.context_tokens}: lower one of them or raise it",
     )

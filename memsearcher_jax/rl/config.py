@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
 Baseline = Literal["trajectory", "pooled", "position"]
 
 
@@ -60,6 +59,7 @@ class DemonstrationConfig:
     measure_every: int = 10
     """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 
+
 @dataclass(frozen=True)
 class SpeakerConfig:
     """Who answers Mem-alpha's questions, or who judges: never the policy that is trained."""
@@ -81,7 +81,6 @@ class SpeakerConfig:
     """Of an endpoint: requests side by side."""
     cached: int = 20_000
     """Replies that are kept, so that the same prompt is not said twice; the ones used longest ago are forgotten."""
-
 
 
 @dataclass(frozen=True)
