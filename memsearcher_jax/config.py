@@ -171,11 +171,6 @@ def check(config: RunConfig) -> RunConfig:
         agent.default_top_n <= agent.max_top_n,
         f"agent.default_top_n {agent.default_top_n} is more than agent.max_top_n {agent.max_top_n}",
     )
-    for name in config.evaluation.in_distribution:
-        _require(
-            name in BENCHMARKS,
-            f"evaluation.in_distribution: {name!r} is no benchmark: choose from {', '.join(BENCHMARKS)}",
-        )
     _require(
         training.rows_per_update % training.accumulate == 0,
         f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "
