@@ -182,6 +182,12 @@ def refuse_resume(flags: Command, what: str) -> None:
         raise ValueError(f"--resume: {what} has nothing to go on with; leave the flag out")
 
 
+def refuse_changes(out: Path, config: RunConfig, what: str) -> None:
+    """Raises ValueError if the settings are not those that are stored in `out`, where `what` goes on."""
+    for name, then, now in differences(read_run_config(out), config):
+        raise ValueError(f"{name} was {then!r} when {out} was started and cannot become {now!r}: start another {what}")
+
+
 def tell_skipped(problems: Problems) -> None:
     """Says on stderr how many rows of the question files were left out, and why the first was."""
     if problems.skipped_count:
@@ -198,6 +204,17 @@ def write_json(file: Path | None, result: dict[str, Any]) -> None:
     beside = file.with_name(file.name + ".partial")
     beside.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     beside.rename(file)
+
+
+def no_such_setting(unknown: str, kind: type[Flags]) -> str:
+    """One line on a flag that there is not, with the one that may have been meant."""
+    if not unknown.startswith("--"):
+        return f"{unknown!r} belongs to no setting: settings are written --section.field value"
+    name = unknown.split("=")[0]
+    flags = [one.name for one in dataclasses.fields(kind) if one.name != "run"]
+    known = [f"--{known}" for known in (*flags, *settings(RunConfig()))]
+    close = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
+    return f"no setting {name!r}: " + (f"did you mean {close[0]}?" if close else "--help lists all settings")
 
 
 def _check_can_write(file: Path) -> None:
@@ -273,7 +290,7 @@ def _with_overrides(kind: type[Flags], base: RunConfig, argv: Sequence[str]) -> 
             raise
         raise ValueError(_in_plain_words(said.getvalue())) from None
     if unknown:
-        raise ValueError(_no_such_setting(unknown[0], kind))
+        raise ValueError(no_such_setting(unknown[0], kind))
     return flags.adjusted()
 
 
@@ -288,16 +305,6 @@ def _in_plain_words(box: str) -> str:
     sentence = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", " ".join(words))
     sentence = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", sentence)
     return f"{sentence} (--help explains every setting)"
-
-
-def _no_such_setting(unknown: str, kind: type[Flags]) -> str:
-    if not unknown.startswith("--"):
-        return f"{unknown!r} belongs to no setting: settings are written --section.field value"
-    name = unknown.split("=")[0]
-    flags = [one.name for one in dataclasses.fields(kind) if one.name != "run"]
-    known = [f"--{known}" for known in (*flags, *settings(RunConfig()))]
-    close = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
-    return f"no setting {name!r}: " + (f"did you mean {close[0]}?" if close else "--help lists all settings")
 
 
 def _named(error: Exception) -> str:

@@ -1,97 +1,206 @@
-"""Evaluates a checkpoint: exact match, F1, cover exact match, turns, tokens per turn, and why trajectories ended.
+"""Evaluates a checkpoint: what it answers right, benchmark by benchmark, and what that takes.
 
-python launch/evaluate.py --checkpoint runs/NAME                   # on the run's own test questions
-python launch/evaluate.py --checkpoint DIR --data FILE             # on a JSONL file of questions
-python launch/evaluate.py --resume --out runs/EVALUATION           # only the questions that are missing
+python launch/evaluate.py --checkpoint runs/NAME                              # on the run's own test questions
+python launch/evaluate.py --checkpoint DIR --data FILE                        # on a JSONL file of questions
+python launch/evaluate.py --checkpoint DIR --benchmarks all --data.root DIR   # on the seven benchmarks
+python launch/evaluate.py --resume --out runs/EVALUATION                      # only the questions that are missing
+
+docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts (--share).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import cli
+import sweep
 import tyro
 from rich.console import Console
 
-from memsearcher_jax.config import differences
+from memsearcher_jax.agent.prompts import with_workflow
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data.sources import BENCHMARKS, resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.report.console import show_summary
+from memsearcher_jax.report.evaluation import Evaluation, evaluation_of
+from memsearcher_jax.report.evaluation_tables import show_evaluation
+from memsearcher_jax.report.page_facts import Facts
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.rl.run_folder import open_run_folder, read_run_config, with_own_tokenizer
+from memsearcher_jax.rl.run_folder import open_run_folder, with_own_tokenizer
 
 WEIGHTS_FILE = "weights.json"  # which weights an evaluation is about; a run that trains on has others later
+RESULTS_FILE, TRAJECTORIES = "results.json", "trajectories"
+LINES = 20  # of progress, where it is told in lines
+_Word = tyro.conf.arg(metavar="WORD")
 
 
 @dataclass(frozen=True)
 class Evaluate(cli.Command):
-    """Evaluate a checkpoint: exact match, F1, cover exact match, turns, tokens per turn."""
+    """Evaluate a checkpoint: EM, F1, cover-EM, precision, recall, turns, tokens, and why trajectories ended."""
 
     data: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """JSONL file of questions (id, question, golden_answers); without it, the test questions of the settings."""
+    benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
+    """Benchmarks in --data.root, with commas between: nq,hotpotqa; nq:dev for another split; all for all seven."""
+    workflow: Annotated[Literal["memsearcher", "react", "direct", "rag"] | None, _Word] = None
+    """Which agent answers, with the packaged prompts for it; without it, that of the settings."""
+    sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
+    """One evaluation for each value of a setting, with a table and a plot: agent.memory_tokens=512,1024,2048."""
+    share: Annotated[str, tyro.conf.arg(metavar="K/N")] = ""
+    """Answer part K of N of the questions, K from 1; other hosts answer the others into the same folder."""
 
     def adjusted(self) -> Evaluate:
-        if self.data is None:
-            return self
-        return replace(self, run=replace(self.run, data=replace(self.run.data, train=(), test=(str(self.data),))))
+        if self.data and self.benchmarks:
+            raise ValueError("--data and --benchmarks both say what to ask: leave one out")
+        config = self.run
+        if self.data or self.benchmarks:
+            test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
+            config = replace(config, data=replace(config.data, train=(), test=test))
+        if self.workflow:
+            config = replace(config, agent=with_workflow(config.agent, self.workflow))
+        return replace(self, run=config)
+
+
+def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
+    """The entries of data.test for --benchmarks. Raises ValueError or OSError for one that is not there."""
+    entries = BENCHMARKS if names == "all" else tuple(name.strip() for name in names.split(","))
+    for entry in entries:
+        if entry.partition(":")[0] not in BENCHMARKS:
+            raise ValueError(
+                f"--benchmarks: {entry!r} is no benchmark: choose from {', '.join(BENCHMARKS)}, or name a file with "
+                "--data"
+            )
+        if entries.count(entry) > 1:
+            raise ValueError(f"--benchmarks names {entry} twice")
+        resolve(entry, "test", root)
+    return entries
 
 
 def main(argv: Sequence[str]) -> None:
-    with cli.one_line_errors(), contextlib.ExitStack() as starting:
+    with cli.one_line_errors():
         flags = cli.parse(Evaluate, argv)
-        config, out = flags.run, flags.out
-        if flags.resume:
-            refuse_changes(flags)
-        cli.need_weights(flags)
+        host, hosts = parse_share(flags.share)
         if not flags.resume:
+            cli.need_weights(flags)
+        if flags.share and not flags.out:
+            raise ValueError("--share needs --out, the folder that all hosts write to")
+        sweeps = flags.sweep or (flags.resume and sweep.is_sweep(flags.out))
+        if flags.share and sweeps:
+            raise ValueError("--share and --sweep do not go together: evaluate each value apart")
+    if sweeps:
+        sweep.run(flags, evaluate, Console(highlight=False))
+        return
+    done = evaluate(flags.run, flags.out, resume=flags.resume, host=host, hosts=hosts)
+    cli.write_json(flags.json, done.result)
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """Host and hosts of --share, the host from 0. Raises ValueError."""
+    part, slash, parts = text.partition("/")
+    if not text:
+        return 0, 1
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ValueError(f"--share {text}: write K/N with K from 1 to N, such as 1/4")
+    return int(part) - 1, int(parts)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What --json writes; its numbers, or None while questions of other hosts are missing."""
+
+    result: dict[str, Any]
+    numbers: Evaluation | None
+
+
+def evaluate(
+    config: RunConfig, out: Path | None, *, resume: bool, workspace: Path | None = None, host: int = 0, hosts: int = 1
+) -> Evaluated:
+    """One evaluation, from its folder's beginning to its tables.
+
+    `workspace` keeps data and index, if not `out`. What a user can put right ends the program in one line.
+    """
+    with cli.one_line_errors(), contextlib.ExitStack() as starting:
+        if resume:
+            refuse_changes(out, config)
+        else:
             out = starting.enter_context(cli.new_folder(out, "evaluate"))
 
         # JAX takes seconds to load; --help and a wrong flag are answered without it.
-        from memsearcher_jax.rl import build, score, source, start
-        from memsearcher_jax.rl.evaluate import evaluate, questions_of
+        from memsearcher_jax.rl import build, source, start
+        from memsearcher_jax.rl import evaluate as asking
 
         weights = {"checkpoint": config.model.path, "step": source.newest_step(config.model.path)}
-        if flags.resume:
+        if resume:
             refuse_other_weights(out, weights)
         run = build.prepare(
-            with_own_tokenizer(out, config) if flags.resume else config,
-            out,
+            with_own_tokenizer(out, config) if resume else config,
+            workspace or out,
             training=False,
-            index=cli.standing_index(flags.run),
+            index=cli.standing_index(config),
         )
         cli.tell_skipped(run.problems)
-        params = build.sampler_params(run, start.starting_params(run))
-        driver = build.make_driver(run, evaluation=True)
-        cli.write_json(out / WEIGHTS_FILE, weights)
-        open_run_folder(out, config, run.tokenizer.folder)
-    with Progress("evaluate", len(questions_of(run))) as progress:
-        done = evaluate(
-            run,
-            driver,
-            params,
-            progress.activity,
-            folder=out / "trajectories",
-            ended=lambda part, done: progress.advance(score.summarise(done), by=len(part)),
-        )
-    summary = score.summarise(done)
-    show_summary(summary, Console())
-    result = weights | {"questions": len(done), "metrics": summary}
-    cli.write_json(out / "results.json", result)
-    cli.write_json(flags.json, result)
-    print(f"{out}: {len(done)} questions answered by {config.model.path}; numbers in {out / 'results.json'}")
+        folder, share, problems = out / TRAJECTORIES, asking.Share(host, hosts), asking.questions_of(run)
+        done = asking.recorded(folder, problems, share)
+        jobs = asking.missing(problems, done, share)
+        if jobs:
+            params = build.sampler_params(run, start.starting_params(run))
+            driver = build.make_driver(run, evaluation=True)
+        if not resume:
+            cli.write_json(out / WEIGHTS_FILE, weights)
+            open_run_folder(out, config, run.tokenizer.folder)
+    if jobs:
+        watch(asking.answer(run, driver, params, jobs, folder, share), done, len(jobs), share.count(len(problems)))
+    if hosts > 1:  # the others went on meanwhile
+        done = asking.recorded(folder, problems, share)
+    if missing := len(problems) - len(done):
+        print(f"{out}: share {host + 1}/{hosts} is done; {missing} questions of other shares are missing")
+        return Evaluated(weights | {"missing": missing}, None)
+    return conclude(config, out, weights, [done[problem.id] for problem in problems])
 
 
-def refuse_changes(flags: Evaluate) -> None:
+def watch(answers: Iterator[tuple[str, Facts]], done: dict[str, Facts], jobs: int, total: int) -> None:
+    """Puts the answers to so many jobs into `done` as they come, and shows how far it is, of `total` questions."""
+    from memsearcher_jax.rl import score
+
+    each, told = -(-jobs // LINES), 0
+    with Progress("evaluate", total, done=total - jobs) as progress:
+        for number, (id, facts) in enumerate(answers, start=1):
+            done[id] = facts
+            progress.activity(f"{number}/{jobs} trajectories")
+            if number % each == 0 or number == jobs:
+                progress.advance(score.summarise_facts(list(done.values())), by=number - told)
+                told = number
+
+
+def conclude(config: RunConfig, out: Path, weights: dict[str, Any], facts: Sequence[Facts]) -> Evaluated:
+    """Writes the results and shows them."""
+    from memsearcher_jax.rl import score
+
+    numbers = evaluation_of(
+        facts,
+        trained_on=config.evaluation.in_distribution,
+        unnamed="world" if config.data.embedded else "questions",
+        seed=config.seed,
+    )
+    summary, console = score.summarise_facts(facts), Console()
+    show_evaluation(numbers, console)
+    console.print()
+    show_summary(summary, console)
+    result = weights | {"questions": len(facts), "metrics": summary, "evaluation": numbers.to_json()}
+    cli.write_json(out / RESULTS_FILE, result)
+    print(f"{out}: {len(facts)} questions answered by {config.model.path}; numbers in {out / RESULTS_FILE}")
+    return Evaluated(result, numbers)
+
+
+def refuse_changes(out: Path, config: RunConfig) -> None:
     """An evaluation under two kinds of settings would be about neither."""
-    if not (flags.out / WEIGHTS_FILE).is_file():
-        raise FileNotFoundError(f"{flags.out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
-    for name, then, now in differences(read_run_config(flags.out), flags.run):
-        raise ValueError(
-            f"{name} was {then!r} when {flags.out} was started and cannot become {now!r}: start another evaluation"
-        )
+    if not (out / WEIGHTS_FILE).is_file():
+        raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
+    cli.refuse_changes(out, config, "evaluation")
 
 
 def refuse_other_weights(out: Path, weights: dict) -> None:

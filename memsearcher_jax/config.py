@@ -14,6 +14,7 @@ from typing import Any, Literal
 from memsearcher_jax.agent.memalpha_config import MemalphaConfig
 from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.sources import BENCHMARKS
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig, SpeakerConfig
@@ -171,6 +172,11 @@ def check(config: RunConfig) -> RunConfig:
         agent.default_top_n <= agent.max_top_n,
         f"agent.default_top_n {agent.default_top_n} is more than agent.max_top_n {agent.max_top_n}",
     )
+    for name in config.evaluation.in_distribution:
+        _require(
+            name in BENCHMARKS,
+            f"evaluation.in_distribution: {name!r} is no benchmark: choose from {', '.join(BENCHMARKS)}",
+        )
     _require(
         training.rows_per_update % training.accumulate == 0,
         f"training.rows_per_update {training.rows_per_update} is no multiple of training.accumulate "

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -140,6 +140,13 @@ def packaged_for(workflow: str, prompts: str) -> str:
     if workflow == "memsearcher":
         return style or workflow
     return f"{style}_{workflow}" if style else workflow
+
+
+def with_workflow(config: AgentConfig, workflow: str) -> AgentConfig:
+    """The config with another workflow and, unless it is the same one, the packaged prompts for it."""
+    if workflow == config.workflow:
+        return config
+    return replace(config, workflow=workflow, prompts=packaged_for(workflow, config.prompts))
 
 
 def packaged() -> list[str]:

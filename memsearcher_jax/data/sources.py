@@ -16,6 +16,8 @@ SPLITS = {
 }
 """The paper's benchmarks and their splits with answers. The last is the one that numbers are reported on."""
 
+BENCHMARKS = tuple(SPLITS)
+
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
 

@@ -55,8 +55,23 @@ def bootstrap_mean(
         ValueError: there are no values, one is not finite, or `level` or `draws` is out of range.
     """
     value_N = _checked(values)
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}: it must be between 0 and 1")
+    # A rounded mean may leave the range of its values.
+    mean = np.clip(value_N.mean(), value_N.min(), value_N.max())
+    return interval(mean, resampled_means(value_N, rng, draws=draws), level=level)
+
+
+def resampled_means(
+    values: Sequence[float] | np.ndarray, rng: np.random.Generator, *, draws: int = DRAWS
+) -> np.ndarray:
+    """The means of `draws` resamples with replacement: float64 [draws].
+
+    Means of several sets, each resampled within itself, may be added and subtracted draw by draw: that is the bootstrap
+    of their macro-average, or of a gap between them, for a fixed choice of sets.
+
+    Raises:
+        ValueError: there are no values, one is not finite, or `draws` is below 1.
+    """
+    value_N = _checked(values)
     if draws < 1:
         raise ValueError(f"draws is {draws}: at least one resample is needed")
     count = len(value_N)
@@ -67,9 +82,15 @@ def bootstrap_mean(
             for start in range(0, draws, rows)
         ]
     )
-    bounds = np.quantile(mean_W, [(1 - level) / 2, (1 + level) / 2])
-    # A rounded mean may leave the range of its values, and of equal values its own interval.
-    return Interval(*np.clip([value_N.mean(), *bounds], value_N.min(), value_N.max()).tolist())
+    return np.clip(mean_W, value_N.min(), value_N.max())
+
+
+def interval(mean: float, mean_W: np.ndarray, *, level: float = LEVEL) -> Interval:
+    """`mean` with the middle `level` of the means of its resamples. Raises ValueError if `level` is out of range."""
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}: it must be between 0 and 1")
+    low, high = np.quantile(mean_W, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(mean), float(low), float(high))
 
 
 def sign_flip_test(

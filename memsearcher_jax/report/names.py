@@ -14,7 +14,7 @@ class Name(StrEnum):
     ENTROPY = "entropy"
     KL = "kl"  # k3 divergence from the starting weights, nats per token
     TURNS = "turns"  # mean over trajectories
-    TOKENS_PER_TURN = "tokens_per_turn"  # ids of a context, mean over turns
+    TOKENS_PER_TURN = "tokens_per_turn"  # in context when a turn ends, mean over turns
     TOKENS_PER_SECOND = "tokens_per_second"  # sampled by the policy, over the rollout's wall clock
     PASSAGES_PER_SECOND = "passages_per_second"  # embedded while an index is built
     LOGPROB_DIFFERENCE = "logprob_difference"  # mean |sampler - trainer| over the policy's tokens

@@ -63,9 +63,9 @@ def render(run: Run, other: Run | None, browsed: Browsed) -> str:
     # Of the other run, where it is a training run, the end alone stands beside.
     beside = groups_of(other, other.name)[-1:] if other else []
     groups = own + beside
-    style, script = _web("page.css"), "\n".join(map(_web, SCRIPTS))
-    return string.Template(_web("page.html")).substitute(
-        policy=_policy(style, script),
+    style, script = web_file("page.css"), "\n".join(map(web_file, SCRIPTS))
+    return string.Template(web_file("page.html")).substitute(
+        policy=policy(style, script),
         style=style,
         script=script,
         title=markup(f"{run.name}: {run.kind}"),
@@ -212,12 +212,15 @@ def _turns(facts: Facts) -> int:
     return facts.turns
 
 
-def _web(name: str) -> str:
+def web_file(name: str) -> str:
+    """The text of a file in report/web."""
     return (files("memsearcher_jax.report") / "web" / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    """A Content-Security-Policy under which nothing is loaded and only this style and this script count."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
-    style_hash, script_hash = (f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; base-uri 'none'; form-action 'none'"
+def policy(style: str, *scripts: str) -> str:
+    """A Content-Security-Policy under which nothing is loaded and only this style and these scripts count."""
+    style_hash, *script_hashes = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, *scripts)
+    )
+    allowed = " ".join(script_hashes) or "'none'"
+    return f"default-src 'none'; style-src {style_hash}; script-src {allowed}; base-uri 'none'; form-action 'none'"

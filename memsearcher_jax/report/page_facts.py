@@ -33,7 +33,8 @@ class Facts:
     reward: float
     scores: dict[str, float]
     tokens_of_turns: tuple[int, ...]  # see `tokens_of_turns`
-    step: int | None  # of training
+    step: int | None = None  # of training
+    counts: dict[str, int] = field(default_factory=dict)  # of `Outcome`
 
     @property
     def right(self) -> bool | None:
@@ -140,7 +141,7 @@ def count_lines(path: Path) -> int:
     return sum(1 for _ in numbered_lines(path))
 
 
-def facts_of(scored: Scored, step: int | None) -> Facts:
+def facts_of(scored: Scored, step: int | None = None) -> Facts:
     """The facts of one trajectory; its dataset and hops are what its problem's metadata says."""
     trajectory = scored.trajectory
     outcome, metadata = trajectory.outcome, trajectory.problem.metadata
@@ -155,6 +156,7 @@ def facts_of(scored: Scored, step: int | None) -> Facts:
         scores=scored.scores,
         tokens_of_turns=tokens_of_turns(trajectory),
         step=step,
+        counts=outcome.counts,
     )
 
 

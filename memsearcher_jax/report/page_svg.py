@@ -17,13 +17,17 @@ MOST_LABELS = 8  # bars that have their value above them
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) from left to right; a y that is not finite leaves a gap. `band` holds (x, low, high)."""
+    """Points (x, y) from left to right; a y that is not finite leaves a gap. `band` holds (x, low, high).
+
+    `names`, if there are any, are one for each point and stand above it.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float, float]] = ()
     faint: bool = False
     color: int = 0
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,11 @@ def _stroke(line: Line, across, up) -> list[str]:
             for x, y in line.points
             if math.isfinite(y)
         ]
+    parts += [
+        f'<text class="value" x="{across(x):.1f}" y="{up(y) - 7:.1f}" text-anchor="middle">{markup(name)}</text>'
+        for name, (x, y) in zip(line.names, line.points, strict=False)
+        if math.isfinite(y)
+    ]
     return parts
 
 

@@ -1,6 +1,7 @@
-"""Finished trajectories on disk: gzip-compressed JSON lines, one file per training step or evaluation.
+"""Finished trajectories on disk: gzip-compressed JSON lines, one file per training step or per host of an evaluation.
 
     RUN/trajectories/step_000012.jsonl.gz      one trajectory per line
+    RUN/trajectories/part_0000.jsonl.gz        likewise, written by report/trajectory_log.py
 
     {"problem":  {"id", "question", "golden_answers", "metadata"},
      "rollout":  which of the problem's copies,
@@ -69,10 +70,7 @@ def write_trajectories(path: str | Path, scored: Iterable[Scored]) -> None:
         gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed,
     ):
         for one in scored:
-            try:
-                packed.write(encode_line(_encode(one)).encode())
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"problem {one.trajectory.problem.id!r} cannot be written as JSON: {error}") from error
+            packed.write(encode(one))
 
 
 def read_trajectories(path: str | Path) -> Iterator[Scored]:
@@ -83,7 +81,20 @@ def read_trajectories(path: str | Path) -> Iterator[Scored]:
         ValueError: the file is damaged, or a line of it is no trajectory; the message names the line.
     """
     for where, line in numbered_lines(Path(path)):
-        yield _decode(where, parse_object(where, line))
+        yield decode(where, line)
+
+
+def encode(scored: Scored) -> bytes:
+    """The line of one trajectory. Raises ValueError if its problem's metadata holds a value that JSON cannot hold."""
+    try:
+        return encode_line(_encode(scored)).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"problem {scored.trajectory.problem.id!r} cannot be written as JSON: {error}") from error
+
+
+def decode(where: str, line: bytes) -> Scored:
+    """The inverse of `encode`; ValueError starts with `where` if the line is no trajectory."""
+    return _decode(where, parse_object(where, line))
 
 
 def _encode(scored: Scored) -> dict[str, Any]:

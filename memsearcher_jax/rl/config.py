@@ -92,4 +92,6 @@ class EvaluationConfig:
     temperature: float = 0.0
     """0 is greedy."""
     questions: int = 0
-    """Questions to evaluate, from the first on; 0: all."""
+    """Questions to evaluate of each benchmark, from the first on; 0: all."""
+    in_distribution: tuple[str, ...] = ("nq", "hotpotqa")
+    """Benchmarks that the weights were trained on, against which the others are out of distribution."""

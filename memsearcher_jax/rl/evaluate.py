@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from memsearcher_jax.agent.types import Problem
-from memsearcher_jax.report.trajectories import Scored, read_trajectories, write_trajectories
+from memsearcher_jax.report.page_facts import Facts, facts_of
+from memsearcher_jax.report.trajectories import Scored
+from memsearcher_jax.report.trajectory_log import TrajectoryLog, cut_torn_end, read_log
 from memsearcher_jax.rl import score
 from memsearcher_jax.rl.build import Run
 from memsearcher_jax.rl.keys import key_for
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, jobs_for
 
-PART = 256  # questions whose trajectories share a file; a killed evaluation loses at most so many
+PART = "part_{:04d}.jsonl.gz"  # trajectories of one host
+
+
+@dataclass(frozen=True)
+class Share:
+    """The questions of one of several hosts that evaluate together: every `hosts`-th, from number `host` on."""
+
+    host: int = 0  # from 0
+    hosts: int = 1
+
+    def holds(self, number: int) -> bool:
+        """Whether this host has the question, or the file, of that number. Each has exactly one host."""
+        return number % self.hosts == self.host
+
+    def count(self, questions: int) -> int:
+        """How many of so many questions this host has."""
+        return len(range(self.host, questions, self.hosts))
 
 
 def roll_out(
@@ -29,43 +48,78 @@ def roll_out(
 
 
 def questions_of(run: Run) -> list[Problem]:
-    """The test questions, or the first `evaluation.questions` of them. Raises ValueError if there are none."""
-    problems = list(run.problems.test)[: run.config.evaluation.questions or None]
+    """The test questions; of each benchmark the first `evaluation.questions`, if that is not 0.
+
+    Raises ValueError if there are none, or if two have one id, by which their trajectories are told apart.
+    """
+    limit, taken, problems = run.config.evaluation.questions, dict[str, int](), dict[str, Problem]()
+    for problem in run.problems.test:
+        source = problem.metadata.get("source", "")
+        taken[source] = taken.get(source, 0) + 1
+        if limit and taken[source] > limit:
+            continue
+        if problem.id in problems:
+            raise ValueError(f'two test questions have the id "{problem.id}": evaluate the files of data.test apart')
+        problems[problem.id] = problem
     if not problems:
         raise ValueError("there are no test questions: set data.test to a file of questions")
-    return problems
+    return list(problems.values())
 
 
-def evaluate(
-    run: Run,
-    driver: RolloutDriver,
-    params,
-    tell: Callable[[str], None],
-    *,
-    folder: Path | None = None,
-    ended: Callable[[list[Scored], list[Scored]], None] = lambda part, done: None,
-) -> list[Scored]:
-    """One scored trajectory for each of `questions_of(run)`, in order.
+def evaluate(run: Run, driver: RolloutDriver, params, tell: Callable[[str], None]) -> list[Scored]:
+    """One scored trajectory for each of `questions_of(run)`, in order, all in memory.
 
-    `driver` has evaluation's settings; `params` are the sampler's. With a `folder`, trajectories are kept there in
-    parts, and parts that it holds already are read instead of run. `ended` gets each part as it is there, and all so
-    far.
+    `driver` has evaluation's settings; `params` are the sampler's.
     """
-    jobs, key, done = jobs_for(questions_of(run), 1), key_for(run.config.seed, "evaluate", 0), []
-    for start in range(0, len(jobs), PART):
-        path = folder / f"part_{start // PART:04d}.jsonl.gz" if folder else None
-        if path and path.exists():
-            part = list(read_trajectories(path))
-        else:
-            part = roll_out(
-                driver,
-                jobs[start : start + PART],
-                params,
-                key,
-                lambda text, at=start: tell(f"{text} from question {at}"),
-            )
-            if path:
-                write_trajectories(path, part)
-        done += part
-        ended(part, done)
-    return done
+    return roll_out(driver, jobs_for(questions_of(run), 1), params, _key(run), tell)
+
+
+def recorded(folder: Path, problems: Sequence[Problem], share: Share) -> dict[str, Facts]:
+    """What an evaluation of `problems` has left in `folder` so far, by the question's id; of all hosts.
+
+    A last line that a killed process left torn is cut off, in the files that belong to this share.
+    Raises ValueError if a file is damaged, or holds something else than these questions, once each.
+    """
+    wanted = {problem.id: problem for problem in problems}
+    facts: dict[str, Facts] = {}
+    for path in sorted(folder.glob(PART.replace("{:04d}", "*"))):
+        if share.holds(_number_of(path)):
+            cut_torn_end(path)
+        for scored in read_log(path):
+            problem = scored.trajectory.problem
+            if problem != wanted.get(problem.id):
+                raise ValueError(f"{path}: question {problem.id!r} is not one of these: start another evaluation")
+            if problem.id in facts:
+                raise ValueError(f"{path}: question {problem.id!r} was answered before: start another evaluation")
+            facts[problem.id] = facts_of(scored)
+    return facts
+
+
+def missing(problems: Sequence[Problem], done: Collection[str], share: Share) -> list[Job]:
+    """The jobs of this share whose questions' ids are not among `done`."""
+    return [job for job in jobs_for(problems, 1) if share.holds(job.number) and job.problem.id not in done]
+
+
+def answer(
+    run: Run, driver: RolloutDriver, params, jobs: Sequence[Job], folder: Path, share: Share
+) -> Iterator[tuple[str, Facts]]:
+    """Runs the jobs and keeps each trajectory in `folder` as it ends; yields the question's id and the facts then.
+
+    What is drawn for a question depends on its place among all questions, not on what was done before a restart.
+    """
+    with TrajectoryLog(folder / PART.format(share.host)) as log:
+        for job, trajectory in driver.run(jobs, params, _key(run)):
+            scored = score.scored(trajectory)
+            log.append(scored)
+            yield job.problem.id, facts_of(scored)
+
+
+def _key(run: Run) -> jax.Array:
+    return key_for(run.config.seed, "evaluate", 0)
+
+
+def _number_of(path: Path) -> int:
+    digits = path.name.removeprefix("part_").partition(".")[0]
+    if not digits.isdecimal():
+        raise ValueError(f"{path}: an evaluation's files are named {PART.format(12)}: move it away")
+    return int(digits)

@@ -63,6 +63,11 @@ def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> N
     """Writes what makes the folder a run's, the config last."""
     folder.mkdir(parents=True, exist_ok=True)
     _copy_tokenizer(Path(tokenizer_folder), folder / TOKENIZER)
+    write_run_config(folder, config)
+
+
+def write_run_config(folder: Path, config: RunConfig) -> None:
+    """What `read_run_config` reads."""
     beside = folder / f"{RUN_FILE}.partial"
     beside.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
     beside.rename(folder / RUN_FILE)

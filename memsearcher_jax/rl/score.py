@@ -9,6 +9,7 @@ import numpy as np
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.types import Stop, Trajectory
 from memsearcher_jax.report.names import Name
+from memsearcher_jax.report.page_facts import Facts, facts_of
 from memsearcher_jax.report.trajectories import Scored
 from memsearcher_jax.sampling.ledger import Counters
 
@@ -19,36 +20,49 @@ def scored(trajectory: Trajectory) -> Scored:
     earned = reward.score(trajectory.outcome, trajectory.transcript, golden)
     answer = trajectory.outcome.answer
     answered = trajectory.outcome.stop is Stop.ANSWERED
-    metrics = {"exact_match": reward.exact_match, "f1": reward.token_f1, "cover_exact_match": reward.cover_exact_match}
-    scores = {name: metric(answer, golden) if answered else 0.0 for name, metric in metrics.items()}
-    return Scored(trajectory, earned.value, earned.reason, scores)
+    return Scored(trajectory, earned.value, earned.reason, answer_scores(answer if answered else None, golden))
+
+
+def answer_scores(answer: str | None, golden: Sequence[str]) -> dict[str, float]:
+    """Every metric of an answer, in [0, 1]; all are 0 without one."""
+    overlap = reward.token_overlap(answer, golden)
+    return {
+        "exact_match": reward.exact_match(answer, golden),
+        "f1": overlap.f1,
+        "cover_exact_match": reward.cover_exact_match(answer, golden),
+        "precision": overlap.precision,
+        "recall": overlap.recall,
+    }
 
 
 def summarise(batch: Sequence[Scored]) -> dict[str, float]:
-    """Means over trajectories; per-turn numbers are means over contexts; `stop/` are shares of the trajectories."""
-    trajectories = [one.trajectory for one in batch]
-    outcomes = [trajectory.outcome for trajectory in trajectories]
-    lengths = [len(context.ids) for trajectory in trajectories for context in trajectory.contexts]
+    """Means over trajectories; per-turn numbers are means over turns; `stop/` are shares of the trajectories."""
+    return summarise_facts([facts_of(one) for one in batch])
+
+
+def summarise_facts(batch: Sequence[Facts]) -> dict[str, float]:
+    """`summarise` of what was kept of each trajectory."""
+    lengths = [tokens for one in batch for tokens in one.tokens_of_turns]
     summary = {
         Name.REWARD: _mean([one.reward for one in batch]),
         **{name: _mean([one.scores[name] for one in batch]) for name in batch[0].scores},
         **_by_hops(batch),
-        Name.TURNS: _mean([len(outcome.turns) for outcome in outcomes]),
-        "searches": _mean([sum(len(turn.queries) for turn in outcome.turns) for outcome in outcomes]),
+        Name.TURNS: _mean([one.turns for one in batch]),
+        "searches": _mean([one.searches for one in batch]),
         Name.TOKENS_PER_TURN: _mean(lengths),
         "peak_context_tokens": float(max(lengths, default=0)),
     }
-    counted = sorted({name for outcome in outcomes for name in outcome.counts})
-    summary |= {name: _mean([outcome.counts.get(name, 0) for outcome in outcomes]) for name in counted}
-    return summary | {f"stop/{stop.value}": _mean([outcome.stop is stop for outcome in outcomes]) for stop in Stop}
+    counted = sorted({name for one in batch for name in one.counts})
+    summary |= {name: _mean([one.counts.get(name, 0) for one in batch]) for name in counted}
+    return summary | {f"stop/{stop.value}": _mean([one.stop is stop for one in batch]) for stop in Stop}
 
 
-def _by_hops(batch: Sequence[Scored]) -> dict[str, float]:
+def _by_hops(batch: Sequence[Facts]) -> dict[str, float]:
     """Exact match by the number of facts that a question needs, where the data says it."""
     right: dict[int, list[float]] = {}
     for one in batch:
-        if (hops := one.trajectory.problem.metadata.get("hops")) is not None:
-            right.setdefault(hops, []).append(one.scores[Name.EXACT_MATCH])
+        if one.hops is not None:
+            right.setdefault(one.hops, []).append(one.scores[Name.EXACT_MATCH])
     return {f"{Name.EXACT_MATCH}/{hops}_hops": _mean(values) for hops, values in sorted(right.items())}
 
 
