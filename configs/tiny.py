@@ -1,4 +1,4 @@
-"""The whole loop on a laptop: a random nano Qwen on the embedded toy world, no download.
+"""Learns to search and to remember on a laptop: multi-context GRPO from the packaged warm start, no download.
 
 python launch/tpu_train.py --config tiny
 """
@@ -12,35 +12,37 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
-    """A few steps in under three minutes on two CPU cores, compiling included."""
+    """About 20 minutes on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
     return RunConfig(
         model=ModelConfig(
-            vocab_size=2_048,
-            embed_size=64,
-            ffn_size=192,
-            layers=2,
+            path="package:tiny",
+            vocab_size=1_312,
+            embed_size=128,
+            ffn_size=320,
+            layers=4,
             heads=4,
             kv_heads=2,
-            head_size=16,
+            head_size=32,
+            rope_theta=10_000.0,
             tied=True,
             max_positions=1_024,
             compute_dtype="float32",
         ),
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(
-            prompts="brief",
-            max_turns=4,
-            reply_tokens=64,
-            question_tokens=64,
-            memory_tokens=96,
-            observation_tokens=256,
-            max_calls=2,
-            default_top_n=3,
+            prompts="terse",
+            max_turns=8,
+            reply_tokens=40,
+            question_tokens=32,
+            memory_tokens=32,
+            observation_tokens=96,
+            max_calls=1,
+            default_top_n=1,
         ),
         sampling=SamplingConfig(
-            slots=32,
-            context_tokens=768,
-            decode_tokens=16,
+            slots=64,
+            context_tokens=360,
+            decode_tokens=8,
             rows_per_call=8,
             prefill_piece=32,
             prefill_buckets=(128, 512),
@@ -48,12 +50,15 @@ def tiny() -> RunConfig:
             top_p=1.0,
         ),
         training=TrainingConfig(
-            row_tokens=768,
-            rows_per_update=8,
+            row_tokens=384,
+            rows_per_update=32,
             accumulate=1,
-            logit_chunk=128,
-            learning_rate=1e-3,
+            logit_chunk=96,
+            learning_rate=3e-4,
+            warmup_steps=10,
+            kl_coefficient=0.0,
+            entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=4, problems=16, rollouts=4, checkpoint_every=2),
-        evaluation=EvaluationConfig(max_turns=4, questions=32),
+        rl=RLConfig(steps=100, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
+        evaluation=EvaluationConfig(max_turns=8),
     )

@@ -25,6 +25,7 @@ PUBLISHED = {
 }
 # What each docstring names: devices of the training mesh, and the local devices of a host that samples.
 DEVICES = {
+    "nano": [(1, 1), (8, 8)],
     "tiny": [(1, 1), (8, 8)],
     "tiny_warmstart": [(1, 1), (8, 8)],
     "qwen05b": [(4, 4), (8, 8)],
@@ -111,7 +112,7 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
     return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
-@pytest.mark.parametrize("name", ["tiny", "qwen05b"])
+@pytest.mark.parametrize("name", ["nano", "qwen05b"])
 def test_a_preset_opens_on_eight_devices(name):
     """The two that are meant for so few, through the door that a run goes through."""
     preset = cli.load_preset(name)
@@ -121,8 +122,10 @@ def test_a_preset_opens_on_eight_devices(name):
     assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 
 
-def test_the_longest_turn_fits_the_tiny_preset():
-    fits_exactly(cli.load_preset("tiny"), ChatTokenizer.load(build.PACKAGED_TOKENIZER))
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in QWEN])
+def test_the_longest_turn_fits_the_small_presets(name):
+    preset = cli.load_preset(name)
+    fits_exactly(preset, build.open_tokenizer(preset.model))
 
 
 @pytest.mark.parametrize("name", QWEN)

@@ -21,20 +21,20 @@ from memsearcher_jax.training import checkpoint
 
 
 def small(steps: int, **rl) -> RunConfig:
-    """The tiny preset with less of everything, over eight devices."""
-    tiny = load_preset("tiny")
+    """The nano preset with less of everything, over eight devices."""
+    nano = load_preset("nano")
     return check(
         replace(
-            tiny,
-            model=replace(tiny.model, vocab_size=1_536, embed_size=32, ffn_size=64, head_size=8),
+            nano,
+            model=replace(nano.model, vocab_size=1_536, embed_size=32, ffn_size=64, head_size=8),
             mesh=MeshConfig(data=2, fsdp=2, tensor=2),
             agent=replace(
-                tiny.agent, max_turns=2, reply_tokens=8, memory_tokens=32, observation_tokens=64, max_calls=1
+                nano.agent, max_turns=2, reply_tokens=8, memory_tokens=32, observation_tokens=64, max_calls=1
             ),
-            sampling=replace(tiny.sampling, slots=8, tensor=2, context_tokens=384, decode_tokens=8),
-            training=replace(tiny.training, row_tokens=384, rows_per_update=4, logit_chunk=128),
-            rl=replace(tiny.rl, steps=steps, problems=4, rollouts=3, checkpoint_every=2, **rl),
-            evaluation=replace(tiny.evaluation, questions=5),
+            sampling=replace(nano.sampling, slots=8, tensor=2, context_tokens=384, decode_tokens=8),
+            training=replace(nano.training, row_tokens=384, rows_per_update=4, logit_chunk=128),
+            rl=replace(nano.rl, steps=steps, problems=4, rollouts=3, checkpoint_every=2, **rl),
+            evaluation=replace(nano.evaluation, questions=5),
         )
     )
 

@@ -11,7 +11,7 @@ import tpu_train
 from memsearcher_jax.rl.run_folder import CHECKPOINTS
 
 SMALL = """
-    --config tiny --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.reply_tokens 8 --agent.max_turns 2
+    --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.reply_tokens 8 --agent.max_turns 2
     --sampling.slots 8 --rl.problems 4 --rl.rollouts 2 --rl.checkpoint_every 1 --rl.steps 2 --evaluation.questions 4
 """
 

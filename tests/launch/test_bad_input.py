@@ -176,7 +176,7 @@ def test_a_damaged_index(place, finished, refused, tmp_path):
 @pytest.mark.parametrize("program", [tpu_train, evaluate, export_hf, ask], ids=lambda module: module.__name__)
 def test_a_checkpoint_of_another_model(kind, program, place, request, refused, untouched):
     folder, before = request.getfixturevalue(kind), untouched(place)
-    argv = ["--config", "tiny", "--checkpoint", folder, "--out", "out"]
+    argv = ["--config", "nano", "--checkpoint", folder, "--out", "out"]
     said = refused(program.main, [*argv, *(["Who?"] if program is ask else [])])
     assert f"{folder} holds a checkpoint of another model: embed_size is 32 there, but 64 in this run" in said
     assert "choose its preset with --config" in said

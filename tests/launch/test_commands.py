@@ -121,10 +121,10 @@ def test_a_start_that_was_killed_may_be_repeated(tmp_path):
 
 def test_without_a_folder_a_dated_one_is_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with cli.new_folder(None, "tiny") as folder:
+    with cli.new_folder(None, "nano") as folder:
         (made,) = (tmp_path / "runs").iterdir()
         assert folder.resolve() == made
-        assert made.name.startswith("tiny-2")
+        assert made.name.startswith("nano-2")
 
 
 @pytest.mark.slow

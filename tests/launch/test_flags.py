@@ -21,7 +21,7 @@ LAUNCH = Path(cli.__file__).parent
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--config nope", "no preset 'nope': choose one of qwen05b, qwen3b, qwen7b, tiny"),
+        ("--config nope", "no preset 'nope': choose one of nano, qwen05b, qwen3b, qwen7b, tiny"),
         ("--rl.stepz 3", "no setting '--rl.stepz': did you mean --rl.steps?"),
         ("--rl.checkpoint-evry 3", "did you mean --rl.checkpoint_every?"),
         ("--chekpoint x", "did you mean --checkpoint?"),
@@ -88,7 +88,8 @@ def test_a_flag_that_cannot_be_read(flags, line, refused, tmp_path):
     ],
 )
 def test_a_value_out_of_its_range(setting, value, line, refused, tmp_path):
-    assert line in refused(tpu_train.main, ["--out", tmp_path / "run", f"--{setting}", *value.split()])
+    run = ["--config", "nano", "--out", tmp_path / "run"]
+    assert line in refused(tpu_train.main, [*run, f"--{setting}", *value.split()])
     assert not (tmp_path / "run").exists()
 
 
@@ -121,9 +122,9 @@ def test_a_preset_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("program", "argv", "line"),
     [
-        (evaluate, "", "--checkpoint is missing: name a run's folder or a Hugging Face folder"),
-        (export_hf, "--out x", "--checkpoint is missing"),
-        (ask, "Who?", "--checkpoint is missing: name a run's folder or a Hugging Face folder, or write the"),
+        (evaluate, "--config nano", "--checkpoint is missing: name a run's folder or a Hugging Face folder"),
+        (export_hf, "--config nano --out x", "--checkpoint is missing"),
+        (ask, "--config nano Who?", "--checkpoint is missing: name a run's folder or a Hugging Face folder, or write the"),
         (ask, "--human", "there is no question"),
         (ask, "--human --resume --out x Who?", "x holds no run"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),

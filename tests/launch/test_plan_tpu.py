@@ -14,7 +14,7 @@ def environment(monkeypatch):
 
 
 def test_a_topology_that_there_is_not_ends_in_one_line(refused):
-    line = refused(plan_tpu.main, ["--config", "tiny", "--topology", "v0:1x1"])
+    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "v0:1x1"])
     assert "--topology v0:1x1: " in line
     assert "pip install libtpu" in line
 
@@ -26,7 +26,7 @@ def test_resuming_a_plan_is_refused(refused, finished):
 @pytest.mark.tpu_compile
 def test_every_program_is_listed_with_what_it_needs(tmp_path, capsys):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    plan_tpu.main(["--config", "tiny", "--json", str(tmp_path / "plan.json")])
+    plan_tpu.main(["--config", "nano", "--json", str(tmp_path / "plan.json")])
     lines = capsys.readouterr().out.splitlines()
     programs = ["decode", "prefill", "prefill", "prefix", "share", "in"]
     assert [line.split(",")[0].split(" ")[0] for line in lines] == programs
