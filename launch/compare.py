@@ -32,6 +32,7 @@ from memsearcher_jax.report.console import plain, shorten
 from memsearcher_jax.report.intervals import DRAWS, LEVEL, Paired, paired_difference
 from memsearcher_jax.report.memory_quality import Rules, memory_quality
 from memsearcher_jax.report.names import Name
+from memsearcher_jax.report.page_facts import tokens_of_turns
 from memsearcher_jax.report.trajectories import Scored, read_trajectories
 
 RESULTS_FILE = "results.json"
@@ -210,7 +211,7 @@ def show(found: Comparison, console: Console, *, most: int) -> None:
 def _asked(part: Path, scored: Scored) -> Asked:
     trajectory, outcome = scored.trajectory, scored.trajectory.outcome
     scores = {**scored.scores, str(Name.REWARD): scored.reward}
-    lengths = [len(context.ids) for context in trajectory.contexts]
+    lengths = tokens_of_turns(trajectory)
     metrics = {
         **scores,
         "answered": float(outcome.stop is Stop.ANSWERED),

@@ -6,13 +6,19 @@ Nothing here imports JAX but through the types it returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from memsearcher_jax.agent.types import Find, Found, Passage, Reply, Say
+from memsearcher_jax.agent.play import play
+from memsearcher_jax.agent.types import Find, Found, Passage, Problem, Reply, Say, Trajectory, Workflow
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.rl.demonstrate import Recorder
+from memsearcher_jax.rl.rollout import Job
+from memsearcher_jax.rl.searches import search_all
 from memsearcher_jax.rl.tokens import TEXT_ENDS, TURN_ENDS, TURN_OPENS, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
 
@@ -70,6 +76,40 @@ class ScriptedPolicy:
         reply = self.replies[len(self.heard)]
         self.heard.append(say)
         return reply if isinstance(reply, Reply) else Reply(reply)
+
+
+class Script(Protocol):
+    """Plays one problem; `data.demonstrator.Demonstrator` is one."""
+
+    def __call__(self, say: Say) -> Reply:
+        """What the policy says."""
+
+    def read(self, find: Find, found: tuple[Found, ...]) -> tuple[Found, ...]:
+        """Takes note of what a search found; returns what the workflow is to be told of it."""
+
+
+@dataclass(frozen=True)
+class ScriptedDriver:
+    """In place of `rl.rollout.RolloutDriver`: replies come from scripts; workflow, searches and ids are real."""
+
+    tokenizer: ChatTokenizer
+    searcher: Searcher | None
+    make_workflow: Callable[[Problem], Workflow]
+    make_script: Callable[[Problem], Script]
+
+    def run(self, jobs: Sequence[Job], params: Any, key: Any) -> Iterator[tuple[Job, Trajectory]]:
+        """Yields trajectories one after the other; all log-probabilities are 0."""
+        for job in jobs:
+            script = self.make_script(job.problem)
+            recorder = Recorder(self.tokenizer, script)
+
+            def search(find: Find, script: Script = script) -> tuple[Found, ...]:
+                return script.read(find, search_all(self.searcher, [find])[0])
+
+            outcome = play(self.make_workflow(job.problem), recorder, search)
+            recorder.close()
+            transcript = self.tokenizer.transcript(recorder.contexts[-1].ids)
+            yield job, Trajectory(job.problem, job.rollout, outcome, tuple(recorder.contexts), transcript)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,23 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
+import evaluate
 import export_hf
 import pytest
 import tpu_train
 
+from memsearcher_jax.rl import build, start
 from memsearcher_jax.rl.run_folder import CHECKPOINTS
+from memsearcher_jax.testing import ScriptedDriver
 
 SMALL = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.reply_tokens 8 --agent.max_turns 2
     --sampling.slots 8 --rl.problems 4 --rl.rollouts 2 --rl.checkpoint_every 1 --rl.steps 2 --evaluation.questions 4
 """
+SCRIPTED = "--config tiny_warmstart --model.path package:tiny --retrieval.kind exact"
 
 
 @pytest.fixture(scope="session")
@@ -111,3 +116,25 @@ def corpus(tmp_path):
     rows = [{"id": str(row), "contents": f'"Town {row}"\nTown {row} has {row} mills.'} for row in range(20)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+@pytest.fixture
+def scripted(monkeypatch, tmp_path):
+    """Runs launch/evaluate.py with a script for each problem; returns its results, if it has any, and its folder."""
+
+    def run(make_script, *flags, out="out"):
+        def make_driver(run, *, evaluation):
+            agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
+            workflow = build.workflow_maker(agent, run.prompts, run.tokenizer)
+            return ScriptedDriver(run.tokenizer, run.searcher, workflow, make_script)
+
+        monkeypatch.setattr(build, "make_driver", make_driver)
+        monkeypatch.setattr(start, "starting_params", lambda run: {})
+        monkeypatch.setattr(build, "sampler_params", lambda run, params: params)
+        folder = tmp_path / out
+        settings = [] if "--resume" in flags else SCRIPTED.split()
+        evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
+        results = folder / "results.json"
+        return json.loads(results.read_text()) if results.is_file() else None, folder
+
+    return run
