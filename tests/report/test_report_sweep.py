@@ -1,0 +1,112 @@
+"""A sweep in print and as a page: the numbers of each value, the plot, and names that stay text."""
+
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from memsearcher_jax.agent.types import Stop
+from memsearcher_jax.report.evaluation import SCORES, evaluation_of
+from memsearcher_jax.report.page_facts import Facts
+from memsearcher_jax.report.sweep import Point, show_sweep, sweep_json, write_sweep_page
+
+EVIL = '</style><script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
+
+
+def point(value, share, tokens, datasets=("nq",)):
+    facts = [
+        Facts(name, None, 2, 1, Stop.ANSWERED, 1.0, dict.fromkeys(SCORES, float(number < 10 * share)), (tokens, tokens))
+        for name in datasets
+        for number in range(10)
+    ]
+    return Point.of(value, evaluation_of(facts, trained_on=()))
+
+
+POINTS = [point("2048", 0.6, 1500), point("512", 0.2, 700), point("1024", 0.4, 1000)]
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(setting="agent.memory_tokens", points=POINTS, about="Of a run."):
+        write_sweep_page(tmp_path / "sweep.html", setting, points, about)
+        return (tmp_path / "sweep.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def test_a_value_has_the_average_of_its_benchmarks():
+    facts = [
+        *[Facts("nq", None, 1, 0, Stop.ANSWERED, 1.0, dict.fromkeys(SCORES, 1.0), (100,))] * 30,
+        Facts("popqa", None, 3, 2, Stop.ANSWERED, 0.0, dict.fromkeys(SCORES, 0.0), (300, 300, 300)),
+    ]
+    one = Point.of("x", evaluation_of(facts, trained_on=()))
+    assert (one.questions, one.scores["f1"].mean) == (31, 0.5)
+    assert one.effort == {"turns": 2, "searches": 1, "tokens_per_turn": 200, "mean_peak_context_tokens": 200}
+    (row,) = sweep_json([one])
+    assert row["value"] == "x"
+    assert row["scores"]["f1"]["mean"] == 0.5
+    assert row["tokens_per_turn"] == 200
+
+
+def test_the_table_has_a_row_for_each_value_in_the_order_given():
+    stream = io.StringIO()
+    show_sweep("agent.memory_tokens", POINTS, Console(file=stream, width=80))
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 80 and "…" not in line for line in lines)
+    rows = [line.split() for line in lines if re.match(r"\d", line)]
+    assert rows == [
+        ["2048", "10", "60.0", "60.0", "60.0", "2.00", "1.00", "1,500", "1,500"],
+        ["512", "10", "20.0", "20.0", "20.0", "2.00", "1.00", "700", "700"],
+        ["1024", "10", "40.0", "40.0", "40.0", "2.00", "1.00", "1,000", "1,000"],
+    ]
+
+
+def test_the_plot_goes_from_few_tokens_to_many_and_names_its_points(page):
+    text = page()
+    (plot,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    dots = re.findall(r'<circle class="dot c0" cx="([\d.]+)" cy="([\d.]+)" r="3"><title>(.*?)</title>', plot)
+    assert [hint for *_, hint in dots] == ["EM: 0.2 at 700", "EM: 0.4 at 1,000", "EM: 0.6 at 1,500"]
+    across, up = zip(*((float(x), float(y)) for x, y, _ in dots), strict=True)
+    assert list(across) == sorted(across)
+    assert list(up) == sorted(up, reverse=True)  # y grows downwards
+    names = re.findall(r'<text class="value" x="([\d.]+)" y="[\d.]+" text-anchor="middle">(.*?)</text>', plot)
+    assert names == [(x, name) for (x, *_), name in zip(dots, ("512", "1024", "2048"), strict=True)]
+    assert plot.count('class="band') == 3
+    assert all(f"</span>{name}</li>" in text for name in ("EM", "F1", "cover-EM"))
+
+
+def test_the_page_says_the_intervals(page):
+    row = next(row for row in re.findall(r"<tr>.*?</tr>", page(), re.DOTALL) if ">512<" in row)
+    cells = re.findall(r"<td>(.*?)</td>", row)
+    low, high = (100 * getattr(POINTS[1].scores["exact_match"], end) for end in ("low", "high"))
+    assert cells[0] == "10"
+    assert cells[1] == f"20.0 <small>{low:.1f} to {high:.1f}</small>"
+    assert len(cells) == 1 + len(SCORES) + 4
+
+
+def test_names_stay_text_and_nothing_is_loaded(page):
+    text = page(EVIL, [point(EVIL, 0.5, 100), point("b", 0.5, 100)], EVIL)
+
+    class Tags(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.given = set(), set()
+
+        def handle_starttag(self, tag, attributes):
+            self.seen.add(tag)
+            self.given |= {name for name, _ in attributes}
+
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.seen & {"script", "img", "link", "iframe", "object"}
+    assert not tags.given & {"src", "href", "style", "onerror", "onload"}
+    assert "default-src 'none'" in text and "script-src 'none'" in text
+    assert not re.search(r"@import|url\(|https?:", text)
+    assert text.count("&lt;script&gt;") >= 3
+
+
+def test_one_value_and_equal_tokens_can_be_drawn(page):
+    assert "EM: 0.5 at 100" in page(points=[point("a", 0.5, 100)])
+    assert page(points=[point("a", 0.5, 100), point("b", 0.7, 100)]).count('class="dot c0"') == 2
