@@ -6,6 +6,8 @@ from enum import StrEnum
 
 PHASE_PREFIX = "seconds/"
 """Wall-clock seconds of one phase of a step, such as seconds/rollout and seconds/update."""
+STOP_PREFIX = "stop/"
+"""Share of the trajectories that ended for one reason, such as stop/answered."""
 
 
 class Name(StrEnum):
@@ -15,6 +17,7 @@ class Name(StrEnum):
     KL = "kl"  # k3 divergence from the starting weights, nats per token
     TURNS = "turns"  # mean over trajectories
     TOKENS_PER_TURN = "tokens_per_turn"  # in context when a turn ends, mean over turns
+    MEMORY_TOKENS = "memory_tokens"  # of the last memory, mean over trajectories
     TOKENS_PER_SECOND = "tokens_per_second"  # sampled by the policy, over the rollout's wall clock
     PASSAGES_PER_SECOND = "passages_per_second"  # embedded while an index is built
     LOGPROB_DIFFERENCE = "logprob_difference"  # mean |sampler - trainer| over the policy's tokens

@@ -21,11 +21,10 @@ import numpy as np
 from memsearcher_jax.report import page_tables as tables
 from memsearcher_jax.report.files import replacing
 from memsearcher_jax.report.memory_quality import Rules
-from memsearcher_jax.report.names import PHASE_PREFIX
 from memsearcher_jax.report.page_facts import Facts, Group, Run, groups_of, labels_of, mean, read_run, wilson_interval
 from memsearcher_jax.report.page_records import Browsed, data_elements
 from memsearcher_jax.report.page_svg import Bar, Line, bar_chart, line_chart, markup
-from memsearcher_jax.report.plots import PANELS, Panel, phase_panel, running_mean
+from memsearcher_jax.report.plots import Panel, family_panels, label_of, panels_of, running_mean
 
 MOST = 5_000  # trajectories that a page holds unless told otherwise
 SCRIPTS = ("diff.js", "detail.js", "page.js")  # in this order they are one script
@@ -121,10 +120,8 @@ def _tables(run: Run, other: Run | None, groups: Sequence[Group]) -> list[str]:
 
 def _plots(run: Run, other: Run | None, groups: Sequence[Group]) -> list[str]:
     runs = [(run.name, run.steps), *([(other.name, other.steps)] if other else [])]
-    parts = [_curve(panel, runs) for panel in PANELS if any(name in one for name in panel.names for one in run.steps)]
-    phases = phase_panel(run.steps)
-    if phases.names:
-        parts.append(_curve(phases, runs[:1]))
+    parts = [_curve(panel, runs) for panel in panels_of(run.steps)]
+    parts += [_curve(panel, runs[:1]) for panel in family_panels(run.steps)]
     if groups:
         parts.append(_turn_tokens_plot(groups))
         parts.append(_accuracy_plot("Accuracy by hops", "hops", groups, _hops))
@@ -140,7 +137,7 @@ def _curve(panel: Panel, runs: Sequence[tuple[str, list]]) -> str:
             value_T = np.array([metrics.get(name, math.nan) for metrics in steps if name in metrics], dtype=float)
             step_T = [metrics["step"] for metrics in steps if name in metrics]
             window = max(1, len(value_T) // 20)
-            title = label if len(runs) > 1 else name.removeprefix(PHASE_PREFIX)
+            title = label if len(runs) > 1 else label_of(name)
             if window > 1:
                 lines.append(Line(title, list(zip(step_T, value_T, strict=True)), faint=True, color=color))
                 value_T = running_mean(np.where(np.isfinite(value_T), value_T, np.nan), window)

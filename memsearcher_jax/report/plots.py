@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from memsearcher_jax.report.files import replacing
 from memsearcher_jax.report.metrics import Metrics, read_metrics
-from memsearcher_jax.report.names import PHASE_PREFIX, Name
+from memsearcher_jax.report.names import PHASE_PREFIX, STOP_PREFIX, Name
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -34,6 +35,7 @@ PANELS = (
     Panel("Exact match", "share of trajectories", (Name.EXACT_MATCH,), 0.0),
     Panel("Turns", "mean over trajectories", (Name.TURNS,), 0.0),
     Panel("Tokens per turn", "mean over turns", (Name.TOKENS_PER_TURN,), 0.0),
+    Panel("Memory", "tokens, mean over trajectories", (Name.MEMORY_TOKENS,), 0.0),
     Panel("Entropy", "nats per token", (Name.ENTROPY,), 0.0),
     Panel("KL from the start", "nats per token", (Name.KL,)),
     Panel("Sampler against trainer", "mean |Δ log-probability|", (Name.LOGPROB_DIFFERENCE,), 0.0),
@@ -53,7 +55,7 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
     steps = read_metrics(metrics_jsonl)
     if not steps:
         raise ValueError(f"{metrics_jsonl} holds no step to plot")
-    panels = [panel for panel in (*PANELS, phase_panel(steps)) if any(_measured(steps, name) for name in panel.names)]
+    panels = panels_of(steps) + family_panels(steps)
     if not panels:
         raise ValueError(f"{metrics_jsonl} holds none of the quantities that training curves show")
     figure = draw_panels(panels, steps)
@@ -61,14 +63,32 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
         figure.savefig(file, format="png", dpi=120)
 
 
-def phase_panel(steps: Sequence[Metrics]) -> Panel:
-    """One line for each phase that the run timed, in the order in which the phases were first written."""
-    names = {name: None for metrics in steps for name in metrics if name.startswith(PHASE_PREFIX)}
-    return Panel("Time of a step", "seconds", tuple(names), 0.0)
+def panels_of(steps: Sequence[Metrics]) -> list[Panel]:
+    """Those of one line each whose quantity the run measured."""
+    return [panel for panel in PANELS if any(name in metrics for metrics in steps for name in panel.names)]
 
 
-def _measured(steps: Sequence[Metrics], name: str) -> bool:
-    return any(name in metrics for metrics in steps)
+def family_panels(steps: Sequence[Metrics]) -> list[Panel]:
+    """Those with a line for each member of a family of metrics, in the order in which these were first written.
+
+    A reason to stop that never occurred has no line.
+    """
+    met = {name: None for metrics in steps for name, value in metrics.items() if value or PHASE_PREFIX in name}
+    families = (
+        ("Exact match by hops", "share of trajectories", rf"{Name.EXACT_MATCH}/\d+_hops"),
+        ("How trajectories end", "share of trajectories", rf"{STOP_PREFIX}.*"),
+        ("Time of a step", "seconds", rf"{PHASE_PREFIX}.*"),
+    )
+    panels = [
+        Panel(title, unit, tuple(name for name in met if re.fullmatch(pattern, name)), 0.0)
+        for title, unit, pattern in families
+    ]
+    return [panel for panel in panels if panel.names]
+
+
+def label_of(name: str) -> str:
+    """What a legend calls a member of a family: "2 hops", "answered", "rollout"."""
+    return name.rsplit("/", 1)[-1].replace("_", " ")
 
 
 def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
@@ -94,7 +114,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Sequence[Metrics]) -> None:
         value_T = np.array([metrics.get(name, np.nan) for metrics in steps])
         lost += sum(name in metrics and not np.isfinite(metrics[name]) for metrics in steps)
         value_T[~np.isfinite(value_T)] = np.nan
-        label = name.removeprefix(PHASE_PREFIX)
+        label = label_of(name)
         if window > 1:
             axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
             axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=label)

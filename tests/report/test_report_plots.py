@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.report.metrics import MetricsWriter
 from memsearcher_jax.report.names import Name
-from memsearcher_jax.report.plots import PANELS, draw_panels, phase_panel, running_mean, training_curves
+from memsearcher_jax.report.plots import PANELS, draw_panels, family_panels, running_mean, training_curves
 
 
 def test_a_png_is_written_from_a_metrics_file(tmp_path):
@@ -23,11 +23,24 @@ def test_a_png_is_written_from_a_metrics_file(tmp_path):
 def test_each_panel_shows_its_metric_and_an_absent_one_leaves_no_panel(tmp_path):
     steps = [{"step": step, "reward": step / 10, "seconds/a": 1.0, "seconds/b": 2.0} for step in (3, 4, 5)]
     reward = next(panel for panel in PANELS if panel.names == (Name.REWARD,))
-    figure = draw_panels([reward, phase_panel(steps)], steps)
+    figure = draw_panels([reward, *family_panels(steps)], steps)
     left, right = figure.axes
     assert left.get_title(loc="left") == "Reward"
     np.testing.assert_allclose(left.lines[0].get_xydata(), [[3, 0.3], [4, 0.4], [5, 0.5]])
     assert [text.get_text() for text in right.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_a_family_has_a_line_for_each_member_that_ever_occurred():
+    steps = [
+        {"step": 0, "exact_match": 0.5, "exact_match/1_hops": 0.5, "stop/answered": 1.0, "stop/fault": 0.0},
+        {"step": 1, "exact_match": 0.4, "exact_match/1_hops": 0.0, "exact_match/3_hops": 0.4, "stop/max_turns": 0.1},
+    ]
+    assert {panel.title: panel.names for panel in family_panels(steps)} == {
+        "Exact match by hops": ("exact_match/1_hops", "exact_match/3_hops"),
+        "How trajectories end": ("stop/answered", "stop/max_turns"),
+    }
+    (axes, _) = draw_panels(family_panels(steps), steps).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1 hops", "3 hops"]
 
 
 def test_values_that_are_not_finite_are_gaps_and_counted():
