@@ -11,7 +11,7 @@ docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,11 +30,13 @@ from memsearcher_jax.report.evaluation import Evaluation, evaluation_of
 from memsearcher_jax.report.evaluation_tables import show_evaluation
 from memsearcher_jax.report.page_facts import Facts
 from memsearcher_jax.report.progress import Progress
+from memsearcher_jax.report.streams import memories_by_source, memories_json, show_memories, without_nan
 from memsearcher_jax.rl.run_folder import open_run_folder, with_own_tokenizer
 
 WEIGHTS_FILE = "weights.json"  # which weights an evaluation is about; a run that trains on has others later
 RESULTS_FILE, TRAJECTORIES = "results.json", "trajectories"
 LINES = 20  # of progress, where it is told in lines
+Summariser = Callable[[Sequence[Facts]], dict[str, float]]
 _Word = tyro.conf.arg(metavar="WORD")
 
 
@@ -46,8 +48,9 @@ class Evaluate(cli.Command):
     """JSONL file of questions (id, question, golden_answers); without it, the test questions of the settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
     """Benchmarks in --data.root, with commas between: nq,hotpotqa; nq:dev for another split; all for all seven."""
-    workflow: Annotated[Literal["memsearcher", "react", "direct", "rag"] | None, _Word] = None
-    """Which agent answers, with the packaged prompts for it; without it, that of the settings."""
+    workflow: Annotated[Literal["memsearcher", "react", "direct", "rag", "memalpha"] | None, _Word] = None
+    """Which agent answers, with the packaged prompts for it; without it, that of the settings. With memalpha, streams
+    are read; --memalpha.reader long_context or rag answers from the stream itself, to compare."""
     sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
     """One evaluation for each value of a setting, with a table and a plot: agent.memory_tokens=512,1024,2048."""
     share: Annotated[str, tyro.conf.arg(metavar="K/N")] = ""
@@ -61,7 +64,9 @@ class Evaluate(cli.Command):
             test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
             config = replace(config, data=replace(config.data, train=(), test=test))
         if self.workflow:
-            config = replace(config, agent=with_workflow(config.agent, self.workflow))
+            made = "streams" if self.workflow == "memalpha" else "world"
+            data = replace(config.data, made=made)
+            config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)
         return replace(self, run=config)
 
 
@@ -91,6 +96,10 @@ def main(argv: Sequence[str]) -> None:
         sweeps = flags.sweep or (flags.resume and sweep.is_sweep(flags.out))
         if flags.share and sweeps:
             raise ValueError("--share and --sweep do not go together: evaluate each value apart")
+        if sweeps and flags.run.agent.workflow == "memalpha":
+            raise ValueError(
+                "--sweep compares answers to questions, and memalpha reads streams: evaluate each value apart"
+            )
     if sweeps:
         sweep.run(flags, evaluate, Console(highlight=False))
         return
@@ -110,7 +119,7 @@ def parse_share(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What --json writes; its numbers, or None while questions of other hosts are missing."""
+    """What --json writes, and the numbers: None of streams, and while questions of other hosts are missing."""
 
     result: dict[str, Any]
     numbers: Evaluation | None
@@ -149,11 +158,13 @@ def evaluate(
         if jobs:
             params = build.sampler_params(run, start.starting_params(run))
             driver = build.make_driver(run, evaluation=True)
+            exam = start.open_exam(run, evaluation=True)
         if not resume:
             cli.write_json(out / WEIGHTS_FILE, weights)
             open_run_folder(out, config, run.tokenizer.folder)
     if jobs:
-        watch(asking.answer(run, driver, params, jobs, folder, share), done, len(jobs), share.count(len(problems)))
+        answers = asking.answer(run, driver, params, jobs, folder, share, exam)
+        watch(answers, done, len(jobs), share.count(len(problems)), summariser(config))
     if hosts > 1:  # the others went on meanwhile
         done = asking.recorded(folder, problems, share)
     if missing := len(problems) - len(done):
@@ -162,35 +173,46 @@ def evaluate(
     return conclude(config, out, weights, [done[problem.id] for problem in problems])
 
 
-def watch(answers: Iterator[tuple[str, Facts]], done: dict[str, Facts], jobs: int, total: int) -> None:
-    """Puts the answers to so many jobs into `done` as they come, and shows how far it is, of `total` questions."""
-    from memsearcher_jax.rl import score
+def summariser(config: RunConfig) -> Summariser:
+    """What makes numbers of facts: those of questions and those of streams differ."""
+    from memsearcher_jax.rl import exam, score
 
+    return exam.summarise_facts if config.agent.workflow == "memalpha" else score.summarise_facts
+
+
+def watch(
+    answers: Iterator[tuple[str, Facts]], done: dict[str, Facts], jobs: int, total: int, summarise: Summariser
+) -> None:
+    """Puts the answers to so many jobs into `done` as they come, and shows how far it is, of `total` questions."""
     each, told = -(-jobs // LINES), 0
     with Progress("evaluate", total, done=total - jobs) as progress:
         for number, (id, facts) in enumerate(answers, start=1):
             done[id] = facts
             progress.activity(f"{number}/{jobs} trajectories")
             if number % each == 0 or number == jobs:
-                progress.advance(score.summarise_facts(list(done.values())), by=number - told)
+                progress.advance(summarise(list(done.values())), by=number - told)
                 told = number
 
 
 def conclude(config: RunConfig, out: Path, weights: dict[str, Any], facts: Sequence[Facts]) -> Evaluated:
     """Writes the results and shows them."""
-    from memsearcher_jax.rl import score
-
-    numbers = evaluation_of(
-        facts,
-        trained_on=config.evaluation.in_distribution,
-        unnamed="world" if config.data.embedded else "questions",
-        seed=config.seed,
-    )
-    summary, console = score.summarise_facts(facts), Console()
-    show_evaluation(numbers, console)
+    summary, console = summariser(config)(facts), Console()
+    result = weights | {"questions": len(facts), "metrics": without_nan(summary)}
+    if config.agent.workflow == "memalpha":
+        numbers, memories = None, memories_by_source(facts)
+        show_memories(memories, console)
+        result |= {"streams": memories_json(memories)}
+    else:
+        numbers = evaluation_of(
+            facts,
+            trained_on=config.evaluation.in_distribution,
+            unnamed="world" if config.data.embedded else "questions",
+            seed=config.seed,
+        )
+        show_evaluation(numbers, console)
+        result |= {"evaluation": numbers.to_json()}
     console.print()
     show_summary(summary, console)
-    result = weights | {"questions": len(facts), "metrics": summary, "evaluation": numbers.to_json()}
     cli.write_json(out / RESULTS_FILE, result)
     print(f"{out}: {len(facts)} questions answered by {config.model.path}; numbers in {out / RESULTS_FILE}")
     return Evaluated(result, numbers)

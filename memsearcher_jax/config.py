@@ -219,6 +219,10 @@ def _check_memalpha(config: RunConfig) -> None:
         f"rl.baseline {config.rl.baseline} gives every context an advantage of its own: set rl.credit to every context",
     )
     _require(
+        config.rl.method == "grpo" or not reads_streams,
+        f"rl.method {config.rl.method} has no scripted agent for agent.workflow memalpha: set it to grpo",
+    )
+    _require(
         config.answerer.who != "nobody",
         "answerer.who is nobody: only a judge can be missing, somebody has to answer the questions",
     )

@@ -28,6 +28,7 @@ DEVICES = {
     "nano": [(1, 1), (8, 8)],
     "tiny": [(1, 1), (8, 8)],
     "tiny_warmstart": [(1, 1), (8, 8)],
+    "tiny_memalpha": [(1, 1), (8, 8)],
     "qwen05b": [(4, 4), (8, 8)],
     "qwen3b": [(16, 4), (16, 8)],
     "qwen7b": [(32, 4), (32, 8)],
@@ -122,7 +123,8 @@ def test_a_preset_opens_on_eight_devices(name):
     assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in QWEN])
+# What reads streams has other contexts: see tests/rl/test_reading.py.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in (*QWEN, "tiny_memalpha")])
 def test_the_longest_turn_fits_the_small_presets(name):
     preset = cli.load_preset(name)
     fits_exactly(preset, build.open_tokenizer(preset.model))

@@ -7,6 +7,7 @@
      "rollout":  which of the problem's copies,
      "reward":   number, "reason": why the reward is what it is,
      "scores":   {"exact_match": number, ...},
+     "context_rewards": [number],    one for each context of Mem-alpha, empty for the other workflows
      "outcome":  {"stop": value of agent.types.Stop, "answer", "counts", "error",
                   "turns": [{"memory", "reply", "calls", "queries": [{"text", "top_n"}],
                              "found": [{"error", "passages": [{"id", "contents", "score"}]}],
@@ -49,6 +50,7 @@ class Scored:
     reward: float
     reason: str = ""
     scores: dict[str, float] = field(default_factory=dict)  # exact_match, token_f1, ...
+    context_rewards: tuple[float, ...] = ()  # one for each context, where these have rewards of their own; NaN: none
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -111,6 +113,7 @@ def _encode(scored: Scored) -> dict[str, Any]:
         "reward": encode_float(scored.reward),
         "reason": scored.reason,
         "scores": {name: encode_float(value) for name, value in scored.scores.items()},
+        "context_rewards": [encode_float(value) for value in scored.context_rewards],
         "outcome": {
             "stop": outcome.stop.value,
             "answer": outcome.answer,
@@ -172,6 +175,7 @@ def _decode(where: str, record: dict[str, Any]) -> Scored:
             reward=decode_float(record["reward"]),
             reason=record["reason"],
             scores={name: decode_float(value) for name, value in record["scores"].items()},
+            context_rewards=tuple(decode_float(value) for value in record.get("context_rewards", ())),
         )
     except KeyError as error:
         raise ValueError(f"{where}: not a trajectory, {error} is missing") from error

@@ -11,14 +11,36 @@ contexts of one position as the group they do not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from memsearcher_jax.agent.types import Context, Trajectory
-from memsearcher_jax.rl.config import Baseline
+from memsearcher_jax.report.trajectories import Scored
+from memsearcher_jax.rl.config import Baseline, RLConfig
 from memsearcher_jax.training.grpo import group_advantages
 from memsearcher_jax.training.rows import Sample
+
+
+def samples_of(batch: Sequence[Scored], group_R: Sequence[int], settings: RLConfig) -> list[Sample]:
+    """What `batch` teaches under `settings`; a trajectory that nobody could score teaches nothing."""
+    if settings.baseline != "trajectory":
+        return assemble_contexts(
+            [one.trajectory for one in batch],
+            [one.context_rewards for one in batch],
+            group_R,
+            baseline=settings.baseline,
+            even_groups=settings.even_groups,
+        )
+    known = [(one, group) for one, group in zip(batch, group_R, strict=True) if not math.isnan(one.reward)]
+    return assemble(
+        [one.trajectory for one, _ in known],
+        [one.reward for one, _ in known],
+        [group for _, group in known],
+        last_only=settings.credit == "last context",
+        even_groups=settings.even_groups,
+    )
 
 
 def assemble(
@@ -72,8 +94,6 @@ def assemble_contexts(
                 contexts.append(context)
                 rewards.append(reward)
                 groups.append(f"{group}/{position}" if baseline == "position" else str(group))
-    if not contexts:
-        return []
     return [
         _sample(context, advantage)
         for context, advantage, has_spread in zip(contexts, *_normalised(rewards, groups), strict=True)
@@ -83,6 +103,8 @@ def assemble_contexts(
 
 def _normalised(rewards: Sequence[float], groups: Sequence[int] | Sequence[str]) -> tuple[np.ndarray, list[bool]]:
     """The advantage of each entry, and whether the rewards of its group differ."""
+    if not len(rewards):
+        return np.zeros(0, np.float32), []
     rewards, groups = np.asarray(rewards, np.float32), np.asarray(groups)
     names, index = np.unique(groups, return_inverse=True)
     spread = np.array([np.ptp(rewards[index == number]) > 0 for number in range(len(names))])

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from memsearcher_jax.agent import memalpha_prompts
 from memsearcher_jax.agent import prompts as templates
 from memsearcher_jax.agent.direct import direct
+from memsearcher_jax.agent.memalpha_prompts import MemalphaPrompts
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.prompts import Prompts
 from memsearcher_jax.agent.rag import rag
@@ -28,7 +30,7 @@ from memsearcher_jax.data.world import make_world
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
-from memsearcher_jax.rl import embedder, source
+from memsearcher_jax.rl import embedder, reading, source
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.rl.run_folder import DATA, INDEX, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
@@ -54,7 +56,7 @@ class Run:
     config: RunConfig
     meshes: Meshes
     tokenizer: ChatTokenizer
-    prompts: Prompts
+    prompts: Prompts | MemalphaPrompts
     searcher: Searcher | None  # None where the workflow never searches
     problems: Problems
 
@@ -160,17 +162,35 @@ def prepare(
     meshes = open_meshes(config)
     if training:
         check_rows(config, meshes.train)
-    prompts = templates.load(config.agent)
-    check_context(config, prompts, tokenizer)
+    prompts = open_prompts(config, tokenizer)
     problems = Problems((), asked) if asked else open_problems(config, workspace / DATA, training=training)
-    data.check_questions((*problems.train, *problems.test), tokenizer.count, config.agent.question_tokens)
+    check_problems((*problems.train, *problems.test), config, tokenizer)
     searcher = open_search(config, index or workspace / INDEX) if searches(config) else None
     return Run(config, meshes, tokenizer, prompts, searcher, problems)
 
 
+def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> Prompts | MemalphaPrompts:
+    """The wording for the workflow. Raises ValueError or OSError if it is not whole or its contexts do not fit."""
+    if config.agent.workflow == "memalpha":
+        prompts = memalpha_prompts.load(config.agent)
+        reading.check_contexts(config, prompts, tokenizer)
+    else:
+        prompts = templates.load(config.agent)
+        check_context(config, prompts, tokenizer)
+    return prompts
+
+
+def check_problems(problems: Sequence[Problem], config: RunConfig, tokenizer: ChatTokenizer) -> None:
+    """Raises ValueError that names a problem which the workflow cannot take."""
+    if config.agent.workflow == "memalpha":
+        reading.check_streams(problems, config, tokenizer)
+    else:
+        data.check_questions(problems, tokenizer.count, config.agent.question_tokens)
+
+
 def searches(config: RunConfig) -> bool:
     """Whether the workflow searches at all."""
-    return config.agent.workflow != "direct"
+    return config.agent.workflow not in ("direct", "memalpha")
 
 
 def open_search(config: RunConfig, index: Path) -> Searcher:
@@ -210,18 +230,23 @@ def make_driver(run: Run, *, evaluation: bool = False) -> RolloutDriver:
         agent = replace(agent, max_turns=run.config.evaluation.max_turns)
         sampling = replace(sampling, temperature=run.config.evaluation.temperature)
     engine = Engine(run.config.model, sampling, prompt_widths(run), run.tokenizer.stop_ids, run.meshes.local)
-    make_workflow = workflow_maker(agent, run.prompts, run.tokenizer)
+    if agent.workflow == "memalpha":
+        make_workflow = reading.workflow_maker(run.config, run.prompts, run.tokenizer)
+    else:
+        make_workflow = workflow_maker(agent, run.prompts, run.tokenizer)
     return RolloutDriver(engine, run.tokenizer, run.searcher, make_workflow, run.config.rl.search_seconds)
 
 
 def workflow_maker(agent: AgentConfig, prompts: Prompts, tokenizer: ChatTokenizer) -> Callable[[Problem], Workflow]:
-    """What starts the configured workflow on a problem."""
+    """What starts the configured workflow on a question."""
     workflow = WORKFLOWS[agent.workflow]
     return lambda problem: workflow(problem.question, config=agent, prompts=prompts, ruler=tokenizer)
 
 
 def prompt_widths(run: Run) -> PromptWidths:
     """The sampler's buffers: as wide as the templates are, and as the budgets allow."""
+    if run.config.agent.workflow == "memalpha":
+        return reading.chunk_widths(run.config, run.prompts, run.tokenizer)
     ids = run.tokenizer.prompt(run.prompts.opening(""))
     agent = run.config.agent
     memory = agent.observation_tokens if agent.workflow == "rag" else agent.memory_tokens

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import jax
 
-from memsearcher_jax.agent.types import Problem
+from memsearcher_jax.agent.types import Problem, Trajectory
 from memsearcher_jax.report.page_facts import Facts, facts_of
 from memsearcher_jax.report.trajectories import Scored
 from memsearcher_jax.report.trajectory_log import TrajectoryLog, cut_torn_end, read_log
 from memsearcher_jax.rl import score
 from memsearcher_jax.rl.build import Run
+from memsearcher_jax.rl.exam import Exam
 from memsearcher_jax.rl.keys import key_for
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, jobs_for
 
 PART = "part_{:04d}.jsonl.gz"  # trajectories of one host
+EXAM = 2**31 - 1  # names the draws of an exam, beside those of its trajectories
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,38 @@ class Share:
 
 
 def roll_out(
-    driver: RolloutDriver, jobs: Sequence[Job], params, key: jax.Array, tell: Callable[[str], None]
+    driver: RolloutDriver,
+    jobs: Sequence[Job],
+    params,
+    key: jax.Array,
+    tell: Callable[[str], None],
+    exam: Exam | None = None,
 ) -> list[Scored]:
-    """Runs the jobs, scores each trajectory as it ends, tells how far it is; returns them in the order of `jobs`."""
-    done: dict[int, Scored] = {}
+    """Runs the jobs and scores their trajectories, tells how far it is; returns them in the order of `jobs`.
+
+    `exam` is for trajectories that read streams, whose questions are asked when all are over.
+    """
+    return scored(run_all(driver, jobs, params, key, tell), key, tell, exam)
+
+
+def run_all(
+    driver: RolloutDriver, jobs: Sequence[Job], params, key: jax.Array, tell: Callable[[str], None]
+) -> list[Trajectory]:
+    """The trajectories of the jobs, in their order."""
+    done: dict[int, Trajectory] = {}
     for job, trajectory in driver.run(jobs, params, key):
-        done[job.number] = score.scored(trajectory)
+        done[job.number] = trajectory
         tell(f"{len(done)}/{len(jobs)} trajectories")
     return [done[job.number] for job in jobs]
+
+
+def scored(
+    trajectories: Sequence[Trajectory], key: jax.Array, tell: Callable[[str], None], exam: Exam | None
+) -> list[Scored]:
+    """What each is worth. `key` is that of their rollout."""
+    if exam:
+        return exam.grade(trajectories, jax.random.fold_in(key, EXAM), tell)
+    return [score.scored(trajectory) for trajectory in trajectories]
 
 
 def questions_of(run: Run) -> list[Problem]:
@@ -66,12 +92,14 @@ def questions_of(run: Run) -> list[Problem]:
     return list(problems.values())
 
 
-def evaluate(run: Run, driver: RolloutDriver, params, tell: Callable[[str], None]) -> list[Scored]:
+def evaluate(
+    run: Run, driver: RolloutDriver, params, tell: Callable[[str], None], exam: Exam | None = None
+) -> list[Scored]:
     """One scored trajectory for each of `questions_of(run)`, in order, all in memory.
 
-    `driver` has evaluation's settings; `params` are the sampler's.
+    `driver` has evaluation's settings; `params` are the sampler's; `exam` as in `roll_out`.
     """
-    return roll_out(driver, jobs_for(questions_of(run), 1), params, _key(run), tell)
+    return roll_out(driver, jobs_for(questions_of(run), 1), params, _key(run), tell, exam)
 
 
 def recorded(folder: Path, problems: Sequence[Problem], share: Share) -> dict[str, Facts]:
@@ -101,17 +129,35 @@ def missing(problems: Sequence[Problem], done: Collection[str], share: Share) ->
 
 
 def answer(
-    run: Run, driver: RolloutDriver, params, jobs: Sequence[Job], folder: Path, share: Share
+    run: Run,
+    driver: RolloutDriver,
+    params,
+    jobs: Sequence[Job],
+    folder: Path,
+    share: Share,
+    exam: Exam | None = None,
 ) -> Iterator[tuple[str, Facts]]:
     """Runs the jobs and keeps each trajectory in `folder` as it ends; yields the question's id and the facts then.
 
     What is drawn for a question depends on its place among all questions, not on what was done before a restart.
+    With an `exam`, streams are read in parts, and kept when the questions of their part are answered.
     """
     with TrajectoryLog(folder / PART.format(share.host)) as log:
-        for job, trajectory in driver.run(jobs, params, _key(run)):
-            scored = score.scored(trajectory)
+        for scored in _examined(run, driver, params, jobs, exam) if exam else _answered(run, driver, params, jobs):
             log.append(scored)
-            yield job.problem.id, facts_of(scored)
+            yield scored.trajectory.problem.id, facts_of(scored)
+
+
+def _answered(run: Run, driver: RolloutDriver, params, jobs: Sequence[Job]) -> Iterator[Scored]:
+    for _, trajectory in driver.run(jobs, params, _key(run)):
+        yield score.scored(trajectory)
+
+
+def _examined(run: Run, driver: RolloutDriver, params, jobs: Sequence[Job], exam: Exam) -> Iterator[Scored]:
+    """A killed evaluation loses one part at most; a part has as many streams as the sampler has slots."""
+    size = run.config.sampling.slots
+    for start in range(0, len(jobs), size):
+        yield from roll_out(driver, jobs[start : start + size], params, _key(run), lambda _: None, exam)
 
 
 def _key(run: Run) -> jax.Array:

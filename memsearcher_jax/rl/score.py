@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,10 +68,10 @@ def _by_hops(batch: Sequence[Facts]) -> dict[str, float]:
 
 
 def spread(reward_R: Sequence[float], group_R: Sequence[int]) -> float:
-    """Share of the groups whose rewards differ: only they move the policy."""
+    """Share of the groups whose rewards differ: only they move the policy. NaN is no reward."""
     groups: dict[int, set[float]] = {}
     for value, group in zip(reward_R, group_R, strict=True):
-        groups.setdefault(group, set()).add(value)
+        groups.setdefault(group, set()).update([] if math.isnan(value) else [value])
     return _mean([len(values) > 1 for values in groups.values()])
 
 

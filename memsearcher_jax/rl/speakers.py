@@ -9,19 +9,21 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import jax
 
 from memsearcher_jax.agent.memalpha import say_once
 from memsearcher_jax.agent.prompts import messages
-from memsearcher_jax.agent.types import Problem, Prompt, Stop
+from memsearcher_jax.agent.types import Problem, Prompt, Stop, Workflow
 from memsearcher_jax.retrieval.breaker import CircuitBreaker
 from memsearcher_jax.retrieval.cache import RecentlyUsed
 from memsearcher_jax.retrieval.json_service import JsonService, Refused, Unavailable
 from memsearcher_jax.rl.config import SpeakerConfig
 from memsearcher_jax.rl.rollout import Job, RolloutDriver
+from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.sampling.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,19 @@ class Speaker(Protocol):
 class SamplerSpeaker:
     """Frozen weights on a sampler: contexts of one reply through the driver that serves trajectories."""
 
-    driver: RolloutDriver
+    engine: Engine
+    tokenizer: ChatTokenizer
     params: Any  # on the engine's mesh, in its compute type
     max_tokens: int
 
     def say(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Said]:
-        """Drawn with the key, or greedy, as the driver's engine does."""
+        """Drawn with the key, or greedy, as the engine does."""
         jobs = [Job(number, Problem(str(number), "", ()), 0) for number in range(len(prompts))]
-        driver = replace(self.driver, make_workflow=lambda problem: say_once(prompts[int(problem.id)], self.max_tokens))
+
+        def workflow(problem: Problem) -> Workflow:
+            return say_once(prompts[int(problem.id)], self.max_tokens)
+
+        driver = RolloutDriver(self.engine, self.tokenizer, None, workflow)
         replies = [Said()] * len(prompts)
         for job, trajectory in driver.run(jobs, self.params, key):
             outcome = trajectory.outcome

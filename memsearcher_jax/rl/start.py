@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.rl import source
-from memsearcher_jax.rl.build import Run
+from memsearcher_jax.rl import reading, source
+from memsearcher_jax.rl.build import Run, sampler_params
+from memsearcher_jax.rl.exam import Exam
 from memsearcher_jax.rl.keys import key_for
-from memsearcher_jax.rl.run_folder import CHECKPOINTS
+from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, read_run_config
 from memsearcher_jax.rl.trainer import Trainer, make_trainer
 from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.update import TrainState
@@ -25,6 +26,7 @@ class Start:
     state: TrainState
     step: int = 0  # steps taken
     position: int = 0  # problems taken from the stream
+    exam: Exam | None = None  # where workflows read streams
 
 
 def starting_params(run: Run) -> dict:
@@ -36,6 +38,26 @@ def starting_params(run: Run) -> dict:
     return init(key_for(run.config.seed, "weights", 0))
 
 
+def open_exam(run: Run, *, evaluation: bool = False) -> Exam | None:
+    """Whoever answers and judges, for workflows that read streams: by default the run's starting weights, frozen.
+
+    In `evaluation` of a training run they are those that its training started from, as they were while it learned.
+    """
+    config = run.config
+    if config.agent.workflow != "memalpha":
+        return None
+    if evaluation and config.model.path and is_run(config.model.path):
+        trained = read_run_config(config.model.path)
+        model = replace(config.model, path=trained.model.path)
+        run = replace(run, config=replace(config, seed=trained.seed, model=model))
+
+    def frozen() -> dict:
+        with jax.set_mesh(run.meshes.train):
+            return sampler_params(run, starting_params(run))
+
+    return reading.open_exam(config, run.prompts, run.tokenizer, run.meshes.local, frozen, evaluation=evaluation)
+
+
 def fresh(run: Run) -> Start:
     """Step 0."""
     model, mesh = run.config.model, run.meshes.train
@@ -43,7 +65,7 @@ def fresh(run: Run) -> Start:
         params = starting_params(run)
         trainer = make_trainer(run.config, mesh, params)
         optimizer = update.make_optimizer(run.config.training)
-        return Start(trainer, update.init_state(params, model, optimizer, mesh))
+        return Start(trainer, update.init_state(params, model, optimizer, mesh), exam=open_exam(run))
 
 
 def resumed(run: Run, folder: Path) -> Start:
@@ -57,4 +79,4 @@ def resumed(run: Run, folder: Path) -> Start:
         target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
         state, meta = checkpoint.restore_latest(checkpoints, model, target)
         trainer = make_trainer(run.config, mesh, starting_params(run))
-        return Start(trainer, state, step, meta["position"])
+        return Start(trainer, state, step, meta["position"], open_exam(run))

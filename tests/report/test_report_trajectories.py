@@ -59,7 +59,9 @@ trajectories = st.builds(
     contexts=st.lists(contexts, max_size=2).map(tuple),
     transcript=text,
 )
-scored = st.builds(Scored, trajectories, number, text, st.dictionaries(text, number, max_size=2))
+scored = st.builds(
+    Scored, trajectories, number, text, st.dictionaries(text, number, max_size=2), st.lists(number).map(tuple)
+)
 
 
 def simple(**changes):
@@ -86,7 +88,8 @@ def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
     assert record["contexts"] == [{"ids": [1, 2], "logprobs": [0.0, -0.5], "sampled": [0, 1]}]
     assert record["outcome"]["stop"] == "answered"
     assert set(json.loads(second)) == {
-        "problem", "rollout", "reward", "reason", "scores", "outcome", "contexts", "transcript",
+        "problem", "rollout", "reward", "reason", "scores", "context_rewards", "outcome", "contexts",
+        "transcript",
     }  # fmt: skip
 
 

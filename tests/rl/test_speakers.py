@@ -16,7 +16,6 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl import speakers
 from memsearcher_jax.rl.config import SpeakerConfig
-from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.rl.speakers import RememberingSpeaker, Said, SamplerSpeaker
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
@@ -208,28 +207,27 @@ def test_parts_of_a_prompt_are_not_mixed_up():
 
 
 @pytest.fixture(scope="module")
-def sampler():
+def engine():
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     widths = PromptWidths(prefix=24, question=12, bridge=20, memory=12, suffix=24)
-    engine = Engine(NANO, NANO_SAMPLING, widths, TOKENIZER.stop_ids, mesh)
-    return RolloutDriver(engine, TOKENIZER, None, lambda problem: iter(()))
+    return Engine(NANO, NANO_SAMPLING, widths, TOKENIZER.stop_ids, mesh)
 
 
-def test_frozen_weights_answer_on_a_sampler(sampler):
+def test_frozen_weights_answer_on_a_sampler(engine):
     params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
-    speaker = SamplerSpeaker(sampler, params, max_tokens=6)
+    speaker = SamplerSpeaker(engine, TOKENIZER, params, max_tokens=6)
     prompts = [prompt(f"q{number}") for number in range(7)]
     said = speaker.say(prompts, KEY)
     assert not any(one.error for one in said) and len({one.text for one in said}) > 1
-    assert speaker.say(prompts, KEY) == said and sampler.engine.free == [0, 1, 2]
+    assert speaker.say(prompts, KEY) == said and engine.free == [0, 1, 2]
     alone = [speaker.say([one], KEY)[0] for one in prompts[:1]]
     assert alone == said[:1]
 
 
-def test_a_prompt_without_room_and_weights_gone_bad_are_errors(sampler):
+def test_a_prompt_without_room_and_weights_gone_bad_are_errors(engine):
     params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
-    long, short = SamplerSpeaker(sampler, params, 6).say([prompt("x" * 40), prompt("q")], KEY)
+    long, short = SamplerSpeaker(engine, TOKENIZER, params, 6).say([prompt("x" * 40), prompt("q")], KEY)
     assert "the memory of a prompt has 40 tokens" in long.error and short.text
     broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    (said,) = SamplerSpeaker(sampler, broken, 6).say([prompt("q")], KEY)
+    (said,) = SamplerSpeaker(engine, TOKENIZER, broken, 6).say([prompt("q")], KEY)
     assert said == Said(error="the policy's logits were not finite")
