@@ -43,7 +43,7 @@ class Trainer:
         if not samples:
             return state, {"updates": 0.0}
         settings = self.config.training
-        rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
+        rows = self._pack(samples, rng)
         numbers = []
         with jax.set_mesh(self.mesh):
             placed = jax.device_put(list(rows.split(settings.rows_per_update)), self._lies)
@@ -56,12 +56,12 @@ class Trainer:
                 numbers.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         means = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
         means |= {name: value for name, value in numbers[0].items() if name.startswith("logprob_difference")}
-        return state, means | found | {"updates": float(len(numbers)), "row_fill": rows.fill}
+        return state, means | found | {"updates": float(len(numbers))}
 
     def likelihood(self, params: dict, samples: Sequence[Sample], rng: np.random.Generator) -> np.ndarray:
         """float64 [len(samples)], in no fixed order: the probability of each sample's trained tokens together."""
         settings = self.config.training
-        rows = pack(samples, settings.row_tokens, settings.rows_per_update, rng)
+        rows = self._pack(samples, rng)
         likelihoods = []
         with jax.set_mesh(self.mesh):
             for batch in rows.split(settings.rows_per_update):
@@ -70,6 +70,10 @@ class Trainer:
                 for segment_T, logprob_T in zip(batch.segment_BT, logprob_BT, strict=True):
                     likelihoods.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
         return np.concatenate(likelihoods)
+
+    def _pack(self, samples: Sequence[Sample], rng: np.random.Generator) -> Rows:
+        settings = self.config.training
+        return pack(samples, settings.row_tokens, settings.rows_per_update, rng, micro_batches=settings.accumulate)
 
     @property
     def _lies(self) -> NamedSharding:

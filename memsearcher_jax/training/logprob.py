@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.training.parts import filled_parts, merge_rows, scan_leading, split_rows
 from memsearcher_jax.training.rows import Rows
 
 
@@ -50,30 +50,20 @@ def token_logprobs(
 def make_reference(
     model_config: ModelConfig, *, chunk: int, temperature: float, rows_at_once: int
 ) -> Callable[[dict, Rows], jax.Array]:
-    """A compiled `(params, rows) -> logprob_BT` for frozen weights; `rows_at_once` divides the number of rows."""
+    """A compiled `(params, rows) -> logprob_BT` for frozen weights; `rows_at_once` divides the number of rows.
+
+    Of rows that lie as `rows.pack` puts them, those that are empty cost nothing.
+    """
 
     @jax.jit
     def reference(params: dict, rows: Rows) -> jax.Array:
-        def score(part: Rows) -> jax.Array:
-            return token_logprobs(params, model_config, part, chunk=chunk, temperature=temperature)[0]
+        def score(carry: None, part: Rows) -> tuple[None, jax.Array]:
+            return carry, token_logprobs(params, model_config, part, chunk=chunk, temperature=temperature)[0]
 
-        return merge_rows(jax.lax.map(score, split_rows(rows, len(rows.ids_BT) // rows_at_once)))
+        parts = split_rows(rows, len(rows.ids_BT) // rows_at_once)
+        return merge_rows(scan_leading(score, None, parts, filled_parts(parts.segment_BT))[1])
 
     return reference
-
-
-def split_rows(batch: Any, parts: int) -> Any:
-    """A pytree of [B, ...] as [parts, B / parts, ...]: part i holds rows i, i + parts, i + 2 parts, ...
-
-    Strided, because each device holds a run of neighbouring rows: every part then has some from every device and
-    nothing moves between them.
-    """
-    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
-
-
-def merge_rows(parts: Any) -> Any:
-    """Undoes `split_rows`."""
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
 
 
 def _score(

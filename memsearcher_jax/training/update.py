@@ -17,8 +17,9 @@ from memsearcher_jax.model.axes import RULES
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.training import masked, objectives
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.logprob import merge_rows, split_rows, token_logprobs
+from memsearcher_jax.training.logprob import token_logprobs
 from memsearcher_jax.training.objectives import Metrics, Objective
+from memsearcher_jax.training.parts import filled_parts, merge_rows, scan_leading, split_rows
 from memsearcher_jax.training.rows import Rows
 
 
@@ -94,7 +95,8 @@ def make_update(
     `batch` is `config.rows_per_update` packed rows of `config.row_tokens`. `temperature` is the one that the tokens
     were drawn at. `objective` makes their log-probabilities a loss, over the trained tokens with `config.aggregate`.
     The batch goes through the model in `config.accumulate` micro-batches; each token keeps its weight in the whole
-    batch, so their number changes nothing but rounding.
+    batch, so their number changes nothing but rounding. Those at the end that hold nothing are not computed; the metric
+    `row_fill` is the share of real tokens in those that are.
 
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a micro-batch evenly.
@@ -120,7 +122,9 @@ def make_update(
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state.params)
         zeros = jax.lax.with_sharding_constraint(zeros, state_shardings.params)
-        gradient, scores = jax.lax.scan(accumulate, zeros, split_rows((batch, weight_BT), config.accumulate))
+        parts = split_rows((batch, weight_BT), config.accumulate)
+        filled = filled_parts(parts[0].segment_BT)
+        gradient, scores = scan_leading(accumulate, zeros, parts, filled)
         gradient = jax.tree.map(lambda x, parameter: x.astype(parameter.dtype), gradient, state.params)
 
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -135,6 +139,7 @@ def make_update(
             "param_norm": optax.tree.norm(new_state.params),
             "learning_rate": learning_rate(config)(state.step),
             "skipped": 1 - finite.astype(jnp.float32),
+            "row_fill": jnp.sum(batch.segment_BT > 0) / jnp.maximum(filled * parts[1][0].size, 1),
         }
         return new_state, metrics
 

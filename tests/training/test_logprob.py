@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.training.logprob import make_reference, merge_rows, split_rows, token_logprobs
+from memsearcher_jax.training.logprob import make_reference, token_logprobs
 
 
 def test_packed_and_chunked_equals_alone_and_whole(nano):
@@ -91,10 +91,3 @@ def test_the_reference_scores_all_rows_some_at_a_time(nano):
     )
     np.testing.assert_allclose(few, all_rows, atol=1e-5)
     assert np.count_nonzero(few) > 0
-
-
-def test_splitting_rows_is_undone_by_merging():
-    x_BT = np.arange(24).reshape(8, 3)
-    parts = split_rows(x_BT, 4)
-    np.testing.assert_array_equal(parts[1], x_BT[1::4])
-    np.testing.assert_array_equal(merge_rows(parts), x_BT)
