@@ -1,11 +1,14 @@
 """The TPU's attention kernel, interpreted on a CPU, against ours in plain XLA."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import attention, splash
+from memsearcher_jax.model import attention, qwen, splash
+from memsearcher_jax.model.config import ModelConfig
 
 
 def packed(rows=2, heads=4, kv_heads=2, tokens=256, size=128):
@@ -47,3 +50,12 @@ def test_rows_that_no_block_divides_are_refused():
     q_BNTH, k_BKTH, v_BKTH, segment_BT = (x[..., :200, :] if x.ndim == 4 else x[:, :200] for x in packed())
     with pytest.raises(ValueError, match="rows of 200 tokens do not divide into blocks of 128"):
         splash.attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, interpret=True)
+
+
+def test_weights_are_declared_and_drawn_for_the_kernel_as_without_it():
+    """Flax makes weights by a pass over a single token, which no block divides."""
+    plain = ModelConfig(64, 16, 32, 2, 4, 2, 8, attention="xla")
+    kernel = replace(plain, attention="splash")
+    assert qwen.declared(kernel) == qwen.declared(plain)
+    key = jax.random.key(0)
+    jax.tree.map(np.testing.assert_array_equal, qwen.init(key, kernel), qwen.init(key, plain))
