@@ -31,7 +31,7 @@ def _score_table(evaluation: Evaluation) -> Table:
     for name, benchmark in evaluation.benchmarks.items():
         table.add_row(plain(name), f"{benchmark.questions:,}", *_cells(benchmark.scores))
     if len(evaluation.benchmarks) > 1:
-        table.add_section()
+        table.add_row()
         table.add_row("average", "", *_cells(evaluation.macro.scores))
     if evaluation.inside and evaluation.outside and evaluation.gap:
         table.add_row("in distribution", "", *_cells(evaluation.inside.scores))

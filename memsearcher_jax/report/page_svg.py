@@ -12,6 +12,7 @@ from memsearcher_jax.report.console import plain
 WIDTH, HEIGHT = 420, 236
 LEFT, RIGHT, TOP, BOTTOM = 48, 410, 12, 200  # the plot's frame; y grows downwards
 MOST_DOTS = 40  # points of a line that are marked and can be pointed at
+NAME_ROOM, NAME_HEIGHT = 60, 12  # of the name beside a point
 MOST_LABELS = 8  # bars that have their value above them
 
 
@@ -19,7 +20,8 @@ MOST_LABELS = 8  # bars that have their value above them
 class Line:
     """Points (x, y) from left to right; a y that is not finite leaves a gap. `band` holds (x, low, high).
 
-    `names`, if there are any, are one for each point and stand above it.
+    `names`, if there are any, are one for each point and stand beside it. Points that are not `joined` are dots, each
+    with its part of the band as a whisker.
     """
 
     label: str
@@ -28,6 +30,7 @@ class Line:
     faint: bool = False
     color: int = 0
     names: Sequence[str] = ()
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _stroke(line: Line, across, up) -> list[str]:
             commands.append(f"{'L' if pen_down else 'M'}{across(x):.1f} {up(y):.1f}")
         pen_down = math.isfinite(y)
     style = f"stroke c{line.color}" + (" faint" if line.faint else "")
-    parts = [f'<path class="{style}" d="{"".join(commands)}"/>']
+    parts = [f'<path class="{style}" d="{"".join(commands)}"/>'] if line.joined else []
     if len(line.points) <= MOST_DOTS and not line.faint:
         parts += [
             f'<circle class="dot c{line.color}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3">'
@@ -147,15 +150,27 @@ def _stroke(line: Line, across, up) -> list[str]:
             for x, y in line.points
             if math.isfinite(y)
         ]
-    parts += [
-        f'<text class="value" x="{across(x):.1f}" y="{up(y) - 7:.1f}" text-anchor="middle">{markup(name)}</text>'
-        for name, (x, y) in zip(line.names, line.points, strict=False)
-        if math.isfinite(y)
-    ]
+    return parts + _names(line, across, up)
+
+
+def _names(line: Line, across, up) -> list[str]:
+    """Each on the side where there is more room, and above the one before where the two would meet."""
+    parts, before, place = [], (-math.inf, math.inf), math.inf
+    for name, (x, y) in zip(line.names, line.points, strict=False):
+        if not math.isfinite(y):
+            continue
+        left, top = across(x), up(y)
+        meet = left - before[0] < NAME_ROOM and abs(top - before[1]) < NAME_HEIGHT
+        before, place = (left, top), place - NAME_HEIGHT if meet else top - 5
+        side, anchor = (7, "start") if left < (LEFT + RIGHT) / 2 else (-7, "end")
+        at = f'x="{left + side:.1f}" y="{place:.1f}" text-anchor="{anchor}"'
+        parts.append(f'<text class="value" {at}>{markup(name)}</text>')
     return parts
 
 
 def _band(line: Line, across, up) -> list[str]:
+    if not line.joined:
+        return [_whisker(across(x), up(low), up(high)) for x, low, high in line.band]
     if len(line.band) < 2:
         return []
     upper = [f"{across(x):.1f} {up(high):.1f}" for x, _, high in line.band]
@@ -168,12 +183,16 @@ def _bar(bar: Bar, left: float, width: float, up, color: int, labelled: bool) ->
     parts = [
         f'<rect class="fill c{color}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{BOTTOM - top:.1f}">'
         f"<title>{markup(bar.hint)}</title></rect>",
-        f'<line class="whisker" x1="{middle:.1f}" x2="{middle:.1f}" y1="{up(bar.low):.1f}" y2="{up(bar.high):.1f}"/>',
+        _whisker(middle, up(bar.low), up(bar.high)),
     ]
     if labelled:
         y = min(up(bar.high) - 5, BOTTOM - 8)
         parts.append(f'<text class="value" x="{middle:.1f}" y="{y:.1f}" text-anchor="middle">{bar.value:.2f}</text>')
     return parts
+
+
+def _whisker(x: float, low: float, high: float) -> str:
+    return f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
 
 
 def _svg(title: str, parts: Sequence[str]) -> str:

@@ -70,31 +70,28 @@ def write_sweep_page(path: Path, setting: str, points: Sequence[Point], about: s
         style=style,
         title=markup(f"{setting}: {', '.join(point.value for point in points)}"),
         about=markup(about),
-        plot=_plot(setting, points),
+        plots="\n".join(_plot(setting, points, score, color) for color, score in enumerate(PLOTTED)),
         table=_table(setting, points),
     )
     with replacing(path) as file:
         file.write(page.encode("utf-8"))
 
 
-def _plot(setting: str, points: Sequence[Point]) -> str:
-    """Lines from the fewest tokens to the most; the topmost one has the values of the setting above its points."""
+def _plot(setting: str, points: Sequence[Point], score: str, color: int) -> str:
+    """One dot for each value: more tokens to the right, a better score higher up. No line joins them: the values of a
+    setting have no order that tokens would follow."""
     ordered = sorted(points, key=lambda point: point.effort["tokens_per_turn"])
-    top = max(PLOTTED, key=lambda name: mean([point.scores[name].mean for point in points]))
-    lines = []
-    for color, name in enumerate(PLOTTED):
-        across = [(point.effort["tokens_per_turn"], point.scores[name]) for point in ordered]
-        lines.append(
-            Line(
-                SCORES[name],
-                [(x, one.mean) for x, one in across],
-                [(x, one.low, one.high) for x, one in across],
-                color=color,
-                names=[point.value for point in ordered] if name == top else (),
-            )
-        )
-    unit = f"mean over questions, {LEVEL:.0%} interval; {setting} above the points"
-    return line_chart("Accuracy against tokens", unit, "tokens per turn", lines, floor=0)
+    across = [(point.effort["tokens_per_turn"], point.scores[score]) for point in ordered]
+    dots = Line(
+        SCORES[score],
+        [(x, one.mean) for x, one in across],
+        [(x, one.low, one.high) for x, one in across],
+        color=color,
+        names=[point.value for point in ordered],
+        joined=False,
+    )
+    unit = f"mean over questions, {LEVEL:.0%} interval; beside it {setting}"
+    return line_chart(f"{SCORES[score]} against tokens", unit, "tokens per turn", [dots], floor=0)
 
 
 def _table(setting: str, points: Sequence[Point]) -> str:

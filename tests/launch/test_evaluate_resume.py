@@ -1,8 +1,12 @@
 """An evaluation that is stopped, or shared by hosts, or one of a sweep: nothing is lost, nothing is asked twice."""
 
 import json
+import os
 import random
 import re
+import signal
+import subprocess
+import sys
 
 import evaluate
 import pytest
@@ -12,6 +16,7 @@ from memsearcher_jax.config import from_dict
 from memsearcher_jax.data.demonstrator import Demonstrator, Errors
 from memsearcher_jax.data.world import WorldConfig, make_world
 from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.report.trajectory_log import read_log
 from memsearcher_jax.rl.run_folder import read_run_config
 
 WORLD = make_world(WorldConfig())
@@ -68,6 +73,31 @@ def test_a_stopped_evaluation_goes_on_with_what_is_missing(scripted, whole, caps
     assert scripted(third, "--resume")[0] == result
     assert third.asked == []
     assert part.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_killed_process_has_lost_nothing_that_it_had_told(tmp_path):
+    """The real model, kill -9, and a second process that goes on."""
+    out = tmp_path / "out"
+    command = [sys.executable, evaluate.__file__, "--out", str(out)]
+    fresh = ["--config", "tiny_warmstart", "--model.path", "package:tiny", "--evaluation.questions", "60"]
+    with subprocess.Popen([*command, *fresh], stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("evaluate 9/60"):
+                os.kill(process.pid, signal.SIGKILL)
+                break
+    assert process.returncode == -signal.SIGKILL
+    (part,) = (out / "trajectories").iterdir()
+    first = list(read_log(part))
+    assert 9 <= len(first) < 60
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    counted = [int(number) for number in re.findall(r"^evaluate (\d+)/60", done.stderr, re.MULTILINE)]
+    assert len(first) <= counted[0] <= counted[-1] == 60
+    everything = list(read_trajectories(part))
+    assert everything[: len(first)] == first
+    assert len({one.trajectory.problem.id for one in everything}) == len(everything) == 60
+    assert json.loads((out / "results.json").read_text())["questions"] == 60
 
 
 def test_hosts_share_the_questions_and_the_last_one_merges(scripted, whole, capsys):

@@ -63,18 +63,25 @@ def test_the_table_has_a_row_for_each_value_in_the_order_given():
     ]
 
 
-def test_the_plot_goes_from_few_tokens_to_many_and_names_its_points(page):
+def test_the_plots_show_each_value_at_its_tokens_with_its_interval(page):
     text = page()
-    (plot,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    dots = re.findall(r'<circle class="dot c0" cx="([\d.]+)" cy="([\d.]+)" r="3"><title>(.*?)</title>', plot)
+    plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
+    assert [re.search(r"<b>(.*?)</b>", plot)[1] for plot in plots] == [
+        f"{name} against tokens" for name in ("EM", "F1", "cover-EM")
+    ]
+    dots = re.findall(r'<circle class="dot c0" cx="([\d.]+)" cy="([\d.]+)" r="3"><title>(.*?)</title>', plots[0])
     assert [hint for *_, hint in dots] == ["EM: 0.2 at 700", "EM: 0.4 at 1,000", "EM: 0.6 at 1,500"]
     across, up = zip(*((float(x), float(y)) for x, y, _ in dots), strict=True)
     assert list(across) == sorted(across)
     assert list(up) == sorted(up, reverse=True)  # y grows downwards
-    names = re.findall(r'<text class="value" x="([\d.]+)" y="[\d.]+" text-anchor="middle">(.*?)</text>', plot)
-    assert names == [(x, name) for (x, *_), name in zip(dots, ("512", "1024", "2048"), strict=True)]
-    assert plot.count('class="band') == 3
-    assert all(f"</span>{name}</li>" in text for name in ("EM", "F1", "cover-EM"))
+    names = re.findall(r'<text class="value" x="([\d.]+)" y="[\d.]+" text-anchor="(.*?)">(.*?)</text>', plots[0])
+    assert [name for *_, name in names] == ["512", "1024", "2048"]
+    assert [anchor for _, anchor, _ in names] == ["start", "start", "end"]
+    assert all(0 < abs(x - float(left)) < 10 for x, (left, *_) in zip(across, names, strict=True))
+    whiskers = re.findall(r'<line class="whisker" x1="([\d.]+)" x2="\1" y1="([\d.]+)" y2="([\d.]+)"', plots[0])
+    assert [float(x) for x, *_ in whiskers] == list(across)
+    assert all(float(low) > y > float(high) for y, (_, low, high) in zip(up, whiskers, strict=True))
+    assert "<path" not in plots[0]
 
 
 def test_the_page_says_the_intervals(page):
@@ -105,6 +112,12 @@ def test_names_stay_text_and_nothing_is_loaded(page):
     assert "default-src 'none'" in text and "script-src 'none'" in text
     assert not re.search(r"@import|url\(|https?:", text)
     assert text.count("&lt;script&gt;") >= 3
+
+
+def test_names_that_would_meet_stand_above_each_other(page):
+    text = page(points=[point("a", 0.5, 100), point("b", 0.5, 101), point("c", 0.5, 102), point("d", 0.5, 400)])
+    heights = [float(y) for y in re.findall(r'<text class="value" x="[\d.]+" y="([\d.]+)"', text)[:4]]
+    assert heights == pytest.approx([heights[0], heights[0] - 12, heights[0] - 24, heights[0]])
 
 
 def test_one_value_and_equal_tokens_can_be_drawn(page):
