@@ -6,15 +6,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import evaluate
 import pytest
 
 from memsearcher_jax.agent import protocol, reward
-from memsearcher_jax.agent.types import Find, Found, Passage, Problem, Prompt, Reply
+from memsearcher_jax.agent.types import Find, Found, Passage, Problem, Prompt, Reply, Stop
 from memsearcher_jax.data.demonstrator import Demonstrator, Errors, call, memory
 from memsearcher_jax.data.world import WorldConfig, make_world
 from memsearcher_jax.report.evaluation import SCORES
 from memsearcher_jax.report.memory_quality import Rules, memory_quality, summarise
 from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.rl.run_folder import read_run_config
 
 ROOMY = """
     --model.max_positions 32768 --sampling.context_tokens 16384 --sampling.slots 8 --training.row_tokens 16384
@@ -183,6 +185,30 @@ def test_an_oracle_that_answers_from_the_supporting_passages_of_real_questions(s
     quality = summarise(memory_quality(one.trajectory, RULES) for one in kept(folder))
     assert quality.over_turns["memory/copied"].value > 0.3  # the new passages; the older ones stand in no observation
     assert quality.over_turns["supporting/lost"].value == 0.0
+
+
+@pytest.mark.slow
+def test_every_workflow_runs_on_the_real_sampler(tmp_path):
+    """The packaged model, as a sweep of the workflow: each with its own prompts, and nothing fails."""
+    model = "--config tiny_warmstart --model.path package:tiny --retrieval.kind exact --evaluation.questions 4"
+    names = ("memsearcher", "react", "direct", "rag")
+    evaluate.main([*model.split(), "--out", str(tmp_path / "out"), "--sweep", f"agent.workflow={','.join(names)}"])
+    for name in names:
+        folder = tmp_path / "out" / f"agent.workflow={name}"
+        prompts = read_run_config(folder).agent.prompts
+        assert prompts == ("terse" if name == "memsearcher" else f"terse_{name}")
+        trajectories = [one.trajectory for one in kept(folder)]
+        assert len(trajectories) == 4
+        for one in trajectories:
+            assert one.outcome.stop not in (Stop.FAULT, Stop.CONTEXT_FULL, Stop.SEARCH_FAILED, Stop.NOT_FINITE)
+            assert not one.outcome.error
+            if name == "rag":
+                (turn,) = one.outcome.turns
+                assert [query.text for query in turn.queries] == [one.problem.question]
+                assert turn.observation and turn.observation in one.transcript
+            if name == "direct":
+                assert not any(turn.queries for turn in one.outcome.turns)
+                assert len(one.contexts) == 1
 
 
 def test_all_seven_benchmarks_load_and_run(shared, scripted, capsys):
