@@ -45,6 +45,10 @@ def main(argv: Sequence[str]) -> None:
         with cli.one_line_errors():
             flags = cli.parse(Question, argv)
             cli.refuse_resume(flags, "a question")
+            if flags.run.agent.workflow == "memalpha":
+                raise ValueError(
+                    "agent.workflow memalpha reads streams and takes no single question: choose another one"
+                )
             if not flags.question.strip():
                 raise ValueError('there is no question: give one in quotes, such as "Who directed the film ...?"')
             if not flags.human:

@@ -80,6 +80,23 @@ def test_recorded_rewards_and_advantages(shared):
     assert compared > 100
 
 
+def test_recorded_advantages_of_episodes(shared):
+    """The rows of whole episodes, padding rows included; a response without a token has no advantage to compare."""
+    compared = 0
+    for case in recorded(shared, "episodes.jsonl"):
+        rows = case["output"]["rows"]
+        names = sorted({row["group"] for row in rows})
+        ours = advantages([[row["row_reward"]] for row in rows], [names.index(row["group"]) for row in rows], "pooled")
+        for name in names:
+            group = [(row, own) for row, own in zip(rows, ours, strict=True) if row["group"] == name]
+            if len(group) > 1 and np.std([row["row_reward"] for row, _ in group], ddof=1) > 1e-4:
+                for row, own in group:
+                    if row["response_len"]:
+                        assert own == pytest.approx(row["advantage"], rel=1e-4, abs=1e-5), case["id"]
+                        compared += 1
+    assert compared > 50
+
+
 def test_recorded_losses(shared):
     """Dual clip and k3 in all four aggregates. Their `norm` divides by the width and takes no mean over sequences."""
     for case in recorded(shared, "policy_loss.jsonl"):
