@@ -27,12 +27,15 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
+from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.config import RunConfig, check, differences, from_dict, settings, to_dict
 from memsearcher_jax.data.problems import Problems
+from memsearcher_jax.report.memory_quality import Rules
 from memsearcher_jax.rl.run_folder import INDEX, is_run, is_vacant, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 CHANGEABLE = ("model.attention", "model.remat")  # of the model's settings, what a run may change when it is resumed
+RULES = Rules(reward.normalize, protocol.memory)  # by which reports measure memories
 INTERRUPTED = 130  # exit status, as shells report Ctrl-C
 _Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

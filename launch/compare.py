@@ -25,19 +25,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.agent.types import Problem, Stop
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.report.console import plain, shorten
 from memsearcher_jax.report.intervals import DRAWS, LEVEL, Paired, paired_difference
-from memsearcher_jax.report.memory_quality import Rules, memory_quality
+from memsearcher_jax.report.memory_quality import memory_quality
 from memsearcher_jax.report.names import Name
 from memsearcher_jax.report.page_facts import tokens_of_turns
 from memsearcher_jax.report.trajectories import Scored, read_trajectories
 
 RESULTS_FILE = "results.json"
 QUESTION_CHARACTERS, ANSWER_CHARACTERS = 80, 32
-RULES = Rules(reward.normalize, protocol.memory)
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ def _asked(part: Path, scored: Scored) -> Asked:
         **({str(Name.TOKENS_PER_TURN): float(np.mean(lengths))} if lengths else {}),
         "peak_context_tokens": float(max(lengths, default=0)),
         **{name: float(count) for name, count in outcome.counts.items()},
-        **memory_quality(trajectory, RULES).means,
+        **memory_quality(trajectory, cli.RULES).means,
     }
     for name, value in metrics.items():
         if not math.isfinite(value):

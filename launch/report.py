@@ -13,12 +13,9 @@ from pathlib import Path
 
 import cli
 
-from memsearcher_jax.agent import protocol, reward
-from memsearcher_jax.report.memory_quality import Rules
 from memsearcher_jax.report.page import MOST, write_page
 
 PAGE = "report.html"
-RULES = Rules(reward.normalize, protocol.memory)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -48,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
         flags = parse(argv)
         out = flags.out or flags.run / PAGE
         check_can_write(out)
-        counts = write_page(flags.run, out, RULES, compare=flags.compare, most=flags.most)
+        counts = write_page(flags.run, out, cli.RULES, compare=flags.compare, most=flags.most)
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")
 

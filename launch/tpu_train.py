@@ -19,6 +19,8 @@ from memsearcher_jax.config import differences
 from memsearcher_jax.report.progress import Progress, format_numbers
 from memsearcher_jax.rl.run_folder import CHECKPOINTS, open_run_folder, read_run_config, with_own_tokenizer
 
+SHOWN = 1_000  # trajectories that the report written at the end holds; launch/report.py writes larger ones
+
 
 @dataclass(frozen=True)
 class Train(cli.Command):
@@ -34,6 +36,7 @@ def main(argv: Sequence[str]) -> None:
 
         # JAX takes seconds to load; --help and a wrong flag are answered without it.
         from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
+        from memsearcher_jax.report.page import write_page
         from memsearcher_jax.report.plots import training_curves
         from memsearcher_jax.rl import build, loop, start, warmstart
         from memsearcher_jax.training import checkpoint
@@ -55,8 +58,9 @@ def main(argv: Sequence[str]) -> None:
     with writer, Progress("train", config.rl.steps, done=begin.step) as progress:
         last = train(run, begin, out, writer, progress)
     training_curves(out / FILE_NAME, out / "curves.png")
+    write_page(out, out / "report.html", cli.RULES, most=SHOWN)
     cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / FILE_NAME)})
-    print(f"{out}: step {config.rl.steps} done, {format_numbers(last)}; curves in {out / 'curves.png'}")
+    print(f"{out}: step {config.rl.steps} done, {format_numbers(last)}; read {out / 'report.html'}")
 
 
 if __name__ == "__main__":

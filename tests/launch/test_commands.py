@@ -36,7 +36,7 @@ def test_a_run_leaves_its_numbers(finished):
     assert run_folder.is_run(finished)
     assert {path.name for path in finished.iterdir()} == {
         *("run.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "trajectories"),
-        *("curves.png", "data", "index"),
+        *("curves.png", "report.html", "data", "index"),
     }
     told = json.loads(finished.with_suffix(".json").read_text())
     assert told == {"run": str(finished), "metrics": read_metrics(finished / "metrics.jsonl")}
