@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -97,8 +97,9 @@ def evaluate(
 ) -> list[Scored]:
     """One scored trajectory for each of `questions_of(run)`, in order, all in memory.
 
-    `driver` has evaluation's settings; `params` are the sampler's; `exam` as in `roll_out`.
+    `driver` has evaluation's settings; `params` are the sampler's; `exam` as in `roll_out`, by evaluation's rules.
     """
+    exam = replace(exam, evaluation=True) if exam else None
     return roll_out(driver, jobs_for(questions_of(run), 1), params, _key(run), tell, exam)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from memsearcher_jax.agent import memalpha_prompts
 from memsearcher_jax.agent.memalpha import Memorised
+from memsearcher_jax.agent.memalpha_memory import Store
 from memsearcher_jax.agent.types import Stop, Stream, StreamQuestion
 from memsearcher_jax.config import check
 from memsearcher_jax.data.stream_world import make_streams
@@ -52,7 +53,7 @@ def params():
 
 
 def test_streams_are_read_asked_about_and_learnt_from(mesh, params):
-    config = small()
+    config = small(judge=SpeakerConfig(who="start"))
     widths = reading.chunk_widths(config, PROMPTS, TOKENIZER)
     engine = Engine(config.model, config.sampling, widths, TOKENIZER.stop_ids, mesh)
     driver = RolloutDriver(engine, TOKENIZER, None, reading.workflow_maker(config, PROMPTS, TOKENIZER))
@@ -64,7 +65,8 @@ def test_streams_are_read_asked_about_and_learnt_from(mesh, params):
 
     exam = reading.open_exam(config, PROMPTS, TOKENIZER, mesh, frozen)
     batch = roll_out(driver, jobs_for(STREAMS, 2), params, KEY, lambda text: None, exam)
-    assert loads == [1] and engine.free == [0, 1, 2, 3]
+    assert loads == [1], "answers and verdicts come from one copy of the weights"
+    assert engine.free == [0, 1, 2, 3]
     for one in batch:
         trajectory = one.trajectory
         stream = Stream.of(trajectory.problem)
@@ -77,6 +79,10 @@ def test_streams_are_read_asked_about_and_learnt_from(mesh, params):
             assert all(context.sampled[len(ids) :]) and 1 <= len(context.ids) - len(ids) <= 12
         assert trajectory.outcome.counts["questions"] == 3 and 0 <= one.scores["accuracy"] <= 1
         assert trajectory.outcome.answer.count("\n") == 2
+    longest = TOKENIZER.clip("seven " * 99, config.agent.reply_tokens)
+    question = TOKENIZER.clip("seven " * 99, config.agent.question_tokens)
+    judged = [PROMPTS.judge(store, longest) for store in Store] + [PROMPTS.grade(question, "gold", "given")]
+    assert not any(said.error for said in exam.judge.say(judged, KEY)), "there is room for what is judged"
     samples = samples_of(batch, [0, 0, 1, 1], config.rl)
     assert [sample.ids.tolist() for sample in samples] == [
         list(context.ids) for one in batch for context in one.trajectory.contexts
@@ -112,11 +118,6 @@ def test_the_longest_contexts_fit_exactly():
         reading.check_contexts(shorter, PROMPTS, TOKENIZER)
     by_others = replace(shorter, answerer=SpeakerConfig(who="endpoint", url="http://h", model="m"))
     reading.check_contexts(by_others, PROMPTS, TOKENIZER)
-
-
-def test_judges_have_room_for_what_they_judge():
-    judged = replace(PRESET, judge=SpeakerConfig(who="start"))
-    assert reading.answer_context(judged, PROMPTS, TOKENIZER) >= reading.answer_context(PRESET, PROMPTS, TOKENIZER)
 
 
 def test_problems_that_cannot_be_read_or_judged_are_named_early():
