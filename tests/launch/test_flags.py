@@ -124,7 +124,11 @@ def test_a_preset_file_of_ones_own(tmp_path):
     [
         (evaluate, "--config nano", "--checkpoint is missing: name a run's folder or a Hugging Face folder"),
         (export_hf, "--config nano --out x", "--checkpoint is missing"),
-        (ask, "--config nano Who?", "--checkpoint is missing: name a run's folder or a Hugging Face folder, or write the"),
+        (
+            ask,
+            "--config nano Who?",
+            "--checkpoint is missing: name a run's folder or a Hugging Face folder, or write the",
+        ),
         (ask, "--human", "there is no question"),
         (ask, "--human --resume --out x Who?", "x holds no run"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),

@@ -1,0 +1,64 @@
+"""The ReAct baseline of `tiny`: the same start, budget and reward; the whole history instead of a memory.
+
+python launch/tpu_train.py --config tiny_react
+"""
+
+from memsearcher_jax.agent.types import AgentConfig
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.training.config import TrainingConfig
+
+
+def tiny_react() -> RunConfig:
+    """As long as `tiny`; docs/learning.md shows both."""
+    return RunConfig(
+        model=ModelConfig(
+            path="package:tiny",
+            vocab_size=1_312,
+            embed_size=128,
+            ffn_size=320,
+            layers=4,
+            heads=4,
+            kv_heads=2,
+            head_size=32,
+            rope_theta=10_000.0,
+            tied=True,
+            max_positions=1_024,
+            compute_dtype="float32",
+        ),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        agent=AgentConfig(
+            workflow="react",
+            prompts="terse_react",
+            max_turns=8,
+            reply_tokens=40,
+            question_tokens=32,
+            observation_tokens=96,
+            max_calls=1,
+            default_top_n=1,
+        ),
+        sampling=SamplingConfig(
+            slots=64,
+            context_tokens=1_024,
+            decode_tokens=8,
+            rows_per_call=8,
+            prefill_piece=32,
+            prefill_buckets=(128, 512),
+            top_k=0,
+            top_p=1.0,
+        ),
+        training=TrainingConfig(
+            row_tokens=1_024,
+            rows_per_update=12,
+            accumulate=1,
+            logit_chunk=128,
+            learning_rate=3e-4,
+            warmup_steps=10,
+            kl_coefficient=0.0,
+            entropy_coefficient=0.0,
+        ),
+        rl=RLConfig(steps=100, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
+        evaluation=EvaluationConfig(max_turns=8),
+    )
