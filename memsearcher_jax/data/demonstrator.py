@@ -35,6 +35,8 @@ class Errors:
 class Demonstrator:
     """Plays one problem. Call it with each `Say`; tell it with `read` what each search found.
 
+    It plays both workflows: with a memory it writes down what it learnt when it is asked to, in a history it knows it
+    by having read it, and its next thought says so.
     `path` is the chain as the agent believes it to be: the entity that the question names, then what each fact led to.
     """
 
@@ -58,8 +60,12 @@ class Demonstrator:
         return found
 
     def __call__(self, say: Say) -> Reply:
-        opens = isinstance(say.text, Prompt) or say.text[-1].text.endswith("<think>")
-        return Reply(self._act() if opens else self._remember())
+        if isinstance(say.text, Prompt):
+            return Reply(self._act())
+        if say.text[-1].text.endswith("<think>"):
+            self._take_note()
+            return Reply(self._act())
+        return Reply(self._remember())
 
     def _act(self) -> str:
         known = len(self.path) - 1
@@ -71,17 +77,18 @@ class Demonstrator:
         return f"{self._wanted()}</think>\n{call(query)}"
 
     def _remember(self) -> str:
-        wanted, known = self._wanted(), self._known()
+        self._take_note()
+        return memory(self._known())
+
+    def _take_note(self) -> None:
+        """Goes on along the path by what was read, or, in error, elsewhere or back to where it began."""
         fact = self._fact()
         if self._errs(self.errors.bad_memory):
             fact = self._other_name(fact) if self.rng.random() < 0.5 else None
             if fact is None:
                 self.path = self.path[:1]
-                return memory(NOTHING)
-        if fact is None:
-            return memory(known)
-        self.path.append(fact)
-        return memory(f"{wanted} is {fact}.")
+        if fact is not None:
+            self.path.append(fact)
 
     def _wanted(self) -> str:
         """The fact that is looked for now, such as "the mother of X"."""
@@ -89,7 +96,7 @@ class Demonstrator:
         return RELATION[relation].phrase.format(x=self.path[-1])
 
     def _known(self) -> str:
-        """The memory as it stands: the newest fact, which is all that the rest of the question needs."""
+        """The newest fact, which is all that the rest of the question needs."""
         if len(self.path) == 1:
             return NOTHING
         relation = self.relations[len(self.path) - 2]

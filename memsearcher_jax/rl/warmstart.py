@@ -37,6 +37,8 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
     settings = config.demonstrations
     errors = Errors(settings.answer_early, settings.wrong_query, settings.bad_memory)
     faultless = _demonstrations(run, _stage(config, HELD_OUT), Errors(0, 0, 0), 0)
+    slots = {slot: slot_samples(faultless, slot, run.tokenizer) for slot in SLOTS}
+    slots = {slot: filled for slot, filled in slots.items() if filled}  # who has no memory writes no fact into it
     trainer, state = start.trainer, start.state
     numbers: Metrics = {}
     with Checkpoints(out / "checkpoints", keep=rl.keep_checkpoints) as checkpoints:
@@ -51,8 +53,7 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
             numbers = score.summarise([score.scored(one) for one in trajectories]) | learned
             if (step + 1) % settings.measure_every == 0 or step + 1 == rl.steps:
                 with phases("measure"):
-                    for slot in SLOTS:
-                        filled = slot_samples(faultless, slot, run.tokenizer)
+                    for slot, filled in slots.items():
                         copied = trainer.likelihood(state.params, filled, numpy_rng(config.seed, slot, step))
                         numbers[f"copied/{slot}"] = float(copied.mean())
             with phases("write"):

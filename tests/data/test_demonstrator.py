@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from memsearcher_jax.agent import prompts, protocol, reward
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.play import play
+from memsearcher_jax.agent.react import react
 from memsearcher_jax.agent.types import AgentConfig, Find, Found, Stop
 from memsearcher_jax.data.demonstrator import NOTHING, Demonstrator, Errors
 from memsearcher_jax.data.world import WorldConfig, make_world
@@ -44,6 +46,15 @@ def played(errors: Errors, problems=WORLD.train, seed: int = 0):
         yield problem, play(workflow, script, lambda find, script=script: script.read(find, by_title(find)))
 
 
+def played_react(errors: Errors, problems=WORLD.train, seed: int = 0):
+    """As `played`, by the agent that keeps its history."""
+    rng, config = random.Random(seed), replace(AGENT, workflow="react", prompts="terse_react")
+    for problem in problems:
+        script = Demonstrator(problem, WORLD, errors, rng)
+        workflow = react(problem.question, config=config, prompts=prompts.load(config), ruler=Words())
+        yield problem, play(workflow, script, lambda find, script=script: script.read(find, by_title(find)))
+
+
 def right(problem, outcome) -> float:
     return reward.exact_match(outcome.answer, problem.golden_answers) if outcome.stop is Stop.ANSWERED else 0.0
 
@@ -59,6 +70,15 @@ def test_the_memory_is_the_newest_fact():
     for problem, outcome in played(Errors(0, 0, 0)):
         for turn, known in zip(outcome.turns[1:], problem.metadata["supporting_titles"][1:], strict=False):
             assert turn.memory.endswith(f" is {known}.")
+
+
+def test_with_a_history_it_follows_the_same_path_and_writes_nothing_down():
+    for problem, outcome in played_react(Errors(0, 0, 0)):
+        assert right(problem, outcome) == 1, problem
+        assert [turn.queries[0].text for turn in outcome.turns[:-1]] == problem.metadata["supporting_titles"]
+        assert not any("<memory>" in turn.reply for turn in outcome.turns)
+    lost = [right(problem, outcome) for problem, outcome in played_react(Errors(0, 0, 0.4))]
+    assert 0.3 < sum(lost) / len(lost) < 0.9
 
 
 def test_answering_early_stops_at_the_first_fact():
