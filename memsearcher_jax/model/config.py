@@ -1,14 +1,17 @@
-"""The shape of a Qwen2.5 model and where its weights are. No JAX here, so that reading a config is quick."""
+"""The shape of a Qwen2.5 or Qwen3 model and where its weights are. No JAX here, so that reading a config is quick."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+Family = Literal["qwen2", "qwen3"]
+"""By the model_type of Hugging Face's config.json; Qwen2.5 is a qwen2."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Qwen2.5: biases on q, k, v; grouped heads; SwiGLU; RMSNorm; rotary positions. Defaults: the 7B shape."""
+    """Qwen2.5 or dense Qwen3: grouped heads; SwiGLU; RMSNorm; rotary positions. Defaults: the shape of Qwen2.5-7B."""
 
     vocab_size: int = 152_064
     """Rows V of the embedding table; a tokenizer may use fewer."""
@@ -29,7 +32,10 @@ class ModelConfig:
     norm_eps: float = 1e-6
     """Added to the mean square inside RMSNorm."""
     tied: bool = False
-    """Whether the output layer is the embedding table (0.5B, 1.5B and 3B) or a weight of its own."""
+    """Whether the output layer is the embedding table (Qwen2.5 up to 3B, Qwen3 up to 4B) or a weight of its own."""
+    family: Family = "qwen2"
+    """What shapes queries, keys and values: a bias on each (qwen2, which is Qwen2.5), or RMSNorm on the query and the
+    key of each head and no bias (qwen3)."""
     max_positions: int = 32_768
     """Longest context that the model was made for, in tokens."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -1,4 +1,4 @@
-"""Hugging Face's config.json for Qwen2, both ways. What this model cannot do is refused by name, never ignored."""
+"""Hugging Face's config.json of a Qwen2 or Qwen3, both ways. What we cannot do is refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ UNSUPPORTED_UNLESS = {
 }
 """Settings of theirs that change the numbers, and the only values that this model computes."""
 
+QWEN3_UNLESS = {"attention_bias": (False, None)}
+"""The same of Qwen3 alone."""
+
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""By family, which is the model_type of theirs."""
+
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
@@ -36,7 +42,8 @@ def read_config(directory: str | Path) -> ModelConfig:
     """The model that a Hugging Face folder describes; `param_dtype` is the type that its weights are declared in.
 
     Float16 is declared float32, which holds it exactly. Settings that a folder does not decide keep their defaults.
-    Raises FileNotFoundError without folder or config.json, ValueError for anything but a Qwen2 that we implement.
+    Raises FileNotFoundError without folder or config.json, ValueError for anything but what we implement of Qwen2 and
+    Qwen3.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -45,9 +52,10 @@ def read_config(directory: str | Path) -> ModelConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model folder")
     theirs = read_json(path)
-    if theirs.get("model_type") != "qwen2":
-        raise ValueError(f"{path}: model_type is {theirs.get('model_type')!r}, expected 'qwen2'")
-    for name, values in UNSUPPORTED_UNLESS.items():
+    family = theirs.get("model_type")
+    if family not in ARCHITECTURES:
+        raise ValueError(f"{path}: model_type is {family!r}, expected 'qwen2' or 'qwen3'")
+    for name, values in (UNSUPPORTED_UNLESS | (QWEN3_UNLESS if family == "qwen3" else {})).items():
         if theirs.get(name) not in values:
             raise ValueError(f"{path}: {name} = {theirs[name]!r} is not supported, only {values[0]!r} is")
     if sliding := {kind for kind in theirs.get("layer_types") or () if kind != "full_attention"}:
@@ -56,7 +64,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     sizes = {ours: _size(path, theirs, name) for ours, name in SIZES.items()}
     if theirs.get("num_key_value_heads") is None:
         theirs["num_key_value_heads"] = sizes["heads"]
-    if theirs.get("head_dim") is None:
+    if theirs.get("head_dim") is None and family == "qwen2":  # a qwen3 always states it
         theirs["head_dim"] = sizes["embed_size"] // sizes["heads"]
     kv_heads, head_size = _size(path, theirs, "num_key_value_heads"), _size(path, theirs, "head_dim")
     if sizes["heads"] % kv_heads:
@@ -72,6 +80,7 @@ def read_config(directory: str | Path) -> ModelConfig:
         rope_theta=_rope_theta(path, theirs),
         norm_eps=_positive(path, "rms_norm_eps", theirs.get("rms_norm_eps", 1e-6)),
         tied=bool(theirs.get("tie_word_embeddings", False)),
+        family=family,
         max_positions=_size(path, theirs, "max_position_embeddings"),
         param_dtype="bfloat16" if theirs.get("dtype", theirs.get("torch_dtype")) == "bfloat16" else "float32",
     )
@@ -81,8 +90,8 @@ def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> dict[str, A
     """What to write as config.json; older and newer transformers each find the fields that they look for."""
     ends = {"eos_token_id": end_ids[0]} if end_ids else {}
     return ends | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": [ARCHITECTURES[config.family]],
+        "model_type": config.family,
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_size,
@@ -93,6 +102,7 @@ def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> dict[str, A
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tied,
         "use_sliding_window": False,
+        **({"attention_bias": False} if config.family == "qwen3" else {}),
         "dtype": config.param_dtype,
         "torch_dtype": config.param_dtype,
     }

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face Qwen2 folder: their names and shapes, and finding and checking them on disk."""
+"""The tensors of a Hugging Face Qwen2 or Qwen3 folder: names and shapes, and finding and checking them on disk."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ NAMES = {
     "layers.bq": "model.layers.{}.self_attn.q_proj.bias",
     "layers.bk": "model.layers.{}.self_attn.k_proj.bias",
     "layers.bv": "model.layers.{}.self_attn.v_proj.bias",
+    "layers.q_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "layers.k_norm": "model.layers.{}.self_attn.k_norm.weight",
     "layers.ffn_norm": "model.layers.{}.post_attention_layernorm.weight",
     "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
     "layers.up": "model.layers.{}.mlp.up_proj.weight",
@@ -38,7 +40,7 @@ NAMES = {
     "final_norm": "model.norm.weight",
     "unembed": "lm_head.weight",
 }
-"""Path of our weight -> name of their tensor; {} is the number of the layer."""
+"""Path of our weight -> name of their tensor; {} is the number of the layer. A model has those of its family."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def tensors(config: ModelConfig) -> list[Tensor]:
         nbytes = math.prod(shape) * weights[path].dtype.itemsize
         return Tensor(NAMES[path].format(layer), path, layer, shape, nbytes)
 
-    stacked = [path for path in NAMES if path.startswith("layers.")]
+    stacked = [path for path in NAMES if path.startswith("layers.") and path in weights]
     layers = [tensor(path, layer) for layer in range(config.layers) for path in stacked]
     last = ["final_norm"] if config.tied else ["final_norm", "unembed"]
     return [tensor("embed"), *layers, *map(tensor, last)]

@@ -1,4 +1,4 @@
-"""Qwen2.5 as pure functions over a plain dict of arrays; Flax stays inside this file.
+"""Qwen2.5 and dense Qwen3 as pure functions over a plain dict of arrays; Flax stays inside this file.
 
 Weights keep the orientation of the Hugging Face files (output before input), so that loading and saving only reshape.
 """
@@ -108,9 +108,6 @@ class Block(nn.Module):
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
         wk_KHD = weight("wk", "kv head embed", (K, H, D), _normal(D))
         wv_KHD = weight("wv", "kv head embed", (K, H, D), _normal(D))
-        bq_NH = weight("bq", "heads head", (N, H), ZEROS)
-        bk_KH = weight("bk", "kv head", (K, H), ZEROS)
-        bv_KH = weight("bv", "kv head", (K, H), ZEROS)
         wo_DNH = weight("wo", "embed heads head", (D, N, H), _normal(2 * c.layers * N * H))
         ffn_norm_D = weight("ffn_norm", "norm", (D,), ONES)
         gate_FD = weight("gate", "ffn embed", (F, D), _normal(D))
@@ -118,9 +115,16 @@ class Block(nn.Module):
         down_DF = weight("down", "embed ffn", (D, F), _normal(2 * c.layers * F))
 
         y_BTD = rms_norm(x_BTD, attention_norm_D, c.norm_eps)
-        q_BNTH = jnp.einsum("BTD,NHD->BNTH", y_BTD, wq_NHD) + bq_NH[:, None]
-        k_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wk_KHD) + bk_KH[:, None]
-        v_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wv_KHD) + bv_KH[:, None]
+        q_BNTH = jnp.einsum("BTD,NHD->BNTH", y_BTD, wq_NHD)
+        k_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wk_KHD)
+        v_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wv_KHD)
+        if c.family == "qwen2":
+            q_BNTH += weight("bq", "heads head", (N, H), ZEROS)[:, None]
+            k_BKTH += weight("bk", "kv head", (K, H), ZEROS)[:, None]
+            v_BKTH += weight("bv", "kv head", (K, H), ZEROS)[:, None]
+        else:
+            q_BNTH = rms_norm(q_BNTH, weight("q_norm", "norm", (H,), ONES), c.norm_eps)
+            k_BKTH = rms_norm(k_BKTH, weight("k_norm", "norm", (H,), ONES), c.norm_eps)
         q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
         k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
@@ -199,7 +203,10 @@ class Qwen(nn.Module):
 
 
 def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) * weight, in float32, returned in the type of x. Zhang & Sennrich 2019, eq. 4."""
+    """x / sqrt(mean(x²) + eps) * weight over the last of any dimensions. Zhang & Sennrich 2019, eq. 4.
+
+    In float32, returned in the type of x.
+    """
     wide_BTD = x_BTD.astype(jnp.float32)
     scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
     # The weight is rounded to the type of x first: so training sees the very weights that the sampler holds.

@@ -24,7 +24,7 @@ from memsearcher_jax.model.hf_tensors import INDEX_FILE, SINGLE_FILE, Tensor, do
 
 SAME_MODEL = (
     *("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
-    *("rope_theta", "norm_eps", "tied"),
+    *("rope_theta", "norm_eps", "tied", "family"),
 )
 """Fields of which any difference means other weights, or other numbers from the same ones."""
 

@@ -150,10 +150,12 @@ def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict:
 
 
 def _check_same_model(manager: ocp.CheckpointManager, step: int, saved: dict, model_config: ModelConfig) -> None:
+    # A checkpoint from before a field was there is of its default.
+    saved = dataclasses.asdict(ModelConfig()) | saved
     differences = [
-        f"{field.name} is {saved.get(field.name)} there and {getattr(model_config, field.name)} here"
+        f"{field.name} is {saved[field.name]} there and {getattr(model_config, field.name)} here"
         for field in dataclasses.fields(ModelConfig)
-        if field.name not in FREE_FIELDS and saved.get(field.name) != getattr(model_config, field.name)
+        if field.name not in FREE_FIELDS and saved[field.name] != getattr(model_config, field.name)
     ]
     if differences:
         raise ValueError(f"{manager.directory / str(step)} holds another model: {'; '.join(differences)}")

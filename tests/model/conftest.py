@@ -29,6 +29,8 @@ VARIANTS = {
     "multi_head_untied": replace(BASE, kv_heads=4, rope_theta=10_000.0),
     "multi_query_tied": replace(BASE, kv_heads=1, tied=True, norm_eps=1e-5),
     "wide_heads_untied": replace(BASE, head_size=16),
+    "qwen3_tied": replace(BASE, family="qwen3", head_size=16, tied=True),
+    "qwen3_untied": replace(BASE, family="qwen3", kv_heads=1, norm_eps=1e-5),
 }
 
 
@@ -60,7 +62,7 @@ def make_params():
     def make(config: ModelConfig, seed: int = 0) -> dict:
         draw = np.random.RandomState(seed)
         shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
-        centre = {"attention_norm": 1.0, "ffn_norm": 1.0, "final_norm": 1.0}
+        centre = dict.fromkeys(("attention_norm", "ffn_norm", "final_norm", "q_norm", "k_norm"), 1.0)
         return jax.tree.map_with_path(
             lambda path, x: jnp.asarray(centre.get(path[-1].key, 0) + 0.2 * draw.standard_normal(x.shape), x.dtype),
             shapes,
@@ -94,12 +96,14 @@ def their_tensors():
             shapes |= {
                 f"model.layers.{layer}.input_layernorm.weight": (D,),
                 f"model.layers.{layer}.post_attention_layernorm.weight": (D,),
-                f"{attention}.q_proj.weight": (N, D),
-                f"{attention}.q_proj.bias": (N,),
-                f"{attention}.k_proj.weight": (K, D),
-                f"{attention}.k_proj.bias": (K,),
-                f"{attention}.v_proj.weight": (K, D),
-                f"{attention}.v_proj.bias": (K,),
+            }
+            for name, size in (("q", N), ("k", K), ("v", K)):
+                shapes[f"{attention}.{name}_proj.weight"] = (size, D)
+                if config.family == "qwen2":
+                    shapes[f"{attention}.{name}_proj.bias"] = (size,)
+                elif name != "v":
+                    shapes[f"{attention}.{name}_norm.weight"] = (config.head_size,)
+            shapes |= {
                 f"{attention}.o_proj.weight": (D, N),
                 f"{mlp}.gate_proj.weight": (F, D),
                 f"{mlp}.up_proj.weight": (F, D),
@@ -119,8 +123,8 @@ def their_config():
 
     def make(config: ModelConfig) -> dict:
         return {
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
+            "architectures": [{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.family]],
+            "model_type": config.family,
             "vocab_size": config.vocab_size,
             "hidden_size": config.embed_size,
             "intermediate_size": config.ffn_size,

@@ -35,6 +35,36 @@ SEVEN_B = {  # as published with Qwen2.5-7B-Instruct
 }
 
 
+QWEN3_4B = {  # as published with Qwen3-4B
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "initializer_range": 0.02,
+    "intermediate_size": 9728,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
 @pytest.fixture
 def read(tmp_path):
     def read(settings) -> ModelConfig:
@@ -50,6 +80,29 @@ def without(settings, *names):
 
 def test_the_published_7b_is_our_default(read):
     assert read(SEVEN_B) == ModelConfig(param_dtype="bfloat16")
+
+
+def test_the_published_qwen3_is_read_with_its_own_head_size(read):
+    assert read(QWEN3_4B) == ModelConfig(
+        *(151_936, 2_560, 9_728, 36, 32, 8, 128),
+        tied=True,
+        family="qwen3",
+        max_positions=40_960,
+        param_dtype="bfloat16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
+        ({"head_dim": None}, "head_dim is None, expected a positive whole number"),
+        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected 'qwen2' or 'qwen3'"),
+    ],
+)
+def test_another_qwen3_is_refused_by_name(settings, message, read):
+    with pytest.raises(ValueError, match=message):
+        read(QWEN3_4B | settings)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +134,8 @@ def test_what_we_write_we_read(variant, read):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', expected 'qwen2'"),
-        ({"model_type": None}, "model_type is None, expected 'qwen2'"),
+        ({"model_type": "llama"}, "model_type is 'llama', expected 'qwen2' or 'qwen3'"),
+        ({"model_type": None}, "model_type is None, expected 'qwen2' or 'qwen3'"),
         ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 'rope_scaling = .*"yarn".* is not supported'),

@@ -1,6 +1,7 @@
 """The forward pass: recorded logits of transformers, and the changes of input that must change nothing."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,10 +13,17 @@ from memsearcher_jax.model import qwen, weights
 from memsearcher_jax.model.config import ModelConfig
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
+QWEN3 = partial(ModelConfig, 151_936, family="qwen3")
 SIZES = {  # published parameter counts
     "0.5B": (ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tied=True), 494_032_768),
     "3B": (ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tied=True), 3_085_938_688),
     "7B": (ModelConfig(), 7_615_616_512),
+    "Qwen3-0.6B": (QWEN3(1_024, 3_072, 28, 16, 8, 128, tied=True), 596_049_920),
+    "Qwen3-1.7B": (QWEN3(2_048, 6_144, 28, 16, 8, 128, tied=True), 1_720_574_976),
+    "Qwen3-4B": (QWEN3(2_560, 9_728, 36, 32, 8, 128, tied=True), 4_022_468_096),
+    "Qwen3-8B": (QWEN3(4_096, 12_288, 36, 32, 8, 128), 8_190_735_360),
+    "Qwen3-14B": (QWEN3(5_120, 17_408, 40, 40, 8, 128), 14_768_307_200),
+    "Qwen3-32B": (QWEN3(5_120, 25_600, 64, 64, 8, 128), 32_762_123_264),
 }
 
 
@@ -50,6 +58,14 @@ def test_init_draws_each_layer_apart_and_repeats_for_a_key(base):
     np.testing.assert_allclose(jnp.std(wq_LNHD), base.embed_size**-0.5, rtol=0.1)
     assert not first["layers"]["bq"].any()
     assert (first["final_norm"] == 1).all()
+
+
+def test_qwen3_has_norms_of_queries_and_keys_in_place_of_biases(base):
+    layers, theirs = (qwen.init(jax.random.key(0), replace(base, family=name))["layers"] for name in ("qwen3", "qwen2"))
+    assert layers.keys() - theirs.keys() == {"q_norm", "k_norm"}
+    assert theirs.keys() - layers.keys() == {"bq", "bk", "bv"}
+    assert layers["q_norm"].shape == (base.layers, base.head_size)
+    assert (layers["q_norm"] == 1).all() and (layers["k_norm"] == 1).all()
 
 
 @pytest.mark.parametrize("size", SIZES)

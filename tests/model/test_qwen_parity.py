@@ -17,6 +17,10 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 theirs = pytest.importorskip("transformers.models.qwen2.modeling_qwen2")
+FAMILIES = {
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")
 HALF_B = ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tied=True, compute_dtype="float32")
@@ -27,9 +31,10 @@ def their_model(their_config, their_tensors):
     """(config) -> transformers' model with the weights of `their_tensors`."""
 
     def make(config):
-        their = transformers.Qwen2Config.from_dict(their_config(config))
+        their_settings, their_class = FAMILIES[config.family]
+        their = their_settings.from_dict(their_config(config))
         their._attn_implementation = "eager"
-        model = transformers.Qwen2ForCausalLM(their).eval()
+        model = their_class(their).eval()
         state = {name: torch.from_numpy(x) for name, x in their_tensors(config).items()}
         missing, unexpected = model.load_state_dict(state, strict=False)
         assert (missing, unexpected) == (["lm_head.weight"] if config.tied else [], [])
@@ -67,7 +72,7 @@ def test_rotary_positions(variant, their_model):
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])
-def test_attention_with_biases_and_block(part, variant, their_model, make_folder):
+def test_attention_with_biases_or_norms_and_block(part, variant, their_model, make_folder):
     _, config = variant
     x_BTD, position_BT = hidden(2, 7, config.embed_size), np.tile(np.arange(7), (2, 1))
     layer, rotary = (model := their_model(config).model).layers[1], model.rotary_emb
@@ -97,17 +102,25 @@ def test_logits(variant, their_model, make_folder, make_rows, forward):
     close(forward(params, config, ids_BT, position_BT, segment_BT)[0], expected)
 
 
-def test_gradients(base, their_model, make_folder, make_rows):
-    ids_BT, position_BT, segment_BT = make_rows(base, 2, 9)
-    model = their_model(base)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients(family, base, their_model, make_folder, make_rows):
+    config = replace(base, family=family)
+    ids_BT, position_BT, segment_BT = make_rows(config, 2, 9)
+    model = their_model(config)
     model(tensor(ids_BT).long()).logits.square().mean().backward()
-    _, params = weights.load(make_folder(base))
-    found = jax.grad(lambda p: jnp.mean(jnp.square(qwen.forward(p, base, ids_BT, position_BT, segment_BT)[0])))(params)
+    _, params = weights.load(make_folder(config))
+    found = jax.grad(lambda p: jnp.mean(jnp.square(qwen.forward(p, config, ids_BT, position_BT, segment_BT)[0])))(
+        params
+    )
     close(found["embed"], model.model.embed_tokens.weight.grad)
     for layer, block in enumerate(model.model.layers):
-        N, D = base.heads * base.head_size, base.embed_size
+        N, D = config.heads * config.head_size, config.embed_size
         close(found["layers"]["wq"][layer].reshape(N, D), block.self_attn.q_proj.weight.grad)
-        close(found["layers"]["bk"][layer].reshape(-1), block.self_attn.k_proj.bias.grad)
+        if family == "qwen2":
+            close(found["layers"]["bk"][layer].reshape(-1), block.self_attn.k_proj.bias.grad)
+        else:
+            close(found["layers"]["q_norm"][layer], block.self_attn.q_norm.weight.grad)
+            close(found["layers"]["k_norm"][layer], block.self_attn.k_norm.weight.grad)
         close(found["layers"]["down"][layer], block.mlp.down_proj.weight.grad)
 
 

@@ -1,5 +1,6 @@
 """What is saved comes back bit for bit, on any mesh; what is damaged is named in one line."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -134,6 +135,17 @@ def test_a_checkpoint_of_another_model_names_the_difference(nano, saved):
     other = replace(nano.model, layers=3, compute_dtype="bfloat16")
     with pytest.raises(ValueError, match=r"holds another model: layers is 2 there and 3 here$"):
         restore_params(saved[0], other, abstract_params(other, nano.mesh()))
+
+
+def test_a_checkpoint_from_before_a_setting_was_there_has_its_default(nano, copy):
+    meta = copy / "2" / "meta" / "metadata"
+    stored = json.loads(meta.read_text())
+    assert stored["model"].pop("family") == "qwen2"
+    meta.write_text(json.dumps(stored))
+    restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
+    other = replace(nano.model, family="qwen3")
+    with pytest.raises(ValueError, match=r"holds another model: family is qwen2 there and qwen3 here$"):
+        restore_params(copy, other, abstract_params(other, nano.mesh()))
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])
