@@ -17,6 +17,9 @@ from memsearcher_jax.data.language import RELATION
 from memsearcher_jax.data.world import World
 
 NOTHING = "nothing yet."
+KNOWN, GUESS = "I know it.", "A guess."
+"""What it thinks before it answers, with all facts and without. They differ from the first word on: who imitates it has to
+tell the two situations apart, and can then learn from rewards alone to leave the guesses out."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,10 @@ class Demonstrator:
 
     def _act(self) -> str:
         known = len(self.path) - 1
-        if known == len(self.relations) or (known and self._errs(self.errors.answer_early)):
-            return f"I know it.</think>\n\\boxed{{{self.path[-1]}}}"
+        if known == len(self.relations):
+            return f"{KNOWN}</think>\n{box(self.path[-1])}"
+        if known and self._errs(self.errors.answer_early):
+            return f"{GUESS}</think>\n{box(self.path[-1])}"
         query = self.path[-1]
         if self._errs(self.errors.wrong_query):
             query = query.split()[-1] if " " in query else self.relations[known]
@@ -125,6 +130,10 @@ def call(query: str) -> str:
     """A tool call as the protocol wants it."""
     body = json.dumps({"name": "wikipedia_search", "arguments": {"query": query}}, ensure_ascii=False)
     return f"<tool_call>{body}</tool_call>"
+
+
+def box(answer: str) -> str:
+    return f"\\boxed{{{answer}}}"
 
 
 def memory(text: str) -> str:
