@@ -2,8 +2,8 @@
 
 python benchmarks/learning.py --out DIR [--variants tiny react ...] [--seeds 0 1 2]
 
-Runs the commands that a user would run, each in its folder of DIR, and goes on where it was stopped. What is in DIR then is
-summarised: a table on the screen and in DIR/learning.md, learning.png and tokens.png beside it.
+Runs the commands that a user would run, each in its folder of DIR, and goes on where it was stopped. What is in DIR
+then is summarised: a table on the screen and in DIR/learning.md, learning.png and tokens.png beside it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ python launch/tpu_train.py --config tiny_react
 
 from memsearcher_jax.agent.types import AgentConfig
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.world import WorldConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -49,13 +51,16 @@ def tiny_react() -> RunConfig:
             top_k=0,
             top_p=1.0,
         ),
+        # Large enough that no question comes twice and no name can be learnt by heart.
+        data=DataConfig(world=WorldConfig(train_people=256, train_questions=3_000, test_people=64, test_questions=300)),
         training=TrainingConfig(
             row_tokens=1_024,
-            rows_per_update=12,
-            accumulate=1,
+            rows_per_update=6,
+            accumulate=6,
             logit_chunk=128,
             learning_rate=3e-4,
             warmup_steps=10,
+            adam_b2=0.99,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),

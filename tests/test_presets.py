@@ -27,9 +27,9 @@ PUBLISHED = {
 # What each docstring names: devices of the training mesh, and the local devices of a host that samples.
 DEVICES = {
     "nano": [(1, 1), (8, 8)],
-    "tiny": [(1, 1), (8, 8)],
-    "tiny_warmstart": [(1, 1), (8, 8)],
-    "tiny_react": [(1, 1), (4, 8)],
+    "tiny": [(1, 1), (2, 8)],
+    "tiny_warmstart": [(1, 1), (2, 8)],
+    "tiny_react": [(1, 1), (1, 8)],
     "tiny_memalpha": [(1, 1), (8, 8)],
     "qwen05b": [(4, 4), (8, 8)],
     "qwen3b": [(16, 4), (16, 8)],

@@ -18,19 +18,19 @@ from memsearcher_jax.data.world import World
 
 NOTHING = "nothing yet."
 KNOWN, GUESS = "I know it.", "A guess."
-"""What it thinks before it answers, with all facts and without. They differ from the first word on: who imitates it has to
-tell the two situations apart, and can then learn from rewards alone to leave the guesses out."""
+"""What it thinks before it answers, with all facts and without. They differ from the first word on: who imitates it has
+to tell the two situations apart, and can then learn from rewards alone to leave the guesses out."""
 
 
 @dataclass(frozen=True)
 class Errors:
     """Probabilities, each drawn anew whenever there is a chance for the error."""
 
-    answer_early: float = 0.55
+    answer_early: float = 0.7
     """To answer with what is known while facts are missing."""
-    wrong_query: float = 0.2
+    wrong_query: float = 0.1
     """To search for less than the name."""
-    bad_memory: float = 0.4
+    bad_memory: float = 0.1
     """To note another name of the results, or (half of the time) nothing at all."""
 
 

@@ -46,11 +46,11 @@ class RLConfig:
 class DemonstrationConfig:
     """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own."""
 
-    answer_early: float = 0.55
+    answer_early: float = 0.7
     """Probability that it answers while facts are missing."""
-    wrong_query: float = 0.2
+    wrong_query: float = 0.1
     """Probability that it searches for less than a name."""
-    bad_memory: float = 0.4
+    bad_memory: float = 0.1
     """Probability that it notes a wrong name, or nothing."""
     copies: int = 140
     """Exercises of a step: a run of tokens that comes twice."""

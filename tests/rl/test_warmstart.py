@@ -9,7 +9,7 @@ from memsearcher_jax.report.metrics import read_metrics
 SMALL = """
     --config tiny_warmstart --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8
     --rl.problems 12 --rl.checkpoint_every 1 --demonstrations.measure_every 2
-    --training.warmup_steps 0 --training.rows_per_update 8
+    --training.warmup_steps 0 --training.rows_per_update 8 --training.accumulate 1
 """
 
 
