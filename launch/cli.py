@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 class Command:
     """Flags that every program has."""
 
-    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "tiny"
+    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "nano"
     """Preset: a name in configs/, or a file like those there. A run's folder brings its own settings instead."""
     out: _Folder = None
     """Folder to write; it must be new, unless a run is resumed. Without it: a dated one under runs/."""

@@ -108,9 +108,9 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--agent.prompts system_only", "the prompt set system_only lacks turn.txt"),
         (
             "--agent.workflow react",
-            "but must have the slots {{question}}; agent.workflow is react: choose agent.prompts",
+            "agent.prompts brief is for another workflow, and agent.workflow is react: choose brief_react",
         ),
-        ("--agent.prompts brief_react", "agent.workflow is memsearcher: choose agent.prompts"),
+        ("--agent.prompts brief_react", "agent.workflow is memsearcher: choose brief"),
         ("--agent.reply_tokens 170", "two replies of 170), but sampling.context_tokens is 768: raise it or lower one"),
         # devices: eight of them
         ("--mesh.data 0", "mesh data=0 fsdp=-1 tensor=1: every size must be 1 or more"),
@@ -233,7 +233,9 @@ def test_a_damaged_run_file(text, line, place, refused, untouched):
 
 def test_questions_that_cannot_be_asked(place, refused, untouched):
     before = untouched(place)
-    assert 'question "asked" has 270 tokens' in refused(ask.main, ["--human", "Who? " * 90, "--out", "out"])
+    assert 'question "asked" has 270 tokens' in refused(
+        ask.main, ["--config", "nano", "--human", "Who? " * 90, "--out", "out"]
+    )
     assert "there is no question" in refused(ask.main, ["--human", "  "])
     assert untouched(place) == before
 

@@ -238,7 +238,7 @@ def test_a_person_is_the_policy(monkeypatch, tmp_path, capsys):
         f"<memory>{person} was born in {city}, which belongs to {country}.</memory>",
         f"The memory says it.</think>\n\\boxed{{{country}}}",
     )
-    ask.main(["--human", "--json", str(tmp_path / "x.json"), HOP.question])
+    ask.main(["--config", "nano", "--human", "--json", str(tmp_path / "x.json"), HOP.question])
     told = json.loads((tmp_path / "x.json").read_text())
     assert (told["stop"], told["answer"]) == ("answered", country)
     first, second, third = told["turns"]
@@ -257,7 +257,9 @@ def test_a_person_with_the_whole_history(monkeypatch, capsys):
     person = HOP.metadata["supporting_titles"][0]
     call = '<tool_call>{"name": "wikipedia_search", "arguments": {"query": "%s", "top_n": 1}}</tool_call>'
     a_person_types(monkeypatch, f"Look.</think>\n{call % person}", "I know.</think>\n\\boxed{Here}")
-    ask.main(["--human", "--agent.workflow", "react", "--agent.prompts", "brief_react", HOP.question])
+    ask.main(
+        ["--config", "nano", "--human", "--agent.workflow", "react", "--agent.prompts", "brief_react", HOP.question]
+    )
     said = capsys.readouterr().out
     assert "(top 1)" in said
     assert "turn 2" in said
@@ -267,7 +269,7 @@ def test_a_person_with_the_whole_history(monkeypatch, capsys):
 
 def test_a_person_who_says_nothing(monkeypatch, capsys):
     a_person_types(monkeypatch)
-    ask.main(["--human", HOP.question])
+    ask.main(["--config", "nano", "--human", HOP.question])
     assert "no_answer" in capsys.readouterr().out
 
 
