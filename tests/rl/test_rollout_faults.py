@@ -19,7 +19,7 @@ from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-KEY = jax.random.key(0)
+KEY = jax.random.key(9)
 MODEL = replace(NANO, tied=False)
 SETTINGS = NANO_SAMPLING
 PASSAGES = (Passage("0", '"Title"\nText.'),)
