@@ -14,7 +14,7 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
-    """About 20 minutes on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
+    """Half an hour on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
     return RunConfig(
         model=ModelConfig(
             path="package:tiny",
@@ -64,6 +64,6 @@ def tiny() -> RunConfig:
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=100, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
+        rl=RLConfig(steps=110, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
         evaluation=EvaluationConfig(max_turns=8),
     )

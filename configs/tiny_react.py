@@ -64,6 +64,6 @@ def tiny_react() -> RunConfig:
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=100, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
+        rl=RLConfig(steps=110, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
         evaluation=EvaluationConfig(max_turns=8),
     )
