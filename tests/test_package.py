@@ -51,7 +51,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == kept
     assert any(name.endswith(".txt") for name in packed), "the prompt templates"
-    assert any(name.startswith(f"{PACKAGE}/assets/tokenizer/") for name in packed), "the small tokenizer"
+    assert any(name.startswith(f"{PACKAGE}/assets/tiny/") for name in packed), "the small weights and their tokenizer"
 
 
 def test_the_metadata_states_licence_python_and_extras(metadata, wheel):

@@ -2,13 +2,14 @@
 
 import math
 import re
+from dataclasses import replace
 
 import cli
 import jax
 import pytest
 
 from memsearcher_jax.agent import prompts
-from memsearcher_jax.config import RunConfig, check, from_dict, to_dict
+from memsearcher_jax.config import RunConfig, check, differences, from_dict, to_dict
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl import build
@@ -54,6 +55,16 @@ def test_a_preset_opens_with_the_command_that_runs_it(name):
 def test_every_size_is_checked_here():
     assert set(QWEN) == set(PUBLISHED)
     assert set(PRESETS) == set(DEVICES)
+
+
+def test_the_small_presets_share_what_their_comparison_rests_on():
+    """Each is written out, to be read alone; the start, the world, the reward and the budget are the same."""
+    tiny, react, warmstart = map(cli.load_preset, ("tiny", "tiny_react", "tiny_warmstart"))
+    assert {name for name, *_ in differences(tiny, react)} == {
+        *("agent.workflow", "agent.prompts", "agent.memory_tokens", "sampling.context_tokens"),
+        *(f"training.{name}" for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")),
+    }
+    assert (tiny.model, tiny.agent) == (replace(warmstart.model, path=tiny.model.path), warmstart.agent)
 
 
 @pytest.mark.parametrize("name", QWEN)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 
 import jax
@@ -32,12 +31,12 @@ from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl import embedder, reading, source
 from memsearcher_jax.rl.rollout import RolloutDriver
-from memsearcher_jax.rl.run_folder import DATA, INDEX, tokenizer_folder
+from memsearcher_jax.rl.run_folder import DATA, INDEX, located, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
 
-PACKAGED_TOKENIZER = str(files("memsearcher_jax") / "assets" / "tokenizer")
+PACKAGED_TOKENIZER = str(located("package:tiny"))
 WORKFLOWS = {"memsearcher": memsearcher, "react": react, "direct": direct, "rag": rag}
 
 

@@ -30,6 +30,7 @@ from memsearcher_jax.agent.types import Prompt, Ruler, Stop, Stream, StreamQuest
 from memsearcher_jax.report.names import Name
 from memsearcher_jax.report.page_facts import Facts, facts_of
 from memsearcher_jax.report.trajectories import Scored
+from memsearcher_jax.rl.score import effort
 from memsearcher_jax.rl.speakers import Said, Speaker
 
 PART = 1_024  # prompts that exist at one time: each may be as long as a memory
@@ -230,18 +231,12 @@ def summarise_facts(batch: Sequence[Facts]) -> dict[str, float]:
 
     Operations and tokens (the policy's) are counts per stream; `calls_ok_share` is over all calls.
     """
-    lengths = [tokens for one in batch for tokens in one.tokens_of_turns]
     names = sorted({name for one in batch for name in one.scores})
-    counted = sorted({name for one in batch for name in one.counts})
     calls, worked = (sum(one.counts.get(name, 0) for one in batch) for name in ("calls", "calls_ok"))
     return {
         Name.REWARD: _mean([one.reward for one in batch]),
         **{name: _mean([one.scores.get(name, math.nan) for one in batch]) for name in names},
-        Name.TURNS: _mean([float(one.turns) for one in batch]),
-        Name.TOKENS_PER_TURN: _mean(lengths) if lengths else 0.0,
-        "peak_context_tokens": float(max(lengths, default=0)),
-        **{name: _mean([float(one.counts.get(name, 0)) for one in batch]) for name in counted},
+        **effort(batch),
         "calls_ok_share": worked / calls if calls else 0.0,
         "unscored": _mean([float(math.isnan(one.reward)) for one in batch]),
-        **{f"stop/{stop.value}": _mean([float(one.stop is stop) for one in batch]) for stop in Stop},
     }

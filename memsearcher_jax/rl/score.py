@@ -43,19 +43,26 @@ def summarise(batch: Sequence[Scored]) -> dict[str, float]:
 
 def summarise_facts(batch: Sequence[Facts]) -> dict[str, float]:
     """`summarise` of what was kept of each trajectory."""
-    lengths = [tokens for one in batch for tokens in one.tokens_of_turns]
-    summary = {
+    return {
         Name.REWARD: _mean([one.reward for one in batch]),
         **{name: _mean([one.scores[name] for one in batch]) for name in batch[0].scores},
         **_by_hops(batch),
-        Name.TURNS: _mean([one.turns for one in batch]),
         "searches": _mean([one.searches for one in batch]),
+        **effort(batch),
+    }
+
+
+def effort(batch: Sequence[Facts]) -> dict[str, float]:
+    """What trajectories of any workflow took, and how they ended."""
+    lengths = [tokens for one in batch for tokens in one.tokens_of_turns]
+    counted = sorted({name for one in batch for name in one.counts})
+    return {
+        Name.TURNS: _mean([one.turns for one in batch]),
         Name.TOKENS_PER_TURN: _mean(lengths),
         "peak_context_tokens": float(max(lengths, default=0)),
+        **{name: _mean([one.counts.get(name, 0) for one in batch]) for name in counted},
+        **{f"stop/{stop.value}": _mean([one.stop is stop for one in batch]) for stop in Stop},
     }
-    counted = sorted({name for one in batch for name in one.counts})
-    summary |= {name: _mean([one.counts.get(name, 0) for one in batch]) for name in counted}
-    return summary | {f"stop/{stop.value}": _mean([one.stop is stop for one in batch]) for stop in Stop}
 
 
 def _by_hops(batch: Sequence[Facts]) -> dict[str, float]:

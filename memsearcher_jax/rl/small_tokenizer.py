@@ -1,4 +1,4 @@
-"""Trains the small tokenizer that ships in `assets/tokenizer`, from text that this package generates.
+"""Trains the small tokenizer that ships beside the small weights in `assets/tiny`, from text that this package makes.
 
 It is a byte-level BPE with the chat tokens of Qwen2.5, so that any text survives, and speaks the language of the
 packaged templates and of the embedded world. It sees many worlds of other seeds, each with names of its own, so that
@@ -24,6 +24,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from memsearcher_jax.data.world import WorldConfig, make_world
+from memsearcher_jax.rl.run_folder import located
 
 VOCABULARY = 1_312  # ids, the added tokens included
 WORLDS = range(1, 33)  # seeds; the world of seed 0, where training happens by default, is not among them
@@ -80,7 +81,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 
 def packaged_folder() -> Path:
     """Where the tokenizer of the package is."""
-    return Path(str(files("memsearcher_jax") / "assets" / "tokenizer"))
+    return located("package:tiny")
 
 
 def _texts() -> Iterator[str]:
