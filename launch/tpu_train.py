@@ -17,7 +17,7 @@ import cli
 
 from memsearcher_jax.config import differences
 from memsearcher_jax.report.progress import Progress, format_numbers
-from memsearcher_jax.rl.run_folder import CHECKPOINTS, open_run_folder, read_run_config, with_own_tokenizer
+from memsearcher_jax.rl.run_folder import checkpoints_of, open_run_folder, read_run_config, with_own_tokenizer
 
 SHOWN = 1_000  # trajectories that the report written at the end holds; launch/report.py writes larger ones
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
         from memsearcher_jax.rl import build, loop, start, warmstart
         from memsearcher_jax.training import checkpoint
 
-        done = checkpoint.latest_step(out / CHECKPOINTS) if flags.resume else None
+        done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
         if done is not None and done >= config.rl.steps:
             print(f"{out}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
             cli.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / FILE_NAME)})

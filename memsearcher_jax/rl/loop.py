@@ -21,6 +21,7 @@ from memsearcher_jax.rl.evaluate import evaluate, run_all, scored
 from memsearcher_jax.rl.keys import key_for, numpy_rng
 from memsearcher_jax.rl.phases import Phases
 from memsearcher_jax.rl.rollout import jobs_for
+from memsearcher_jax.rl.run_folder import checkpoints_of
 from memsearcher_jax.rl.start import Start
 from memsearcher_jax.training.checkpoint import Checkpoints
 
@@ -34,7 +35,7 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
     summarise = start.exam.summarise if start.exam else score.summarise
     trainer, state, position = start.trainer, start.state, start.position
     numbers: Metrics = {}
-    with Checkpoints(out / "checkpoints", keep=rl.keep_checkpoints) as checkpoints:
+    with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
         for step in range(start.step, rl.steps):
             phases = Phases(progress.activity)
             with phases("rollout"):

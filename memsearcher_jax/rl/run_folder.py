@@ -2,7 +2,7 @@
 
 run.json        the run's config; a folder without it is no run
 tokenizer/      a copy of the tokenizer's files
-checkpoints/    orbax, a folder per step
+checkpoints/    orbax, a folder per step; of a run in a bucket (`rl/bucket.py`) they are there
 metrics.jsonl   tensorboard/   trajectories/   curves.png
 data/  index/   built at the start unless the config names built ones
 """
@@ -20,6 +20,7 @@ from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
 PACKAGED = "package:"
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
+BUCKET_FILE = "bucket.json"  # names the bucket's folder whose run is worked on here
 
 
 def located(folder: str | Path) -> Path:
@@ -44,7 +45,7 @@ def is_vacant(folder: Path) -> bool:
         return True
     if not folder.is_dir() or is_run(folder):
         return False
-    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial"}
+    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE}
     return all(one.name in built or one.name.startswith(f".{INDEX}.") for one in folder.iterdir())
 
 
@@ -57,6 +58,13 @@ def read_run_config(folder: str | Path) -> RunConfig:
         return from_dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): restore it, or start a new run") from error
+
+
+def checkpoints_of(folder: str | Path) -> str:
+    """Where the checkpoints of the run in this folder are: a path, or an address that orbax takes."""
+    file = Path(folder) / BUCKET_FILE
+    top = json.loads(file.read_text(encoding="utf-8"))["address"] if file.is_file() else folder
+    return f"{top}/{CHECKPOINTS}"
 
 
 def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> None:

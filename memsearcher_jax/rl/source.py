@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, located, read_run_config
+from memsearcher_jax.rl.run_folder import checkpoints_of, is_run, located, read_run_config
 from memsearcher_jax.training import checkpoint
 
 
@@ -31,7 +31,7 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
 
 def newest_step(folder: str | Path) -> int | None:
     """The step of the weights in a run's folder; None for other weights, and for a run without a checkpoint."""
-    return checkpoint.latest_step(Path(folder) / CHECKPOINTS) if is_run(folder) else None
+    return checkpoint.latest_step(checkpoints_of(folder)) if is_run(folder) else None
 
 
 def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) -> dict:
@@ -43,7 +43,7 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) 
         qwen.declared(model),
         sharding.param_shardings(model, mesh),
     )
-    return checkpoint.restore_params(Path(folder) / CHECKPOINTS, model, target)
+    return checkpoint.restore_params(checkpoints_of(folder), model, target)
 
 
 def _check_same_model(folder: str | Path, ours: ModelConfig, theirs: ModelConfig) -> None:

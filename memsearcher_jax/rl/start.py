@@ -12,7 +12,7 @@ from memsearcher_jax.rl import reading, source
 from memsearcher_jax.rl.build import Run, sampler_params
 from memsearcher_jax.rl.exam import Exam
 from memsearcher_jax.rl.keys import key_for
-from memsearcher_jax.rl.run_folder import CHECKPOINTS, is_run, read_run_config
+from memsearcher_jax.rl.run_folder import checkpoints_of, is_run, read_run_config
 from memsearcher_jax.rl.trainer import Trainer, make_trainer
 from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.update import TrainState
@@ -71,7 +71,7 @@ def fresh(run: Run) -> Start:
 def resumed(run: Run, folder: Path) -> Start:
     """The newest complete checkpoint of the run in `folder`; the frozen weights are the run's starting ones."""
     model, mesh = run.config.model, run.meshes.train
-    checkpoints = folder / CHECKPOINTS
+    checkpoints = checkpoints_of(folder)
     step = checkpoint.latest_step(checkpoints)
     if step is None:
         return fresh(run)
