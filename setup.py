@@ -23,6 +23,7 @@ RUNTIME = [
     "numpy>=2.4,<3",
 ]
 
+GCS = ["gcsfs>=2026.9,<2027"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
@@ -31,8 +32,10 @@ EXTRAS = {
         *("pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"),
         *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
         *SERVE,
+        *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],
     "serve": SERVE,
+    "gcs": GCS,
     "browser": ["selenium>=4.51,<5"],
     "bench": ["faiss-cpu>=1.15.1,<2"],
     "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],

@@ -98,6 +98,11 @@ def parse(kind: type[Flags], argv: Sequence[str]) -> Flags:
     return flags
 
 
+def is_address(name: str) -> bool:
+    """Whether this names a place that is no path of this machine, such as gs://BUCKET/FOLDER."""
+    return re.match(r"[a-z][a-z0-9+.-]*:/", name) is not None
+
+
 def load_preset(name: str) -> RunConfig:
     """The config that the preset `name` returns. Raises ValueError if there is none, or if it cannot be used."""
     file = Path(name) if name.endswith(".py") else PRESETS / f"{name}.py"
@@ -237,9 +242,17 @@ def _first_look(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--checkpoint", type=Path)
     try:
-        return parser.parse_known_args(list(argv))[0]
+        chosen = parser.parse_known_args(list(argv))[0]
     except argparse.ArgumentError as error:
         raise ValueError(f"{error} (--help explains every setting)") from error
+    for flag, folder in (("--out", chosen.out), ("--checkpoint", chosen.checkpoint)):
+        if is_address(str(folder)):
+            address = str(folder).replace(":/", "://", 1)  # a path has lost a stroke of it
+            raise ValueError(
+                f"{flag} {address}: only --out of launch/tpu_train.py may be in a bucket: "
+                f"copy it here, gcloud storage cp --recursive {address} FOLDER"
+            )
+    return chosen
 
 
 def _fresh(kind: type[Flags], chosen: argparse.Namespace, argv: Sequence[str]) -> Flags:

@@ -1,6 +1,8 @@
 """Eight fake CPU devices for every test, and the folder with recorded reference behaviour where it exists."""
 
+import importlib.util
 import os
+import socket
 import tempfile
 from pathlib import Path
 
@@ -51,3 +53,33 @@ def compilations():
             jax.monitoring.unregister_event_duration_listener(listen)
 
     return watch
+
+
+@pytest.fixture(scope="module")
+def bucket_server(free_port):
+    """Cloud Storage on this machine, with one empty bucket called `bucket`; the libraries are told where it is."""
+    for package in ("gcsfs", "gcp_storage_emulator"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -e '.[gcs,test]'")
+    told = {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{free_port}",  # for gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{free_port}",  # for orbax's arrays
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+        "NO_GCE_CHECK": "true",  # google-auth would wait for a server that knows who this machine is
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks by gRPC, which the emulator does not speak
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        from gcp_storage_emulator.server import create_server  # after the environment, which it and gcsfs read
+
+        server = create_server("127.0.0.1", free_port, in_memory=True, default_bucket="bucket")
+        server.start()
+        yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

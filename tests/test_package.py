@@ -57,7 +57,16 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
 def test_the_metadata_states_licence_python_and_extras(metadata, wheel):
     assert (metadata["Name"], metadata["License"]) == (PACKAGE, "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"tpu", "cuda", "serve", "test", "bench", "parity", "browser"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "tpu",
+        "cuda",
+        "serve",
+        "test",
+        "bench",
+        "parity",
+        "browser",
+        "gcs",
+    }
     (licence,) = (name for name in wheel.namelist() if name.endswith("LICENSE"))
     assert "Apache License" in wheel.read(licence).decode()
 

@@ -24,7 +24,8 @@ ROOMS = {
     "report": {TYPES, JSONL, "numpy", "matplotlib", "tensorboardX", "rich"},
 }
 # The hallway knows every room. Nobody in the package knows the fakes of testing.py.
-ROOMS["rl"] = {f"{PACKAGE}.{room}" for room in ROOMS} | {f"{PACKAGE}.config", JSONL, "numpy", "jax", "tokenizers"}
+ROOMS["rl"] = {f"{PACKAGE}.{room}" for room in ROOMS} | {f"{PACKAGE}.config", JSONL}
+ROOMS["rl"] |= {"numpy", "jax", "tokenizers", "fsspec"}
 # Modules beside the rooms. config.py joins the rooms' settings and is quick to import: a test below keeps jax away.
 BESIDE = {
     "__init__": set(),
