@@ -23,6 +23,7 @@ from memsearcher_jax.rl.phases import Phases
 from memsearcher_jax.rl.rollout import jobs_for
 from memsearcher_jax.rl.run_folder import checkpoints_of
 from memsearcher_jax.rl.start import Start
+from memsearcher_jax.rl.vitals import vitals
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 
@@ -53,7 +54,7 @@ def train(run: build.Run, start: Start, out: Path, writer: MetricsWriter, progre
             position += len(problems)
             spread = score.spread([one.reward for one in batch], groups)
             numbers = summarise(batch) | learned | {"groups_with_spread": spread}
-            numbers |= score.sampler_numbers(driver.engine.counters, phases["rollout"])
+            numbers |= vitals(driver, phases["rollout"])
             if rl.evaluate_every and (step + 1) % rl.evaluate_every == 0:
                 with phases("evaluate"):
                     params = build.sampler_params(run, state.params)

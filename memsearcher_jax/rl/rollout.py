@@ -81,6 +81,7 @@ class RolloutDriver:
     searcher: Searcher | None  # None if no workflow searches
     make_workflow: Callable[[Problem], Workflow]
     search_seconds: float = 60.0  # a search that takes longer has failed
+    waited: list[float] = field(default_factory=list, compare=False)  # for searches of the last run, in seconds
 
     def run(self, jobs: Sequence[Job], params, key: jax.Array) -> Iterator[tuple[Job, Trajectory]]:
         """Yields trajectories as they end, in no fixed order; what each holds depends on `params` and `key` alone.
@@ -90,7 +91,8 @@ class RolloutDriver:
         others go on, and every slot is free at the end, also when the caller stops early.
         """
         self.engine.start(params, key)
-        batch = _Batch(deque(jobs), SearchDesk(self.searcher, self.search_seconds))
+        self.waited.clear()
+        batch = _Batch(deque(jobs), SearchDesk(self.searcher, self.search_seconds, self.waited))
         try:
             while batch.waiting or batch.runs:
                 for run, answer in self._answers(batch):

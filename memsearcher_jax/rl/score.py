@@ -12,7 +12,6 @@ from memsearcher_jax.agent.types import Stop, Trajectory
 from memsearcher_jax.report.names import Name
 from memsearcher_jax.report.page_facts import Facts, facts_of
 from memsearcher_jax.report.trajectories import Scored
-from memsearcher_jax.sampling.ledger import Counters
 
 
 def scored(trajectory: Trajectory) -> Scored:
@@ -84,14 +83,3 @@ def spread(reward_R: Sequence[float], group_R: Sequence[int]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
-
-
-def sampler_numbers(counters: Counters, seconds: float) -> dict[str, float]:
-    """What the sampler did in one rollout that took so many seconds."""
-    return {
-        Name.TOKENS_PER_SECOND: counters.generated_tokens / seconds,
-        "generated_tokens": float(counters.generated_tokens),
-        "standing_tokens": float(counters.standing_tokens),
-        "prefilled_tokens": float(counters.prefilled_tokens),
-        "reused_share": counters.reused_share,
-    }

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from memsearcher_jax.agent.types import Find, Found
@@ -17,10 +17,17 @@ Answer = tuple[Found, ...]
 
 
 @dataclass(frozen=True)
+class _Request(Generic[Asker]):
+    asker: Asker
+    find: Find
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
 class _UnderWay(Generic[Asker]):
     """One call of the searcher, in a thread of its own."""
 
-    asked: tuple[tuple[Asker, Find], ...]
+    asked: tuple[_Request[Asker], ...]
     future: futures.Future[list[Answer]]
     deadline: float  # of time.monotonic
 
@@ -33,10 +40,12 @@ class SearchDesk(Generic[Asker]):
     is answered with its error. A call that never returns keeps its thread, which does not keep the process.
     """
 
-    def __init__(self, searcher: Searcher | None, seconds: float):
+    def __init__(self, searcher: Searcher | None, seconds: float, waited: list[float] | None = None):
+        """`waited` is added to: seconds from each question to its answer, failures included."""
         self._searcher = searcher
         self._seconds = seconds
-        self._waiting: list[tuple[Asker, Find]] = []
+        self._waited = [] if waited is None else waited
+        self._waiting: list[_Request[Asker]] = []
         self._under_way: list[_UnderWay[Asker]] = []
 
     @property
@@ -45,7 +54,7 @@ class SearchDesk(Generic[Asker]):
         return bool(self._waiting or self._under_way)
 
     def ask(self, asker: Asker, find: Find) -> None:
-        self._waiting.append((asker, find))
+        self._waiting.append(_Request(asker, find))
 
     def start(self) -> None:
         """Begins the next batch, if none is under way."""
@@ -61,25 +70,25 @@ class SearchDesk(Generic[Asker]):
                 continue
             self._under_way.remove(call)
             error = call.future.exception() if call.future.done() else _late(self._seconds)
-            if error is None:
-                yield from zip((asker for asker, _ in call.asked), call.future.result(), strict=True)
-            elif len(call.asked) > 1:
+            if error is not None and len(call.asked) > 1:
                 self._under_way += [self._begin((one,)) for one in call.asked]
-            else:
-                ((asker, find),) = call.asked
-                yield asker, _failed(find, error)
+                continue
+            found = [_failed(one.find, error) for one in call.asked] if error else call.future.result()
+            for one, answer in zip(call.asked, found, strict=True):
+                self._waited.append(now - one.since)
+                yield one.asker, answer
 
     def wait(self) -> None:
         """Returns when `answers` has something to look at."""
         left = min(call.deadline for call in self._under_way) - time.monotonic()
         futures.wait([call.future for call in self._under_way], max(0.0, left), futures.FIRST_COMPLETED)
 
-    def _begin(self, asked: tuple[tuple[Asker, Find], ...]) -> _UnderWay[Asker]:
+    def _begin(self, asked: tuple[_Request[Asker], ...]) -> _UnderWay[Asker]:
         future: futures.Future[list[Answer]] = futures.Future()
 
         def work() -> None:
             try:
-                future.set_result(_search(self._searcher, [find for _, find in asked]))
+                future.set_result(_search(self._searcher, [one.find for one in asked]))
             except Exception as error:
                 future.set_exception(error)
 

@@ -156,6 +156,8 @@ class Engine:
             self._catch_up()
             self._slots, drawn = self._decode(self._slots, self._params, self._root_key)
             self.counters.ticks += 1
+            self.counters.speaking_slots += len(self._speaking)
+            self.counters.slots += self.settings.slots
             return self._ended(jax.device_get(drawn))
 
     def take(self, slot: int) -> Recorded:

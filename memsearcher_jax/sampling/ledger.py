@@ -32,11 +32,18 @@ class Counters:
     shared_tokens: int = 0  # beginnings of fresh contexts that a cache held already
     generated_tokens: int = 0
     ticks: int = 0
+    speaking_slots: int = 0  # added up over ticks
+    slots: int = 0  # likewise, those that had nothing to say included
 
     @property
     def reused_share(self) -> float:
         """Share of the prompt tokens that were never computed again."""
         return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the slots that a tick computed for nothing: free, or waiting for a search."""
+        return 1 - self.speaking_slots / self.slots if self.slots else 0.0
 
 
 class Ledger:
