@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cli
+import host
 import workplace
 
 from memsearcher_jax.config import differences
@@ -23,6 +24,7 @@ from memsearcher_jax.rl.run_folder import checkpoints_of, open_run_folder, read_
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.bucket import Bucket
+    from memsearcher_jax.rl.hosts import Hosts
 
 SHOWN = 1_000  # trajectories that the report written at the end holds; launch/report.py writes larger ones
 
@@ -35,59 +37,87 @@ class Train(cli.Command):
     """Start the run, or go on with it if --out holds it already: for a command that is repeated after every stop."""
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str], display: type[Progress] = Progress) -> None:
+    """`display` shows how far the run is, and may watch it."""
     with contextlib.ExitStack() as scratch:
         with cli.one_line_errors():
             argv, bucket = workplace.settle(argv, scratch)
-        train(argv, bucket)
+        train(argv, bucket, display)
 
 
-def train(argv: Sequence[str], bucket: Bucket | None) -> None:
+def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -> None:
     """Trains in the folder that `argv` names, a part of the bucket if there is one."""
-    with cli.one_line_errors(), contextlib.ExitStack() as starting:
-        flags = cli.parse(Train, argv)
-        config, out = flags.run, flags.out
-        if bucket and config.rl.method == "demonstrations":
-            raise ValueError(f"--out {bucket.address}: rl.method demonstrations writes to a disk alone: name a folder")
-        if not flags.resume:
-            out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
+    with contextlib.ExitStack() as job:
+        with cli.one_line_errors(), contextlib.ExitStack() as starting:
+            flags = cli.parse(Train, argv)
+            config, out = flags.run, flags.out
+            if bucket and config.rl.method == "demonstrations":
+                raise ValueError(
+                    f"--out {bucket.address}: rl.method demonstrations writes to a disk alone: name a folder"
+                )
+            if not flags.resume:
+                out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
+            place = bucket.address if bucket else out
+            hosts = job.enter_context(host.joined())
+            if hosts.count > 1 and flags.out is None:
+                raise ValueError(f"--out is missing: name the one folder that all {hosts.count} hosts write to")
 
-        place = bucket.address if bucket else out
+            # JAX takes seconds to load; --help and a wrong flag are answered without it.
+            from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
+            from memsearcher_jax.rl import build, loop, start, warmstart
+            from memsearcher_jax.rl.bucket import SendingWriter
+            from memsearcher_jax.training import checkpoint
 
-        # JAX takes seconds to load; --help and a wrong flag are answered without it.
-        from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
-        from memsearcher_jax.report.page import write_page
-        from memsearcher_jax.report.plots import training_curves
-        from memsearcher_jax.rl import build, loop, start, warmstart
-        from memsearcher_jax.rl.bucket import SendingWriter
-        from memsearcher_jax.training import checkpoint
-
-        done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
-        if done is not None and done >= config.rl.steps:
-            print(f"{place}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
+            done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
+            if done is not None and done >= config.rl.steps:
+                if hosts.first:
+                    print(f"{place}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
+                    cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
+                return
+            settings = with_own_tokenizer(out, config) if flags.resume else config
+            run = hosts.in_turn(lambda: build.prepare(settings, out))
+            begin = start.resumed(run, out) if flags.resume else start.fresh(run)
+            writer = None
+            if hosts.first:
+                cli.tell_skipped(run.problems)
+                for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
+                    print(f"{place}: {name} was {then!r} and is {now!r} from now on", file=sys.stderr)
+                open_run_folder(out, config, run.tokenizer.folder)
+                first = begin.step if flags.resume else None
+                if bucket:
+                    bucket.send()
+                writer = SendingWriter(bucket, resume_step=first) if bucket else MetricsWriter(out, resume_step=first)
+                print(
+                    f"{place}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}",
+                    file=sys.stderr,
+                )
+        with writer or contextlib.nullcontext(), display(label(hosts), config.rl.steps, done=begin.step) as progress:
+            if config.rl.method == "grpo":
+                last = loop.train(run, begin, out, writer, progress, hosts)
+            else:
+                last = warmstart.train(run, begin, out, writer, progress)
+        if hosts.first:
+            report(out)
+            if bucket:
+                with cli.one_line_errors():
+                    bucket.send()
             cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
-            return
-        run = build.prepare(with_own_tokenizer(out, config) if flags.resume else config, out)
-        cli.tell_skipped(run.problems)
-        begin = start.resumed(run, out) if flags.resume else start.fresh(run)
-        for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
-            print(f"{place}: {name} was {then!r} and is {now!r} from now on", file=sys.stderr)
-        open_run_folder(out, config, run.tokenizer.folder)
-        first = begin.step if flags.resume else None
-        if bucket:
-            bucket.send()
-        writer = SendingWriter(bucket, resume_step=first) if bucket else MetricsWriter(out, resume_step=first)
-    print(f"{place}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}", file=sys.stderr)
-    learn = {"grpo": loop.train, "demonstrations": warmstart.train}[config.rl.method]
-    with writer, Progress("train", config.rl.steps, done=begin.step) as progress:
-        last = learn(run, begin, out, writer, progress)
+            print(f"{place}: step {config.rl.steps} done, {format_numbers(last)}; read {place}/report.html")
+
+
+def label(hosts: Hosts) -> str:
+    """What every line of progress begins with."""
+    return "train" if hosts.count == 1 else f"host {hosts.index}: train"
+
+
+def report(out: Path) -> None:
+    """The curves and the page of a run whose steps are done."""
+    from memsearcher_jax.report.metrics import FILE_NAME
+    from memsearcher_jax.report.page import write_page
+    from memsearcher_jax.report.plots import training_curves
+
     training_curves(out / FILE_NAME, out / "curves.png")
     write_page(out, out / "report.html", cli.RULES, most=SHOWN)
-    if bucket:
-        with cli.one_line_errors():
-            bucket.send()
-    cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
-    print(f"{place}: step {config.rl.steps} done, {format_numbers(last)}; read {place}/report.html")
 
 
 if __name__ == "__main__":

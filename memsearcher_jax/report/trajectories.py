@@ -22,6 +22,7 @@ given that a problem's metadata holds only what JSON can hold. `zcat FILE | head
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,13 +67,26 @@ def write_trajectories(path: str | Path, scored: Iterable[Scored]) -> None:
     Raises:
         ValueError: a problem's metadata holds a value that JSON cannot hold.
     """
+    write_packed(path, packed(scored))
+
+
+def packed(scored: Iterable[Scored]) -> bytes:
+    """The content of a file. Contents one after the other are a file too, so that hosts can pack their own.
+
+    Raises ValueError as `write_trajectories` does.
+    """
+    content = io.BytesIO()
     # The gzip header would hold the time and the file's name; both are left out so that equal input gives equal bytes.
-    with (
-        replacing(Path(path)) as file,
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed,
-    ):
+    with gzip.GzipFile(filename="", fileobj=content, mode="wb", compresslevel=6, mtime=0) as file:
         for one in scored:
-            packed.write(encode(one))
+            file.write(encode(one))
+    return content.getvalue()
+
+
+def write_packed(path: str | Path, content: bytes) -> None:
+    """Like `write_trajectories`, of what is packed already."""
+    with replacing(Path(path)) as file:
+        file.write(content)
 
 
 def read_trajectories(path: str | Path) -> Iterator[Scored]:

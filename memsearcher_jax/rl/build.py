@@ -74,10 +74,6 @@ def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
 
 def open_meshes(config: RunConfig) -> Meshes:
     """Both meshes. Raises ValueError if the devices, the model or the slots do not divide, or have no room."""
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"the devices belong to {jax.process_count()} hosts, and this version runs on one: start it on one host"
-        )
     train = sharding.make_mesh(config.mesh)
     sharding.check_divides(config.model, dict(train.shape))
     devices, together = jax.local_devices(), config.sampling.tensor
@@ -96,7 +92,12 @@ def open_meshes(config: RunConfig) -> Meshes:
 
 
 def check_rows(config: RunConfig, train: Mesh) -> None:
-    """Raises ValueError if the rows of a micro-batch do not divide over the training mesh."""
+    """Raises ValueError if the rows of a micro-batch, or the problems of a step, are too few for all of the mesh."""
+    hosts = jax.process_count()
+    if config.rl.problems < hosts:
+        raise ValueError(f"rl.problems {config.rl.problems} leaves some of the {hosts} hosts without one: raise it")
+    if hosts > 1 and config.rl.method != "grpo":
+        raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
     rows = config.training.rows_per_update // config.training.accumulate
     shards = train.shape["data"] * train.shape["fsdp"]
     if rows % shards:
@@ -222,8 +223,11 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
     return problems
 
 
-def make_driver(run: Run, *, evaluation: bool = False) -> RolloutDriver:
-    """A rollout driver with an engine of its own, under the settings of training or of evaluation."""
+def make_driver(run: Run, *, evaluation: bool = False, check: Callable[[], None] = lambda: None) -> RolloutDriver:
+    """A rollout driver with an engine of its own, under the settings of training or of evaluation.
+
+    `check` is called whenever a rollout could be broken off, which it does by raising.
+    """
     agent, sampling = run.config.agent, run.config.sampling
     if evaluation:
         agent = replace(agent, max_turns=run.config.evaluation.max_turns)
@@ -233,7 +237,7 @@ def make_driver(run: Run, *, evaluation: bool = False) -> RolloutDriver:
         make_workflow = reading.workflow_maker(run.config, run.prompts, run.tokenizer)
     else:
         make_workflow = workflow_maker(agent, run.prompts, run.tokenizer)
-    return RolloutDriver(engine, run.tokenizer, run.searcher, make_workflow, run.config.rl.search_seconds)
+    return RolloutDriver(engine, run.tokenizer, run.searcher, make_workflow, run.config.rl.search_seconds, check=check)
 
 
 def workflow_maker(agent: AgentConfig, prompts: Prompts, tokenizer: ChatTokenizer) -> Callable[[Problem], Workflow]:
@@ -253,7 +257,5 @@ def prompt_widths(run: Run) -> PromptWidths:
 
 
 def sampler_params(run: Run, params):
-    """The weights as the sampler wants them: on this host's mesh, in the compute type."""
-    return sharding.reshard(
-        params, sharding.param_shardings(run.config.model, run.meshes.local), run.config.model.compute_dtype
-    )
+    """The weights as the sampler wants them: on this host's mesh, in the compute type. All hosts ask together."""
+    return sharding.publish(params, run.config.model, run.meshes.local, run.config.model.compute_dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from memsearcher_jax.report.trajectory_log import TrajectoryLog, cut_torn_end, r
 from memsearcher_jax.rl import score
 from memsearcher_jax.rl.build import Run
 from memsearcher_jax.rl.exam import Exam
+from memsearcher_jax.rl.hosts import Hosts, Interrupted
 from memsearcher_jax.rl.keys import key_for
+from memsearcher_jax.rl.part import Part, gather
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, jobs_for
 
 PART = "part_{:04d}.jsonl.gz"  # trajectories of one host
@@ -93,14 +96,36 @@ def questions_of(run: Run) -> list[Problem]:
 
 
 def evaluate(
-    run: Run, driver: RolloutDriver, params, tell: Callable[[str], None], exam: Exam | None = None
+    run: Run,
+    driver: RolloutDriver,
+    params,
+    tell: Callable[[str], None],
+    exam: Exam | None = None,
+    share: Share | None = None,
 ) -> list[Scored]:
-    """One scored trajectory for each of `questions_of(run)`, in order, all in memory.
+    """One scored trajectory for each of `questions_of(run)`, or of a share of them, in order, all in memory.
 
     `driver` has evaluation's settings; `params` are the sampler's; `exam` as in `roll_out`, by evaluation's rules.
     """
     exam = replace(exam, evaluation=True) if exam else None
-    return roll_out(driver, jobs_for(questions_of(run), 1), params, _key(run), tell, exam)
+    return roll_out(driver, missing(questions_of(run), (), share or Share()), params, _key(run), tell, exam)
+
+
+def measure(
+    run: Run,
+    driver: RolloutDriver,
+    params,
+    tell: Callable[[str], None],
+    exam: Exam | None,
+    hosts: Hosts,
+) -> Sequence[Facts]:
+    """`evaluate` by all hosts together: the facts of all questions on each of them; none if the run is to stop."""
+    part = None
+    with suppress(Interrupted):
+        batch = evaluate(run, driver, params, tell, exam, Share(hosts.index, hosts.count))
+        part = Part((), [facts_of(one) for one in batch])
+    whole = gather(hosts, part)
+    return whole.facts if whole else ()
 
 
 def recorded(folder: Path, problems: Sequence[Problem], share: Share) -> dict[str, Facts]:

@@ -28,7 +28,7 @@ from memsearcher_jax.agent.memalpha_reward import (
 from memsearcher_jax.agent.memalpha_view import Reader
 from memsearcher_jax.agent.types import Prompt, Ruler, Stop, Stream, StreamQuestion, Trajectory
 from memsearcher_jax.report.names import Name
-from memsearcher_jax.report.page_facts import Facts, facts_of
+from memsearcher_jax.report.page_facts import Facts
 from memsearcher_jax.report.trajectories import Scored
 from memsearcher_jax.rl.score import effort
 from memsearcher_jax.rl.speakers import Said, Speaker
@@ -61,11 +61,6 @@ class Exam:
         verdicts_RC = self._verdicts(read, jax.random.fold_in(key, 2), tell)
         graded = iter([self._scored(*one) for one in zip(read, answers_RQ, replies_RQ, verdicts_RC, strict=True)])
         return [next(graded) if one.outcome.stop is Stop.REMEMBERED else _unscored(one) for one in trajectories]
-
-    @staticmethod
-    def summarise(batch: Sequence[Scored]) -> dict[str, float]:
-        """See `summarise_facts`."""
-        return summarise_facts([facts_of(one) for one in batch])
 
     def _answers(self, read: Sequence[Trajectory], key: jax.Array, tell: Callable[[str], None]) -> list[list[Said]]:
         def prompts() -> Iterator[Prompt]:

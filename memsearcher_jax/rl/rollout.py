@@ -43,11 +43,14 @@ class Job:
     rollout: int
 
 
-def jobs_for(problems: Sequence[Problem], rollouts: int) -> list[Job]:
-    """G rollouts of each problem, numbered in order: the copies of a problem stand together."""
+def jobs_for(problems: Sequence[Problem], rollouts: int, *, first: int = 0) -> list[Job]:
+    """G rollouts of each problem, numbered in order: the copies of a problem stand together.
+
+    `first`: which one of all hosts' problems these begin with, so that no two hosts draw alike.
+    """
     return [
         Job(number=index * rollouts + copy, problem=problem, rollout=copy)
-        for index, problem in enumerate(problems)
+        for index, problem in enumerate(problems, start=first)
         for copy in range(rollouts)
     ]
 
@@ -82,6 +85,7 @@ class RolloutDriver:
     make_workflow: Callable[[Problem], Workflow]
     search_seconds: float = 60.0  # a search that takes longer has failed
     waited: list[float] = field(default_factory=list, compare=False)  # for searches of the last run, in seconds
+    check: Callable[[], None] = lambda: None  # called after every call of the device; what it raises ends the batch
 
     def run(self, jobs: Sequence[Job], params, key: jax.Array) -> Iterator[tuple[Job, Trajectory]]:
         """Yields trajectories as they end, in no fixed order; what each holds depends on `params` and `key` alone.
@@ -95,6 +99,7 @@ class RolloutDriver:
         batch = _Batch(deque(jobs), SearchDesk(self.searcher, self.search_seconds, self.waited))
         try:
             while batch.waiting or batch.runs:
+                self.check()
                 for run, answer in self._answers(batch):
                     request = self._advance(run, answer)
                     if isinstance(request, Find):

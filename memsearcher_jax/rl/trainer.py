@@ -46,7 +46,7 @@ class Trainer:
         rows = self._pack(samples, rng)
         numbers = []
         with jax.set_mesh(self.mesh):
-            placed = jax.device_put(list(rows.split(settings.rows_per_update)), self._lies)
+            placed = [self._place(batch) for batch in rows.split(settings.rows_per_update)]
             batches, found = settle_old_logprobs(settings, self.reference, state.params, placed)
             for number, batch in enumerate(batches, start=1):
                 tell(f"mini-batch {number}/{len(batches)}")
@@ -65,7 +65,7 @@ class Trainer:
         likelihoods = []
         with jax.set_mesh(self.mesh):
             for batch in rows.split(settings.rows_per_update):
-                placed = jax.device_put(batch, self._lies)
+                placed = self._place(batch)
                 logprob_BT = np.where(batch.mask_BT, jax.device_get(self.reference(params, placed)), 0)
                 for segment_T, logprob_T in zip(batch.segment_BT, logprob_BT, strict=True):
                     likelihoods.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
@@ -75,10 +75,10 @@ class Trainer:
         settings = self.config.training
         return pack(samples, settings.row_tokens, settings.rows_per_update, rng, micro_batches=settings.accumulate)
 
-    @property
-    def _lies(self) -> NamedSharding:
-        """Where rows lie."""
-        return NamedSharding(self.mesh, spec(("batch", None)))
+    def _place(self, rows: Rows) -> Rows:
+        """Rows that every host has, spread over the devices of all: each takes its own."""
+        lies = NamedSharding(self.mesh, spec(("batch", None)))
+        return jax.tree.map(lambda x_BT: jax.make_array_from_callback(x_BT.shape, lies, x_BT.__getitem__), rows)
 
 
 def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:

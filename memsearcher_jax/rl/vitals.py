@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from memsearcher_jax.report.names import Name
-from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.sampling.ledger import Counters
 
+if TYPE_CHECKING:
+    from memsearcher_jax.rl.part import Part
 
-def vitals(driver: RolloutDriver, seconds: float) -> dict[str, float]:
-    """The numbers of the driver's last run, which took so many seconds, and of this host's devices as they are now."""
-    devices = [one.memory_stats() for one in jax.local_devices()]
-    return sampler_numbers(driver.engine.counters, seconds) | search_numbers(driver.waited) | memory_numbers(devices)
+
+def vitals(part: Part) -> dict[str, float]:
+    """The numbers of what all hosts have sampled for a step."""
+    return sampler_numbers(part.counters, part.seconds) | search_numbers(part.waited) | part.memory
 
 
 def sampler_numbers(counters: Counters, seconds: float) -> dict[str, float]:

@@ -53,13 +53,17 @@ class Checkpoints:
             optimizer=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state}),
             meta=ocp.args.JsonSave({"model": dataclasses.asdict(model_config), "run": dict(meta)}),
         )
-        newest = self._manager.latest_step()
-        if newest is not None and step <= newest:
+        if self.newest is not None and step <= self.newest:
             raise ValueError(
-                f"step {step} is not saved: {self._manager.directory} already holds step {newest}; "
+                f"step {step} is not saved: {self._manager.directory} already holds step {self.newest}; "
                 "resume from it or choose another folder"
             )
         self._manager.save(step, args=args, force=True)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest step that is whole or being written."""
+        return self._manager.latest_step()
 
     def close(self) -> None:
         """Waits until everything is on disk."""
