@@ -60,6 +60,9 @@ class Command:
     """Go on with what stands in --out, under the settings stored there and those given now."""
     checkpoint: _Folder = None
     """Weights to start from: a run's folder (its newest checkpoint) or a Hugging Face folder."""
+    compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """Keep compiled programs in this folder (gs:// too) and load them from there. They are code: share it with nobody
+    whom you would not let run programs as you."""
     json: _File = None
     """Also write the result to this file, as JSON."""
     run: Annotated[RunConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff] = field(default_factory=RunConfig)
@@ -93,6 +96,7 @@ def parse(kind: type[Flags], argv: Sequence[str]) -> Flags:
     chosen = _first_look(argv)
     flags = _resumed(kind, chosen, argv) if chosen.resume else _fresh(kind, chosen, argv)
     check(flags.run)
+    _keep_compiled(flags.compile_cache)
     if flags.json:
         _check_can_write(flags.json)
     return flags
@@ -223,6 +227,18 @@ def no_such_setting(unknown: str, kind: type[Flags]) -> str:
     known = [f"--{known}" for known in (*flags, *settings(RunConfig()))]
     close = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
     return f"no setting {name!r}: " + (f"did you mean {close[0]}?" if close else "--help lists all settings")
+
+
+def _keep_compiled(folder: str) -> None:
+    """JAX reads the variable when it is loaded, which no program has done yet when its flags are parsed."""
+    if not folder:
+        return
+    if not is_address(folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder = str(Path(folder).absolute())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", folder)
 
 
 def _check_can_write(file: Path) -> None:

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import cli
 import host
+import tyro
 import workplace
 
 from memsearcher_jax.config import differences
@@ -35,6 +36,8 @@ class Train(cli.Command):
 
     start_or_resume: bool = False
     """Start the run, or go on with it if --out holds it already: for a command that is repeated after every stop."""
+    profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
+    """Write a trace of this step, counted from 0, to the folder profile/ of the run: xprof --logdir RUN/profile."""
 
 
 def main(argv: Sequence[str], display: type[Progress] = Progress) -> None:
@@ -55,6 +58,8 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                 raise ValueError(
                     f"--out {bucket.address}: rl.method demonstrations writes to a disk alone: name a folder"
                 )
+            if flags.profile is not None and config.rl.method == "demonstrations":
+                raise ValueError("--profile: rl.method demonstrations has no trace of its steps: leave it out")
             if not flags.resume:
                 out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
             place = bucket.address if bucket else out
@@ -66,6 +71,7 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
             from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
             from memsearcher_jax.rl import build, loop, start, warmstart
             from memsearcher_jax.rl.bucket import SendingWriter
+            from memsearcher_jax.rl.trace import Trace, check_step
             from memsearcher_jax.training import checkpoint
 
             done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
@@ -74,6 +80,7 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                     print(f"{place}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
                     cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
                 return
+            check_step(flags.profile, done or 0, config.rl.steps)
             settings = with_own_tokenizer(out, config) if flags.resume else config
             run = hosts.in_turn(lambda: build.prepare(settings, out))
             begin = start.resumed(run, out) if flags.resume else start.fresh(run)
@@ -93,7 +100,8 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                 )
         with writer or contextlib.nullcontext(), display(label(hosts), config.rl.steps, done=begin.step) as progress:
             if config.rl.method == "grpo":
-                last = loop.train(run, begin, out, writer, progress, hosts)
+                with Trace(out, flags.profile) as trace:
+                    last = loop.train(run, begin, out, writer, progress, hosts, trace)
             else:
                 last = warmstart.train(run, begin, out, writer, progress)
         if hosts.first:

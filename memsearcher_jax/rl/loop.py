@@ -11,6 +11,7 @@ Whoever is told to stop breaks its rollout off and says so at 4: all hosts drop 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,11 +39,12 @@ def train(
     writer: MetricsWriter | None,
     progress: Progress,
     hosts: Hosts | None = None,
+    at_step: Callable[[int], None] = lambda step: None,
 ) -> Metrics:
     """Goes on from `start` to step `rl.steps`; returns the last step's numbers. Everything is written under `out`.
 
     Of several hosts the first one writes, and only it has a writer. Raises Stopped when one of them was told to stop
-    and all is saved.
+    and all is saved. `at_step` hears the number of each step as it begins.
     """
     config, rl, hosts = run.config, run.config.rl, hosts or Hosts()
     stream = ProblemStream(run.problems.train, config.seed)
@@ -57,6 +59,7 @@ def train(
             checkpoints.save(step, state, config.model, {"position": position})
 
         for step in range(start.step, rl.steps):
+            at_step(step)
             phases, part = Phases(progress.activity), None
             key = key_for(config.seed, "rollout", step)
             problems = stream.share(position, rl.problems, host=hosts.index, hosts=hosts.count)

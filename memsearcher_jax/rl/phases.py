@@ -1,10 +1,12 @@
-"""Wall-clock time of the phases of a step."""
+"""Wall-clock time of the phases of a step, which a trace shows by their names too."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import jax
 
 from memsearcher_jax.report.names import PHASE_PREFIX
 
@@ -21,7 +23,8 @@ class Phases:
         self._tell(name)
         began = time.perf_counter()
         try:
-            yield
+            with jax.profiler.TraceAnnotation(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 

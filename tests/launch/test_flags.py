@@ -1,5 +1,6 @@
 """Mistakes on the command line that are seen before anything is opened: each is one line with a way out."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -175,3 +176,27 @@ def test_rows_that_were_left_out_are_told(capsys):
     assert capsys.readouterr().err == "1200 malformed rows are left out; the first: q.jsonl:3: not JSON\n"
     cli.tell_skipped(Problems((), ()))
     assert capsys.readouterr().err == ""
+
+
+CACHED = """
+import sys; sys.path[:0] = ["launch"]
+import cli, jax.monitoring
+cli.parse(cli.Command, ["--compile_cache", sys.argv[1]])
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+jax.jit(lambda x: x * 2 + 1)(3.0)
+print(sum(event.endswith("/cache_hits") for event in hits))
+"""
+
+
+def test_programs_compiled_once_are_loaded_by_the_next_process(tmp_path):
+    cache = tmp_path / "new" / "cache"
+    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, "-c", CACHED, str(cache)]
+    told = [
+        subprocess.run(command, cwd=LAUNCH.parent, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert told[0] == "0\n" and int(told[1]) > 0
+    assert any(cache.iterdir())
