@@ -49,9 +49,10 @@ def _here(word: str, bucket: Bucket) -> str:
 
 
 def _open(address: str, stack: contextlib.ExitStack) -> Bucket:
-    from memsearcher_jax.rl.bucket import Bucket, check_address
+    from memsearcher_jax.rl.bucket import Bucket, check_address, check_installed
 
     check_address(address)
+    check_installed(address)
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
     return Bucket(address, Path(scratch) / address.rpartition("/")[2])
 

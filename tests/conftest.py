@@ -71,10 +71,11 @@ def bucket_server(free_port):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in told.items():
             patch.setenv(name, value)
-        from gcp_storage_emulator.server import create_server  # after the environment, which it and gcsfs read
-
-        server = create_server("127.0.0.1", free_port, in_memory=True, default_bucket="bucket")
-        server.start()
+        # After the environment, which the libraries read when they are imported.
+        spec = importlib.util.spec_from_file_location("cloud_storage", Path(__file__).with_name("cloud_storage.py"))
+        cloud_storage = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(cloud_storage)
+        server = cloud_storage.start(free_port)
         yield server
     server.stop()
 

@@ -3,8 +3,12 @@
 python launch/pod/jobset.py --topology v6e:4x8 --image IMAGE --name NAME --config qwen7b --out gs://BUCKET/NAME \\
     -- --model.path DIR --data.train FILE --retrieval.index DIR
 
-What stands after -- goes to launch/tpu_train.py. --dry-run prints what would run and runs nothing; --manifest FILE
-writes the JobSet for `kubectl create -f FILE`, as JSON, which kubectl reads as it reads YAML.
+What stands after -- goes to launch/tpu_train.py, which starts the run in --out or goes on with it. --dry-run prints
+what would run and runs nothing; --manifest FILE writes the JobSet for `kubectl create -f FILE`, as JSON, which kubectl
+reads as it reads YAML.
+
+Sources: fields from the schema of JobSet (kubernetes-sigs/jobset, v1alpha2); node labels, machines and topologies from
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus, see tpus.toml; privileges from .../docs/how-to/tpus.
 """
 
 from __future__ import annotations
@@ -29,14 +33,17 @@ from typing import Any
 import cli
 import tpu_train
 
+from memsearcher_jax.rl.bucket import check_address
+
 TPUS = Path(__file__).with_name("tpus.toml")
 RETRYABLE_EXIT = 85  # "stopped from outside, all is saved: start me again"; no shell, signal or Python exit is 85
 JOB, CONTAINER = "train", "train"
-COMMAND = ("python", "launch/tpu_train.py")  # as the image's entry point, no shell between the cluster and Python
+COMMAND = ("python", "launch/pod/start.py")  # as the image's entry point, no shell between the cluster and Python
 CREATE = ("kubectl", "create", "-f", "-")  # `apply` would change a job of this name that is there already
 STANDS_BEFORE = "it stands before the --, for every pod alike"
 NOT_PASSED = {
-    **{flag: STANDS_BEFORE for flag in ("--config", "--out", "--resume")},
+    **{flag: STANDS_BEFORE for flag in ("--config", "--out")},
+    **{flag: "every start goes on with what it finds" for flag in ("--resume", "--start_or_resume")},
     "--checkpoint": "name the weights by --model.path",
     "--json": "the numbers of a run are in its folder",
     **{flag: "ask launch/tpu_train.py itself" for flag in ("--help", "-h")},
@@ -105,7 +112,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="name of the JobSet")
     parser.add_argument("--config", required=True, metavar="NAME", help="preset of the run")
     parser.add_argument("--out", required=True, metavar="gs://BUCKET/FOLDER", help="folder of the run")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--data_claim", default="", metavar="NAME", help=f"volume claim to mount, read-only, at {DATA}")
     parser.add_argument("--max_restarts", type=int, default=50, help="restarts after a stop from outside")
     parser.add_argument("--grace_seconds", type=int, default=600, help="time to save in, after SIGTERM")
@@ -123,14 +129,13 @@ def job(flags: argparse.Namespace, trainers: Sequence[str]) -> PodJob:
             raise ValueError(f"--{name} is {getattr(flags, name)}: it must be at least {least}")
     if not flags.image or re.search(r"\s", flags.image):
         raise ValueError(f"--image {flags.image!r}: give the image as docker push knows it")
-    if not re.fullmatch(r"gs://[^/\s]+/\S*[^/\s]", flags.out):
-        raise ValueError(f"--out {flags.out}: name a folder as gs://BUCKET/FOLDER, for pods share no disk")
+    check_address(flags.out)
     if flags.data_claim and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", flags.data_claim):
         raise ValueError(f"--data_claim {flags.data_claim!r}: give the name of a PersistentVolumeClaim")
     check_name(flags.name, flags.slices, one.hosts)
     check_trainer(flags.config, trainers)
-    resume = ("--resume",) if flags.resume else ()
-    args = ("--config", flags.config, "--out", flags.out, *resume, *trainers)
+    # JobSet repeats the command after each stop, as it was rendered.
+    args = ("--config", flags.config, "--out", flags.out, "--start_or_resume", *trainers)
     rest = (flags.max_restarts, flags.grace_seconds, flags.data_claim)
     return PodJob(flags.name, flags.image, one, flags.slices, args, *rest)
 
@@ -257,10 +262,17 @@ def pod(job: PodJob) -> dict[str, Any]:
                 "env": [{"name": name, "value": value} for name, value in ENVIRONMENT.items()],
                 "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
                 "resources": {"requests": chips, "limits": chips},
+                "securityContext": privileges(),
                 "volumeMounts": mounts,
             }
         ],
     }
+
+
+def privileges() -> dict[str, Any]:
+    """The devices of a TPU belong to root, and only SYS_RESOURCE may raise the limit of locked memory; nothing more."""
+    capabilities = {"add": ["SYS_RESOURCE"]}
+    return {"runAsUser": 0, "privileged": False, "allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
 def literal(arg: str) -> str:

@@ -91,9 +91,13 @@ class SendingWriter(MetricsWriter):
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError, in one line, for what is no folder of a bucket or cannot be reached from here at all."""
-    if not re.fullmatch(r"gs://[a-z0-9][-_.a-z0-9]+(/[^/\s]+)+", address) or "/../" in f"{address}/":
+    """Raises ValueError, in one line, for what is no folder of a bucket."""
+    if not re.fullmatch(r"gs://[^/\s]+(/[^/\s]+)+", address) or "/../" in f"{address}/":
         raise ValueError(f"--out {address}: name a folder as {SCHEME}BUCKET/FOLDER, or one of this machine")
+
+
+def check_installed(address: str) -> None:
+    """Raises ValueError, in one line, where the library is missing."""
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(f"--out {address}: gcsfs is not installed: pip install 'memsearcher_jax[gcs]'")
 

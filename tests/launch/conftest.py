@@ -7,8 +7,10 @@ from pathlib import Path
 
 import evaluate
 import export_hf
+import jsonschema
 import pytest
 import tpu_train
+import yaml
 
 from memsearcher_jax.rl import build, start
 from memsearcher_jax.rl.run_folder import CHECKPOINTS
@@ -138,3 +140,38 @@ def scripted(monkeypatch, tmp_path):
         return json.loads(results.read_text()) if results.is_file() else None, folder
 
     return run
+
+
+METADATA = {"type": "object", "properties": {}}  # the CRD leaves ObjectMeta to Kubernetes; of it, what we use:
+METADATA["properties"] = {"name": {"type": "string"}, "annotations": {"additionalProperties": {"type": "string"}}}
+
+
+def strict(schema):
+    """An OpenAPI v3 structural schema as JSON Schema that refuses what it does not list.
+
+    Kubernetes drops an unknown field without a word. Properties may be called `items` or `properties`, so that only
+    the places of schemas are walked.
+    """
+    schema = dict(schema)
+    if schema.pop("x-kubernetes-int-or-string", False):
+        return {"type": ["integer", "string"]}
+    if "properties" in schema:
+        schema["properties"] = {name: strict(one) for name, one in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema["additionalProperties"] = False
+    for place in ("items", "additionalProperties"):
+        if isinstance(schema.get(place), dict):
+            schema[place] = strict(schema[place])
+    return schema
+
+
+@pytest.fixture(scope="module")
+def validator(shared):
+    crd = yaml.load((shared / "reference" / "jobset_crd.yaml").read_text(), Loader=yaml.CSafeLoader)
+    (version,) = (one for one in crd["spec"]["versions"] if one["name"] == "v1alpha2")
+    schema = version["schema"]["openAPIV3Schema"]
+    schema["properties"]["metadata"] = METADATA
+    schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version['name']}"}
+    schema["properties"]["kind"] = {"const": crd["spec"]["names"]["kind"]}
+    jsonschema.Draft202012Validator.check_schema(strict(schema))
+    return jsonschema.Draft202012Validator(strict(schema))

@@ -150,4 +150,4 @@ def test_what_is_no_folder_of_a_bucket(address):
 def test_without_the_library_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(bucket.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'memsearcher_jax\[gcs\]'"):
-        bucket.check_address("gs://bucket/runs/a")
+        bucket.check_installed("gs://bucket/runs/a")
