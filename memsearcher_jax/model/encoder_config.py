@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from memsearcher_jax.model.hf_config import read_json
+from memsearcher_jax.model.hf_config import inside, read_json
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -136,7 +136,7 @@ def _pooling(directory: Path) -> Literal["mean", "cls"]:
         raise ValueError(f"{listed}: module {unknown[0]} is not supported, only {', '.join(sorted(MODULES))} are")
     if "Pooling" not in kinds:
         raise ValueError(f"{listed}: names no Pooling, so there is no vector of a whole text")
-    path = directory / kinds["Pooling"] / "config.json"
+    path = inside(directory, kinds["Pooling"], said_by=listed) / "config.json"
     settings = _optional(path)
     chosen = sorted(name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True)
     if chosen not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):

@@ -113,6 +113,13 @@ def generation_json(end_ids: Sequence[int]) -> dict[str, Any]:
     return {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
 
 
+def inside(directory: Path, name: str, *, said_by: Path) -> Path:
+    """What is called `name` in the folder. Raises ValueError for a name that leads out of it: files name files."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{said_by} names {name!r}, which is not in its folder: do not trust these files")
+    return directory / name
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
     """The JSON object in a file, or with `kind` list the array; ValueError in one line if there is none."""
     try:

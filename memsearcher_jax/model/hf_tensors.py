@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.hf_config import read_json
+from memsearcher_jax.model.hf_config import inside, read_json
 from memsearcher_jax.model.qwen import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -91,9 +91,10 @@ def open_files(directory: Path, stack: ExitStack) -> dict[str, Any]:
         raise ValueError(f"{index} has no weight_map: copy it again")
     handles = {}
     for file in sorted(set(weight_map.values())):
-        if not (directory / file).is_file():
+        path = inside(directory, file, said_by=index)
+        if not path.is_file():
             raise FileNotFoundError(f"{index} names {file}, which is missing: copy the folder again")
-        handles[file] = _open(directory / file, stack)
+        handles[file] = _open(path, stack)
     held = {file: set(handle.keys()) for file, handle in handles.items()}
     for name, file in weight_map.items():
         if name not in held[file]:

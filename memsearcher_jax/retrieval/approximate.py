@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ SAMPLED_PER_LEAF = 50  # rows that k-means looks at
 ROWS_PER_CODEBOOK = 100_000  # rows that the quantiser is trained on
 FEW_ROWS = 50_000  # below it, half as many leaves
 FEW_QUERIES = 8  # that are not worth a second thread
+ASSETS, PICKLED = "scann_assets.pbtxt", "scann_docids.pkl"  # ScaNN's names
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
     """Read what `save_tree` wrote, from wherever it is now."""
     import scann
 
+    _check_trusted(directory)
     try:
         searcher = scann.scann_ops_pybind.load_searcher(str(directory), assets_backcompat_shim=False)
     except (OSError, ValueError, RuntimeError) as error:
@@ -197,6 +200,19 @@ def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
     if searcher.size() != rows:
         raise ValueError(f"{directory}: holds {searcher.size()} vectors, not {rows}; build the index anew")
     return ScannIndex(searcher, rows, settings)
+
+
+def _check_trusted(directory: Path) -> None:
+    """Raises ValueError for what ScaNN would read and `save_tree` never writes.
+
+    It unpickles the ids of documents where it finds some, which runs whatever they hold, and it opens every file that
+    its list names.
+    """
+    listed = directory / ASSETS
+    text = listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else ""
+    named = re.findall(r'asset_path: "[-.\w]+"', text)
+    if (directory / PICKLED).exists() or len(named) != text.count("asset_path"):
+        raise ValueError(f"{directory}: holds pickled ids or names files elsewhere: do not trust it, build anew")
 
 
 def _fewest_leaves(measure: Callable[[int], ScannIndex], too_few: int, most: int, recall: float) -> ScannIndex | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import socket
 import time
 import urllib.parse
@@ -49,6 +50,12 @@ class JsonService:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Addresses stand in logs and in run.json: what must not be read there is not repeated here either.
+        if re.search(r"//[^/]*@|[?#]", self.url):
+            raise ValueError(
+                f"{self.setting} holds a user, a password or a query, which would be stored and logged: leave it out; "
+                "a key comes from an environment variable"
+            )
         try:
             parts = urllib.parse.urlsplit(self.url)
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -93,13 +100,21 @@ class JsonService:
         finally:
             connection.close()
         if status == 429 or status >= 500:
-            raise Unavailable(f"{self.url} answered with status {status}: {shortened(text)}")
+            raise Unavailable(f"{self.url} answered with status {status}: {self._without_secrets(text)}")
         if status != 200:
-            raise Refused(f"{self.url} refused with status {status}: {shortened(text)}")
+            raise Refused(f"{self.url} refused with status {status}: {self._without_secrets(text)}")
         try:
             return json.loads(text)
         except ValueError as error:
-            raise Refused(f"{self.url} answered with something else than JSON: {shortened(text)}") from error
+            reason = self._without_secrets(text)
+            raise Refused(f"{self.url} answered with something else than JSON: {reason}") from error
+
+    def _without_secrets(self, text: bytes) -> str:
+        """The beginning of an answer, for errors. Some services repeat the key that they refuse."""
+        for value in self.headers.values():
+            for secret in {value, *value.split()} - {"Bearer"}:
+                text = text.replace(secret.encode(), b"***")
+        return shortened(text)
 
 
 def shortened(text: bytes, most: int = 200) -> str:

@@ -24,11 +24,17 @@ BUCKET_FILE = "bucket.json"  # names the bucket's folder whose run is worked on 
 
 
 def located(folder: str | Path) -> Path:
-    """The folder; `package:NAME` is the one of that name that comes with this package, wherever it is installed."""
+    """The folder; `package:NAME` is the one of that name that comes with this package, wherever it is installed.
+
+    Raises ValueError for a NAME that would lead out of the package.
+    """
     name = str(folder)
     if not name.startswith(PACKAGED):
         return Path(folder)
-    return Path(str(files("memsearcher_jax") / "assets" / name.removeprefix(PACKAGED)))
+    name = name.removeprefix(PACKAGED)
+    if name in ("", "..") or Path(name).name != name:
+        raise ValueError(f"{folder}: what stands behind {PACKAGED} must be the name of a folder of the package")
+    return Path(str(files("memsearcher_jax") / "assets" / name))
 
 
 def is_run(folder: str | Path) -> bool:

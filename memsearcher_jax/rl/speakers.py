@@ -138,7 +138,8 @@ def open_endpoint(config: SpeakerConfig, *, section: str, max_tokens: int, tempe
     headers = {}
     if config.key_variable:
         if not (secret := os.environ.get(config.key_variable)):
-            raise ValueError(f"{section}.key_variable: the environment holds no {config.key_variable}")
+            # Whoever gives the key itself by mistake must not find it in a log.
+            raise ValueError(f"{section}.key_variable: the environment holds no variable of that name")
         headers["Authorization"] = f"Bearer {secret}"
     # Requests that run side by side fail side by side: one slow moment must not open the circuit.
     breaker = CircuitBreaker(failures=2 * config.at_once)
