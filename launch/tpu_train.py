@@ -66,6 +66,8 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
             hosts = job.enter_context(host.joined())
             if hosts.count > 1 and flags.out is None:
                 raise ValueError(f"--out is missing: name the one folder that all {hosts.count} hosts write to")
+            if bucket and flags.resume and hosts.first:
+                bucket.fetch()  # what it adds to, and reports on at the end
 
             # JAX takes seconds to load; --help and a wrong flag are answered without it.
             from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics

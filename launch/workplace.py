@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import cli
 
-from memsearcher_jax.rl.run_folder import is_run
+from memsearcher_jax.rl.run_folder import RUN_FILE, TOKENIZER, is_run
 
 if TYPE_CHECKING:  # it loads TensorBoard's writer, which --help does not need
     from memsearcher_jax.rl.bucket import Bucket
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # it loads TensorBoard's writer, which --help does not need
 def settle(argv: Sequence[str], stack: contextlib.ExitStack) -> tuple[list[str], Bucket | None]:
     """The command line as it stands for a folder here, and the bucket of which that is a part, if any.
 
-    --start_or_resume becomes --resume where a run is, and an address of --out becomes a temporary folder with what the
-    run there has left; `stack` removes it. Raises ValueError or OSError in one line.
+    --start_or_resume becomes --resume where a run is, and an address of --out becomes a temporary folder with what
+    tells how the run there goes on; `stack` removes it. Raises ValueError or OSError in one line.
     """
     words, flags = list(argv), _first_look(argv)
     if flags.start_or_resume and not flags.out:
@@ -38,7 +38,7 @@ def settle(argv: Sequence[str], stack: contextlib.ExitStack) -> tuple[list[str],
     if resume and not begun:
         raise FileNotFoundError(f"--out {bucket.address} holds no run: there is no run.json in it")
     if begun:
-        bucket.fetch()
+        bucket.fetch(only=(RUN_FILE, TOKENIZER))
     bucket.mark()
     return [_here(word, bucket) for word in words], bucket
 

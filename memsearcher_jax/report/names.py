@@ -22,7 +22,7 @@ class Name(StrEnum):
     IDLE_SLOT_SHARE = "idle_slot_share"  # of the sampler's slots, over the ticks of a rollout
     SEARCH_SECONDS = "search_seconds"  # from a question to its answer, mean over the searches of a rollout
     SEARCH_SECONDS_95 = "search_seconds_95"  # likewise, what 95 of 100 stay below
-    DEVICE_GB = "device_gb"  # memory in use on this host's fullest device when a step ends; CPUs tell none
+    DEVICE_GB = "device_gb"  # memory in use on the fullest device after a rollout; CPUs tell none
     DEVICE_PEAK_GB = "device_peak_gb"  # likewise, the most since the start
     PASSAGES_PER_SECOND = "passages_per_second"  # embedded while an index is built
     LOGPROB_DIFFERENCE = "logprob_difference"  # mean |sampler - trainer| over the policy's tokens

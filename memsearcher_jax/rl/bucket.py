@@ -14,7 +14,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,13 @@ class Bucket:
         with _Reached(self.address):
             return _files().exists(f"{self.address}/{RUN_FILE}")
 
-    def fetch(self) -> None:
-        """Copies everything here but what stays."""
+    def fetch(self, only: Sequence[str] = ()) -> None:
+        """Copies here what stands there under these names at the top, without any: everything but what stays."""
         with _Reached(self.address):
             files = _files()
-            tops = [name for name in files.ls(self.address, detail=False) if name.rpartition("/")[2] not in STAYS]
-            there = [name for top in tops for name in files.find(top)]
+            tops = {name.rpartition("/")[2]: name for name in files.ls(self.address, detail=False)}
+            wanted = [name for top, name in tops.items() if (top in only if only else top not in STAYS)]
+            there = [name for top in wanted for name in files.find(top)]
             here = [self.folder / _below(name, self.address) for name in there]
             for path in here:
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,10 @@
 """TPU VMs from the queue: the exact calls of gcloud, and that every argument arrives as it was written."""
 
 import json
+import re
 import shlex
+import shutil
+import subprocess
 import sys
 
 import cli
@@ -162,3 +165,19 @@ def test_what_it_refuses(command, line, refused, gcloud):
     told = gcloud(0)
     assert line in refused(queued_resource.main, command.split())
     assert not told.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+def test_gcloud_itself_knows_every_flag():
+    """By its own help, which needs no account."""
+    calls: dict[tuple[str, ...], set[str]] = {}
+    for line in GOLDEN.values():
+        words = shlex.split(line)
+        flags = {word.split("=")[0] for word in words if word.startswith("--")}
+        calls.setdefault(tuple(words[:5]), set()).update(flags)
+    assert len(calls) == 5
+    for words, flags in calls.items():
+        told = subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", told)
+        assert flags <= {*re.findall(r"--[a-z-]+", plain), "--project", "--format"}, words

@@ -89,6 +89,13 @@ def test_only_what_changed_is_sent(here, address, tmp_path, monkeypatch):
     assert sent[-1] == []  # what was just fetched
 
 
+def test_a_part_can_be_fetched(here, address, tmp_path):
+    here.send()
+    there = Bucket(address, tmp_path / "b")
+    there.fetch(only=("run.json", "tokenizer"))
+    assert sorted(path.name for path in there.folder.iterdir()) == ["run.json", "tokenizer"]
+
+
 def test_checkpoints_of_the_bucket_are_not_fetched(here, address, tmp_path):
     here.send()
     fsspec.filesystem("gs").pipe(f"{address}/checkpoints/3/params/x", b"large")
