@@ -32,11 +32,11 @@ from typing import Any
 
 import cli
 import tpu_train
+from host import STOPPED
 
 from memsearcher_jax.rl.bucket import check_address
 
 TPUS = Path(__file__).with_name("tpus.toml")
-RETRYABLE_EXIT = 85  # "stopped from outside, all is saved: start me again"; no shell, signal or Python exit is 85
 JOB, CONTAINER = "train", "train"
 COMMAND = ("python", "launch/pod/start.py")  # as the image's entry point, no shell between the cluster and Python
 CREATE = ("kubectl", "create", "-f", "-")  # `apply` would change a job of this name that is there already
@@ -82,6 +82,7 @@ class PodJob:
     max_restarts: int
     grace_seconds: int
     data_claim: str = ""  # of a volume with weights, questions and index; none if empty
+    secret: str = ""  # whose entries the trainer finds in its environment; none if empty
 
 
 def main(argv: Sequence[str]) -> None:
@@ -113,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, metavar="NAME", help="preset of the run")
     parser.add_argument("--out", required=True, metavar="gs://BUCKET/FOLDER", help="folder of the run")
     parser.add_argument("--data_claim", default="", metavar="NAME", help=f"volume claim to mount, read-only, at {DATA}")
+    parser.add_argument("--secret", default="", metavar="NAME", help="secret with keys, each under its variable's name")
     parser.add_argument("--max_restarts", type=int, default=50, help="restarts after a stop from outside")
     parser.add_argument("--grace_seconds", type=int, default=600, help="time to save in, after SIGTERM")
     instead = parser.add_mutually_exclusive_group()
@@ -130,13 +132,14 @@ def job(flags: argparse.Namespace, trainers: Sequence[str]) -> PodJob:
     if not flags.image or re.search(r"\s", flags.image):
         raise ValueError(f"--image {flags.image!r}: give the image as docker push knows it")
     check_address(flags.out)
-    if flags.data_claim and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", flags.data_claim):
-        raise ValueError(f"--data_claim {flags.data_claim!r}: give the name of a PersistentVolumeClaim")
+    for name, kind in (("data_claim", "PersistentVolumeClaim"), ("secret", "Secret")):
+        if not re.fullmatch(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?", getattr(flags, name)):
+            raise ValueError(f"--{name} {getattr(flags, name)!r}: give the name of a {kind}")
     check_name(flags.name, flags.slices, one.hosts)
     check_trainer(flags.config, trainers)
     # JobSet repeats the command after each stop, as it was rendered.
     args = ("--config", flags.config, "--out", flags.out, "--start_or_resume", *trainers)
-    rest = (flags.max_restarts, flags.grace_seconds, flags.data_claim)
+    rest = (flags.max_restarts, flags.grace_seconds, flags.data_claim, flags.secret)
     return PodJob(flags.name, flags.image, one, flags.slices, args, *rest)
 
 
@@ -218,7 +221,7 @@ def failure_policy(max_restarts: int) -> dict[str, Any]:
 
 def slice_job(job: PodJob) -> dict[str, Any]:
     """The Job of one slice, a pod on each of its VMs. The failure of one pod ends the Job."""
-    stopped = {"operator": "In", "values": [RETRYABLE_EXIT], "containerName": CONTAINER}
+    stopped = {"operator": "In", "values": [STOPPED], "containerName": CONTAINER}
     return {
         "parallelism": job.slice.hosts,
         "completions": job.slice.hosts,
@@ -260,6 +263,7 @@ def pod(job: PodJob) -> dict[str, Any]:
                 "command": list(COMMAND),
                 "args": [literal(arg) for arg in job.args],
                 "env": [{"name": name, "value": value} for name, value in ENVIRONMENT.items()],
+                "envFrom": [{"secretRef": {"name": job.secret}}] if job.secret else [],
                 "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
                 "resources": {"requests": chips, "limits": chips},
                 "securityContext": privileges(),

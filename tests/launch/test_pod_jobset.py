@@ -66,12 +66,14 @@ def listed_keys(value, path=()):
 @pytest.mark.parametrize("topology", SLICES)
 @pytest.mark.parametrize("slices", [1, 2, 12])
 def test_it_is_a_jobset_by_its_own_schema(topology, slices, validator):
-    validator.validate(rendered(topology, "--slices", str(slices), "--data_claim", "d", "--", "--rl.steps", "9"))
+    validator.validate(
+        rendered(topology, "--slices", str(slices), "--data_claim", "d", "--secret", "s", "--", "--rl.steps", "9")
+    )
 
 
 def test_the_schema_notices_every_misspelt_field(validator):
     """Each key of the manifest in turn with a letter too many."""
-    words = ("v6e:4x8", "--data_claim", "d")
+    words = ("v6e:4x8", "--data_claim", "d", "--secret", "s")
     paths = list(listed_keys(rendered(*words)))
     assert len(paths) > 40
     for path in paths:
@@ -152,6 +154,12 @@ def test_data_is_mounted_where_it_is_asked_for_and_cannot_be_written():
     assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": "wiki", "readOnly": True}}
     assert (mount["mountPath"], mount["readOnly"]) == ("/data", True)
     assert pod(rendered())["volumes"] == pod(rendered())["containers"][0]["volumeMounts"] == []
+
+
+def test_keys_come_from_a_secret_and_stand_nowhere():
+    (container,) = pod(rendered("v6e:4x8", "--secret", "keys"))["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert pod(rendered())["containers"][0]["envFrom"] == []
 
 
 def outcome(manifest, exit_code, condition, restarts):
@@ -299,6 +307,7 @@ def test_an_unknown_topology_is_answered_with_the_known(refused):
         ("--out runs/a", "--out runs/a: name a folder as gs://BUCKET/FOLDER"),
         ("--out gs://bucket", "--out gs://bucket: name a folder"),
         ("--data_claim gs://b", "--data_claim 'gs://b': give the name of a PersistentVolumeClaim"),
+        ("--secret a_b", "--secret 'a_b': give the name of a Secret"),
         ("--name Run", "--name 'Run': use lower-case letters"),
         (f"--name {'n' * 48}", "shorten it by 1 characters"),
         ("--config qwen8b", "no preset 'qwen8b'"),
