@@ -8,6 +8,7 @@ RUNTIME = [
     "flax>=0.12.8,<0.13",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
+    "tensorstore>=0.1.86,<0.2",
     "tensorflow-datasets>=4.9.10,<5",
     "pyarrow>=26,<27",
     "array_record>=0.8.6,<0.9",

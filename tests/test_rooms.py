@@ -20,7 +20,7 @@ ROOMS = {
     "retrieval": {TYPES, JSONL, "numpy", "scann", "bm25s", "fastapi", "pydantic"},
     "model": {"numpy", "jax", "flax", "safetensors"},  # the only room with flax
     "sampling": {f"{PACKAGE}.model", "numpy", "jax"},
-    "training": {f"{PACKAGE}.model", "numpy", "jax", "optax", "orbax"},
+    "training": {f"{PACKAGE}.model", "numpy", "jax", "optax", "orbax", "tensorstore"},
     "report": {TYPES, JSONL, "numpy", "matplotlib", "tensorboardX", "rich"},
 }
 # The hallway knows every room. Nobody in the package knows the fakes of testing.py.

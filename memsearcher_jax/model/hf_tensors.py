@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -20,6 +24,7 @@ from memsearcher_jax.model.qwen import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 FLOAT_TYPES = ("F32", "BF16", "F16")
+WRITTEN = {"float32": "F32", "bfloat16": "BF16"}
 
 NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -135,6 +140,34 @@ def read(files: Mapping[str, Any], path: str, weight: Weight, index: tuple[slice
         name = NAMES[path].format(layer)
         row[...] = files[name].get_slice(name)[cuts].reshape(row.shape)
     return block
+
+
+def write_file(
+    file: Path, tensors: Sequence[Tensor], dtype: str, fetch: Callable[[str, int | None], np.ndarray]
+) -> None:
+    """Writes one safetensors file, a tensor at a time; the library's writer wants all of them in memory, twice.
+
+    Format: github.com/huggingface/safetensors, "Format": the length of the header in 8 bytes, the header, the bytes.
+    """
+    sizes = [math.prod(tensor.shape) * jnp.dtype(dtype).itemsize for tensor in tensors]
+    ends = list(itertools.accumulate(sizes))
+    header = {"__metadata__": {"format": "pt"}} | {
+        tensor.name: {"dtype": WRITTEN[dtype], "shape": tensor.shape, "data_offsets": [end - size, end]}
+        for tensor, size, end in zip(tensors, sizes, ends, strict=True)
+    }
+    told = json.dumps(header).encode()
+    told += b" " * (-len(told) % 8)
+    with open(file, "wb") as out:
+        out.write(len(told).to_bytes(8, "little") + told)
+        for tensor, size in zip(tensors, sizes, strict=True):
+            value = np.ascontiguousarray(fetch(tensor.path, tensor.layer).astype(dtype, copy=False))
+            if value.nbytes != size:
+                raise ValueError(
+                    f"{tensor.path} has {value.size} entries, {tensor.name} wants {math.prod(tensor.shape)}"
+                )
+            out.write(value.reshape(-1).view(np.uint8).data)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _file_shape(weight: Weight) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
-from safetensors.numpy import save_file
 
 from memsearcher_jax.model import hf_tensors, qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
@@ -27,6 +26,9 @@ SAME_MODEL = (
     *("rope_theta", "norm_eps", "tied", "family"),
 )
 """Fields of which any difference means other weights, or other numbers from the same ones."""
+
+
+SHARD_BYTES = 5_000_000_000  # of one file
 
 
 class SavesItself(Protocol):
@@ -75,20 +77,40 @@ def save(
     tokenizer: SavesItself | str | Path | None,
     *,
     end_ids: Sequence[int] = (),
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a folder that transformers loads: config.json, safetensors in the type of `params`, the tokenizer's files.
 
     `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None for none. `end_ids` are the
     tokens that end a reply, the usual one first: transformers needs them in order to stop there.
-    A model over `max_shard_bytes` goes into several files with an index; one file's tensors are on the host at a time.
+    A model over `max_shard_bytes` goes into several files with an index; one tensor is on the host at a time.
     The folder appears whole or not at all. Raises ValueError for one that holds something already, and for params
     that are not this config's or not all on this host.
+    """
+    config = replace(config, param_dtype=_check_params(config, params))
+    leaves = {dotted(path): weight for path, weight in jax.tree.leaves_with_path(params)}
+    fetch = partial(_fetch, leaves)
+    save_from(directory, config, fetch, tokenizer, end_ids=end_ids, max_shard_bytes=max_shard_bytes)
+
+
+def save_from(
+    directory: str | Path,
+    config: ModelConfig,
+    fetch: Callable[[str, int | None], np.ndarray],
+    tokenizer: SavesItself | str | Path | None,
+    *,
+    end_ids: Sequence[int] = (),
+    max_shard_bytes: int = SHARD_BYTES,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """`save`, of weights that are nowhere whole.
+
+    `fetch` gives one of ours by its path, or one layer of a stacked one, and is asked for each of them once; it is
+    written in `config.param_dtype`. `check` is called when all are written and the folder has not appeared yet.
     """
     directory = Path(directory).resolve()
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty: remove it or choose another folder")
-    config = replace(config, param_dtype=_check_params(config, params))
     write_tokenizer = _tokenizer_writer(tokenizer)
     beside = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     beside.mkdir(parents=True)
@@ -96,7 +118,8 @@ def save(
         _write_json(beside / "config.json", config_json(config, end_ids))
         if end_ids:
             _write_json(beside / "generation_config.json", generation_json(end_ids))
-        _write_tensors(beside, config, params, max_shard_bytes)
+        _write_tensors(beside, config, fetch, max_shard_bytes)
+        check()
         write_tokenizer(beside)
         beside.rename(directory)
     except BaseException:
@@ -112,15 +135,14 @@ def check_same_model(expected: ModelConfig, found: ModelConfig) -> None:
             raise ValueError(f"a checkpoint of another model: {name} is {theirs} there, but {ours} in this run")
 
 
-def _write_tensors(directory: Path, config: ModelConfig, params: dict, max_shard_bytes: int) -> None:
-    weights = {dotted(path): weight for path, weight in jax.tree.leaves_with_path(params)}
+def _write_tensors(
+    directory: Path, config: ModelConfig, fetch: Callable[[str, int | None], np.ndarray], max_shard_bytes: int
+) -> None:
     shards = list(_shards(hf_tensors.tensors(config), max_shard_bytes))
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({t.name: _fetch(weights[t.path], t) for t in shard}, directory / file, metadata={"format": "pt"})
-        # safetensors makes a file that only its owner may read, whatever the umask says.
-        shutil.copymode(directory / "config.json", directory / file)
+        hf_tensors.write_file(directory / file, shard, config.param_dtype, fetch)
         weight_map |= {tensor.name: file for tensor in shard}
     if len(shards) > 1:
         total = sum(tensor.nbytes for shard in shards for tensor in shard)
@@ -132,10 +154,9 @@ def _write_json(file: Path, value: dict[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _fetch(weight: jax.Array | np.ndarray, tensor: Tensor) -> np.ndarray:
-    """One tensor as its file has it; of a stacked weight only this layer leaves the device."""
-    part = weight if tensor.layer is None else weight[tensor.layer]
-    return np.ascontiguousarray(part).reshape(tensor.shape)
+def _fetch(weights: dict[str, jax.Array | np.ndarray], path: str, layer: int | None) -> np.ndarray:
+    """Of a stacked weight only this layer leaves the device."""
+    return np.asarray(weights[path] if layer is None else weights[path][layer])
 
 
 def _shards(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -44,6 +46,29 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str) 
         sharding.param_shardings(model, mesh),
     )
     return checkpoint.restore_params(checkpoints_of(folder), model, target)
+
+
+def export(
+    folder: str | Path,
+    model: ModelConfig,
+    out: Path,
+    dtype: str,
+    tokenizer: str,
+    end_ids: Sequence[int],
+    max_shard_bytes: int,
+) -> None:
+    """Writes these weights as `out`, a Hugging Face folder, with the tokenizer in the folder `tokenizer`.
+
+    A run's weights go from file to file, a tensor at a time. Raises ValueError or OSError in one line.
+    """
+    model = replace(model, param_dtype=dtype)
+    rest = {"end_ids": end_ids, "max_shard_bytes": max_shard_bytes}
+    if is_run(folder):
+        saved = checkpoint.open_params(checkpoints_of(folder), model)
+        weights.save_from(out, model, saved.read, tokenizer, **rest, check=saved.check)
+    else:
+        _, params = weights.load(located(folder), dtype=dtype)
+        weights.save(out, model, params, tokenizer, **rest)
 
 
 def _check_same_model(folder: str | Path, ours: ModelConfig, theirs: ModelConfig) -> None:

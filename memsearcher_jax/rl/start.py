@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,14 +70,19 @@ def fresh(run: Run) -> Start:
 
 
 def resumed(run: Run, folder: Path) -> Start:
-    """The newest complete checkpoint of the run in `folder`; the frozen weights are the run's starting ones."""
+    """The newest sound checkpoint of the run in `folder`; the frozen weights are the run's starting ones."""
     model, mesh = run.config.model, run.meshes.train
     checkpoints = checkpoints_of(folder)
-    step = checkpoint.latest_step(checkpoints)
-    if step is None:
+    if checkpoint.latest_step(checkpoints) is None:
         return fresh(run)
     with jax.set_mesh(mesh):
         target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
-        state, meta = checkpoint.restore_latest(checkpoints, model, target)
+        step, state, meta = checkpoint.restore_latest(checkpoints, model, target, _tell)
         trainer = make_trainer(run.config, mesh, starting_params(run))
         return Start(trainer, state, step, meta["position"], open_exam(run))
+
+
+def _tell(line: str) -> None:
+    """What must not be missed, once."""
+    if jax.process_index() == 0:
+        print(line, file=sys.stderr, flush=True)

@@ -87,8 +87,8 @@ def save(folder: Path, state: update.TrainState) -> None:
 def restore(folder: Path, mesh: jax.sharding.Mesh) -> update.TrainState:
     with jax.set_mesh(mesh):
         target = update.abstract_state(NANO, update.make_optimizer(TRAINING), mesh)
-        state, meta = checkpoint.restore_latest(folder, NANO, target)
-    assert meta == META
+        step, state, meta = checkpoint.restore_latest(folder, NANO, target, print)
+    assert (step, meta) == (2, META)
     return state
 
 

@@ -1,6 +1,7 @@
 """What is saved comes back bit for bit, on any mesh; what is damaged is named in one line."""
 
 import json
+import random
 import shutil
 from dataclasses import replace
 
@@ -8,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, restore_latest, restore_params
+from memsearcher_jax.training import checkpoint
+from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, open_params, restore_params
 from memsearcher_jax.training.update import abstract_params, abstract_state, init_state, make_optimizer
 
 # When the read of a damaged array fails orbax leaves others running, which complain whenever they are collected.
@@ -23,6 +25,13 @@ def host(tree):
 
 def assert_equal(one, other):
     jax.tree.map(np.testing.assert_array_equal, host(one), host(other))
+
+
+def restore_latest(directory, model, target, step=2):
+    """State and meta of a folder whose newest step is sound."""
+    found, state, meta = checkpoint.restore_latest(directory, model, target, pytest.fail)
+    assert found == step
+    return state, meta
 
 
 @pytest.fixture(scope="module")
@@ -112,23 +121,118 @@ def test_half_written_steps_are_ignored_and_do_not_block(nano, optimizer, run, c
     with Checkpoints(copy, keep=2) as checkpoints:
         checkpoints.save(3, state, nano.model, {"position": 960})
     assert latest_step(copy) == 3
-    assert_equal(restore_latest(copy, nano.model, target)[0], state)
+    assert_equal(restore_latest(copy, nano.model, target, step=3)[0], state)
 
 
-def test_a_truncated_newest_checkpoint_names_itself_and_the_way_out(nano, optimizer, copy):
-    data = [file for file in (copy / "2" / "params").rglob("d/*") if file.is_file()]
-    assert data
-    for file in data:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"copy/2 cannot be read .*go on from step 1") as caught:
-        restore_latest(copy, nano.model, abstract_state(nano.model, optimizer, nano.mesh()))
+def truncate(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip_a_bit(file, seed=0):
+    content, rng = bytearray(file.read_bytes()), random.Random(f"{file.name} {seed}")
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes(content)
+
+
+def arrays_of(step, item):
+    files = [file for file in (step / item).rglob("d/*") if file.stat().st_size > 1_000]
+    assert files
+    return files
+
+
+@pytest.mark.parametrize("item", ["params", "optimizer"])
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
+def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(nano, optimizer, run, copy, damage, item):
+    for file in arrays_of(copy / "2", item):
+        damage(file)
+    told = []
+    target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    step, state, meta = checkpoint.restore_latest(copy, nano.model, target, told.append)
+    assert (step, meta) == (1, META | {"position": 320})
+    assert_equal(state, run(None, 1))
+    (line,) = told
+    assert "copy/2" in line
+    assert line.endswith("it is kept as 2.damaged")
+    assert "\n" not in line
+    assert (copy / "2.damaged").is_dir()
+    assert latest_step(copy) == 1
+    with Checkpoints(copy, keep=2) as checkpoints:  # and the step can be taken again
+        checkpoints.save(2, state, nano.model, META)
+    assert latest_step(copy) == 2
+
+
+def test_a_position_that_was_changed_is_no_position(nano, optimizer, copy):
+    meta = copy / "2" / "meta" / "metadata"
+    changed = meta.read_text().replace('"position": 640', '"position": 641')
+    assert changed != meta.read_text()
+    meta.write_text(changed)
+    told = []
+    target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    assert checkpoint.restore_latest(copy, nano.model, target, told.append)[0] == 1
+    assert "meta is not what was saved" in told[0]
+
+
+def test_where_nothing_is_sound_nothing_starts(nano, optimizer, copy):
+    for step in ("1", "2"):
+        (copy / step / "meta" / "metadata").write_text("{")
+    target = abstract_state(nano.model, optimizer, nano.mesh())
+    with pytest.raises(ValueError, match=r"no checkpoint in .*copy can be read: all are kept there as STEP.damaged"):
+        checkpoint.restore_latest(copy, nano.model, target, lambda line: None)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
+def test_who_asks_for_the_newest_weights_gets_no_others(nano, copy, damage):
+    for file in arrays_of(copy / "2", "params"):
+        damage(file)
+    with pytest.raises(ValueError, match=r"copy/2 .*go on from step 1") as caught:
+        restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
     assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_meta_names_itself(nano, copy):
     (copy / "2" / "meta" / "metadata").write_text('{"model": {')
-    with pytest.raises(ValueError, match=r"copy/2 cannot be read .*go on from step 1"):
+    with pytest.raises(ValueError, match=r"copy/2 cannot be read"):
         restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
+
+
+def test_weights_are_cast_after_they_were_compared(nano, saved):
+    model = replace(nano.model, param_dtype="bfloat16")
+    params = restore_params(saved[0], model, abstract_params(model, nano.mesh(2, 2, 2)))
+    assert_equal(params, jax.tree.map(lambda x: x.astype("bfloat16"), saved[1].params))
+
+
+def test_weights_are_read_piece_by_piece(nano, saved):
+    params = saved[1].params
+    read = open_params(saved[0], nano.model)
+    np.testing.assert_array_equal(read.read("embed", None), params["embed"])
+    with pytest.raises(ValueError, match="is damaged: final_norm is not what was saved"):
+        read.check()  # for it was not read
+    read.read("final_norm", None)
+    read.read("unembed", None)
+    for name, stacked in params["layers"].items():
+        for layer in range(nano.model.layers):
+            np.testing.assert_array_equal(read.read(f"layers.{name}", layer), stacked[layer])
+    read.check()
+
+
+def test_damage_shows_when_pieces_are_read(nano, copy):
+    for file in arrays_of(copy / "2", "params"):
+        flip_a_bit(file)
+    read = open_params(copy, nano.model)
+    with pytest.raises(ValueError, match=r"copy/2/params (is damaged|cannot be read)"):
+        for path in jax.tree.leaves_with_path(saved_shapes(nano)):
+            read_whole(read, path, nano.model.layers)
+        read.check()
+
+
+def saved_shapes(nano):
+    return abstract_params(nano.model, nano.mesh())
+
+
+def read_whole(read, path, layers):
+    name = jax.tree_util.keystr(path[0], simple=True, separator=".")
+    for layer in range(layers) if name.startswith("layers.") else (None,):
+        read.read(name, layer)
 
 
 def test_a_checkpoint_of_another_model_names_the_difference(nano, saved):
@@ -141,6 +245,7 @@ def test_a_checkpoint_from_before_a_setting_was_there_has_its_default(nano, copy
     meta = copy / "2" / "meta" / "metadata"
     stored = json.loads(meta.read_text())
     assert stored["model"].pop("family") == "qwen2"
+    del stored["digest"], stored["digests"]
     meta.write_text(json.dumps(stored))
     restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
     other = replace(nano.model, family="qwen3")
