@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +102,7 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                 )
         with writer or contextlib.nullcontext(), display(label(hosts), config.rl.steps, done=begin.step) as progress:
             if config.rl.method == "grpo":
-                with Trace(out, flags.profile) as trace:
+                with Trace(out, flags.profile) as trace, ended_by_alarm(place):
                     last = loop.train(run, begin, out, writer, progress, hosts, trace)
             else:
                 last = warmstart.train(run, begin, out, writer, progress)
@@ -113,6 +113,18 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                     bucket.send()
             cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
             print(f"{place}: step {config.rl.steps} done, {format_numbers(last)}; read {place}/report.html")
+
+
+@contextlib.contextmanager
+def ended_by_alarm(place: object) -> Iterator[None]:
+    """Says in one line why the run ended, and what it left."""
+    from memsearcher_jax.rl.alarms import RunEnded
+
+    try:
+        yield
+    except RunEnded as end:
+        print(f"error: {end}; {place} keeps its checkpoints: change what is wrong and --resume", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def label(hosts: Hosts) -> str:

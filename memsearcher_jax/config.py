@@ -17,7 +17,7 @@ from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.data.sources import BENCHMARKS
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig, SpeakerConfig
+from memsearcher_jax.rl.config import AlarmConfig, DemonstrationConfig, EvaluationConfig, RLConfig, SpeakerConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
 
@@ -37,6 +37,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     answerer: SpeakerConfig = field(default_factory=SpeakerConfig)
@@ -140,6 +141,11 @@ RANGES: dict[str, Range] = {
     **{f"rl.{name}": _COUNT for name in ("steps", "problems", "rollouts", "checkpoint_every", "keep_checkpoints")},
     "rl.evaluate_every": _COUNT_OR_NONE,
     "rl.search_seconds": _POSITIVE,
+    **{f"alarms.{name}": _COUNT for name in ("skipped_updates", "steps")},
+    **{
+        f"alarms.{name}": _NOT_NEGATIVE
+        for name in ("reward_below", "entropy_below", "entropy_above", "tokens_below", "tokens_above", "kl_above")
+    },
     **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
     **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("copies", "recitations")},
     "demonstrations.measure_every": _COUNT,

@@ -87,6 +87,13 @@ class Progress:
         if not self._live and self._clock() - self._printed >= self._quiet_s:
             self._print_line(text)
 
+    def note(self, text: str) -> None:
+        """What must not be missed, in a line of its own that stays."""
+        if self._live:
+            self._live.console.print(Text(text))
+        else:
+            print(f"{self._label}: {text}", file=self._stream, flush=True)
+
     def __enter__(self) -> Progress:
         if self._live:
             self._live.start()

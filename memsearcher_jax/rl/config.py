@@ -43,6 +43,30 @@ class RLConfig:
 
 
 @dataclass(frozen=True)
+class AlarmConfig:
+    """When a run is going wrong. A limit of 0 is none; a number that is not finite is beyond every limit."""
+
+    skipped_updates: int = 8
+    """Updates in a row whose gradient is not finite, after which the run ends; its checkpoints stay as they are."""
+    reward_below: float = 0.0
+    """Mean reward of a step under which it counts."""
+    entropy_below: float = 0.0
+    """Mean entropy, in nats, under which a step counts: a policy that collapses."""
+    entropy_above: float = 0.0
+    """Mean entropy, in nats, over which a step counts: one that dissolves."""
+    tokens_below: float = 0.0
+    """Mean tokens per turn under which a step counts."""
+    tokens_above: float = 0.0
+    """Mean tokens per turn over which a step counts: context that grows without use."""
+    kl_above: float = 0.0
+    """Divergence from the starting weights, in nats per token, over which a step counts."""
+    steps: int = 3
+    """Steps in a row beyond a limit that make an alarm."""
+    action: Literal["tell", "stop"] = "tell"
+    """What an alarm does: a line on stderr, or the end of the run."""
+
+
+@dataclass(frozen=True)
 class DemonstrationConfig:
     """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own."""
 

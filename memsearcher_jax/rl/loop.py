@@ -20,6 +20,7 @@ from memsearcher_jax.report.metrics import Metrics, MetricsWriter
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import step_path, write_packed
 from memsearcher_jax.rl import build, exam, score
+from memsearcher_jax.rl.alarms import Alarms
 from memsearcher_jax.rl.evaluate import measure, run_all, scored
 from memsearcher_jax.rl.hosts import Hosts, Interrupted
 from memsearcher_jax.rl.keys import key_for, numpy_rng
@@ -44,7 +45,7 @@ def train(
     """Goes on from `start` to step `rl.steps`; returns the last step's numbers. Everything is written under `out`.
 
     Of several hosts the first one writes, and only it has a writer. Raises Stopped when one of them was told to stop
-    and all is saved. `at_step` hears the number of each step as it begins.
+    and all is saved, RunEnded for an alarm that asks for it. `at_step` hears the number of each step as it begins.
     """
     config, rl, hosts = run.config, run.config.rl, hosts or Hosts()
     stream = ProblemStream(run.problems.train, config.seed)
@@ -52,12 +53,8 @@ def train(
     examiner = build.make_driver(run, evaluation=True, check=hosts.check) if rl.evaluate_every else None
     summarise = exam.summarise_facts if start.exam else score.summarise_facts
     trainer, state, position = start.trainer, start.state, start.position
-    numbers: Metrics = {}
+    numbers, alarms = Metrics(), Alarms(config.alarms, progress.note)
     with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
-
-        def save(step: int) -> None:
-            checkpoints.save(step, state, config.model, {"position": position})
-
         for step in range(start.step, rl.steps):
             at_step(step)
             phases, part = Phases(progress.activity), None
@@ -75,14 +72,14 @@ def train(
                 whole = gather(hosts, part)
             if whole is None:
                 if step > (checkpoints.newest or 0):
-                    save(step)
+                    checkpoints.save(step, state, config.model, {"position": position})
                 raise hosts.stopped(step)
             with phases("update"):
                 rng = numpy_rng(config.seed, "rows", step)
                 state, learned = trainer.learn(state, whole.samples, rng, progress.activity)
             position += rl.problems
-            numbers = summarise(whole.facts) | learned | {"groups_with_spread": spread_of(whole, rl)}
-            numbers |= vitals(whole)
+            numbers = summarise(whole.facts) | learned | vitals(whole) | {"groups_with_spread": spread_of(whole, rl)}
+            numbers |= alarms.look(step, numbers)
             if examiner and (step + 1) % rl.evaluate_every == 0:
                 with phases("evaluate"):
                     params = build.sampler_params(run, state.params)
@@ -92,7 +89,7 @@ def train(
                 if hosts.first and whole.packed:
                     write_packed(step_path(out, step), whole.packed)
                 if (step + 1) % rl.checkpoint_every == 0 or step + 1 == rl.steps:
-                    save(step + 1)
+                    checkpoints.save(step + 1, state, config.model, {"position": position})
             numbers |= phases.metrics
             if writer:
                 writer.write(step, numbers)

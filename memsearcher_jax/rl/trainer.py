@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.axes import spec
+from memsearcher_jax.rl.alarms import SKIPPED, SKIPPED_LAST
 from memsearcher_jax.training import objectives, update
 from memsearcher_jax.training.logprob import make_reference
 from memsearcher_jax.training.old_logprobs import settle_old_logprobs
@@ -36,9 +37,10 @@ class Trainer:
     ) -> tuple[TrainState, dict[str, float]]:
         """One pass over the samples, a mini-batch at a time; `state` is given up, and `tell` hears how far it is.
 
-        Returns the new state and the numbers: means over the mini-batches, but for `logprob_difference_*`, which are
-        the first one's, before the weights moved away from those that sampled, and always between sampler and
-        trainer. Without a sample nothing moves.
+        Returns the new state and the numbers: means over the mini-batches that counted, but for
+        `logprob_difference_*`, which are the first one's, before the weights moved away from those that sampled, and
+        always between sampler and trainer. `updates` are the mini-batches, `skipped` those whose gradient was not
+        finite, `skipped_last` such ones at the end. Without a sample nothing moves.
         """
         if not samples:
             return state, {"updates": 0.0}
@@ -54,9 +56,14 @@ class Trainer:
                     batch = replace(batch, ref_logprob_BT=self.reference(self.reference_params, batch))
                 state, metrics = self.update(state, batch)
                 numbers.append({name: float(value) for name, value in jax.device_get(metrics).items()})
-        means = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
+        skipped = [one.pop("skipped") > 0 for one in numbers]
+        # What a skipped one measured is not finite and would hide the others.
+        counted = [one for one, lost in zip(numbers, skipped, strict=True) if not lost] or numbers
+        means = {name: float(np.mean([one[name] for one in counted])) for name in numbers[0]}
         means |= {name: value for name, value in numbers[0].items() if name.startswith("logprob_difference")}
-        return state, means | found | {"updates": float(len(numbers))}
+        last = len(skipped) if all(skipped) else skipped[::-1].index(False)
+        counts = {"updates": float(len(numbers)), SKIPPED: float(sum(skipped)), SKIPPED_LAST: float(last)}
+        return state, means | found | counts
 
     def likelihood(self, params: dict, samples: Sequence[Sample], rng: np.random.Generator) -> np.ndarray:
         """float64 [len(samples)], in no fixed order: the probability of each sample's trained tokens together."""

@@ -54,6 +54,14 @@ def test_a_file_hears_of_a_long_activity_now_and_then():
     assert stream.getvalue() == "evaluate 0/1  29/100\nevaluate 0/1  59/100\nevaluate 0/1  89/100\n"
 
 
+def test_a_note_has_a_line_of_its_own():
+    stream = io.StringIO()
+    with Progress("train", 2, stream=stream, clock=Clock()) as progress:
+        progress.note("alarm at step 0: kl is 1")
+        progress.advance({})
+    assert stream.getvalue() == "train: alarm at step 0: kl is 1\ntrain 1/2  left 0:00:00\n"
+
+
 def test_a_terminal_gets_the_live_display(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")

@@ -95,3 +95,15 @@ def test_a_sampler_that_does_not_agree_is_not_believed_and_its_draws_are_weighte
     assert numbers["importance_mean"] == pytest.approx(expected, rel=1e-4)
     assert numbers["importance_capped"] == pytest.approx(6 / 13)
     assert numbers["grad_norm"] != pytest.approx(exact["grad_norm"], rel=1e-2)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_and_counted(samples, exact):
+    """One context has an advantage that is no number: its mini-batch changes nothing, and hides no other's numbers."""
+    numbers = learn([*samples[:-1], replace(samples[-1], advantage=float("nan"))])
+    assert (numbers["updates"], numbers["skipped"]) == (3, 1)
+    assert numbers["skipped_last"] in (0, 1)
+    assert np.isfinite([value for name, value in numbers.items() if not name.startswith("logprob_difference")]).all()
+    assert (exact["skipped"], exact["skipped_last"]) == (0, 0)
+    lost = learn([replace(sample, advantage=float("nan")) for sample in samples])
+    assert (lost["updates"], lost["skipped"], lost["skipped_last"]) == (3, 3, 3)
+    assert not np.isfinite(lost["loss"])
