@@ -18,7 +18,7 @@ def tiny() -> RunConfig:
     return RunConfig(
         model=ModelConfig(
             path="package:tiny",
-            vocab_size=1_312,
+            vocab_size=1_536,
             embed_size=128,
             ffn_size=320,
             layers=4,

@@ -18,7 +18,7 @@ def tiny_memalpha() -> RunConfig:
     """A few steps of the whole loop in a few minutes on two CPU cores, compiling included."""
     return RunConfig(
         model=ModelConfig(
-            vocab_size=1_312,
+            vocab_size=1_536,
             embed_size=64,
             ffn_size=192,
             layers=2,

@@ -147,7 +147,7 @@ RANGES: dict[str, Range] = {
         for name in ("reward_below", "entropy_below", "entropy_above", "tokens_below", "tokens_above", "kl_above")
     },
     **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
-    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("copies", "recitations")},
+    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("histories", "copies", "recitations", "decisions")},
     "demonstrations.measure_every": _COUNT,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,

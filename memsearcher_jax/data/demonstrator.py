@@ -51,7 +51,7 @@ class Demonstrator:
     found: tuple[Found, ...] = ()
 
     def __post_init__(self) -> None:
-        self.path = [self.problem.metadata["supporting_titles"][0]]
+        self.path = self.path or [self.problem.metadata["supporting_titles"][0]]
 
     @property
     def relations(self) -> list[str]:
@@ -64,13 +64,14 @@ class Demonstrator:
 
     def __call__(self, say: Say) -> Reply:
         if isinstance(say.text, Prompt):
-            return Reply(self._act())
+            return Reply(self.act())
         if say.text[-1].text.endswith("<think>"):
             self._take_note()
-            return Reply(self._act())
+            return Reply(self.act())
         return Reply(self._remember())
 
-    def _act(self) -> str:
+    def act(self) -> str:
+        """What it says at the beginning of a turn, behind the `<think>` that opens it: a search, or its answer."""
         known = len(self.path) - 1
         if known == len(self.relations):
             return f"{KNOWN}</think>\n{box(self.path[-1])}"
@@ -83,7 +84,7 @@ class Demonstrator:
 
     def _remember(self) -> str:
         self._take_note()
-        return memory(self._known())
+        return memory(self.known())
 
     def _take_note(self) -> None:
         """Goes on along the path by what was read, or, in error, elsewhere or back to where it began."""
@@ -100,8 +101,8 @@ class Demonstrator:
         relation = self.relations[len(self.path) - 1]
         return RELATION[relation].phrase.format(x=self.path[-1])
 
-    def _known(self) -> str:
-        """The newest fact, which is all that the rest of the question needs."""
+    def known(self) -> str:
+        """What it has in its memory: the newest fact, which is all that the rest of the question needs."""
         if len(self.path) == 1:
             return NOTHING
         relation = self.relations[len(self.path) - 2]

@@ -67,7 +67,7 @@ def make_streams(config: StreamConfig) -> dict[str, tuple[Problem, ...]]:
 
     Raises ValueError where a stream has fewer sentences than questions.
     """
-    names = Names(_rng(config.seed, "names"))
+    names = Names(_rng(config.seed, "names"), syllables=2)
     lengths = {
         "train": [config.train_chunks] * config.train_streams,
         "test": [config.test_chunks[number % len(config.test_chunks)] for number in range(config.test_streams)],

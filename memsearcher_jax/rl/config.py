@@ -76,10 +76,16 @@ class DemonstrationConfig:
     """Probability that it searches for less than a name."""
     bad_memory: float = 0.1
     """Probability that it notes a wrong name, or nothing."""
+    histories: int = 0
+    """Problems of a step that are played as ReAct, besides the rl.problems of agent.workflow."""
+    history_prompts: str = "terse_react"
+    """The set of prompts for those."""
     copies: int = 140
     """Exercises of a step: a run of tokens that comes twice."""
     recitations: int = 100
     """Exercises of a step: a passage and behind it all of its facts."""
+    decisions: int = 0
+    """Exercises of a step: how a turn begins when so much is remembered. For a workflow with a memory."""
     measure_every: int = 10
     """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 

@@ -1,7 +1,8 @@
-"""Exercises that teach a warm start to copy, mixed with the demonstrations from the first step on.
+"""Exercises for a warm start, mixed with the demonstrations from the first step on.
 
 In a demonstration a handful of tokens is copied, and a model of a million weights finds out late how. Here nearly all
-are: a run of tokens that comes twice, and a passage whose facts are all restated.
+are: a run of tokens that comes twice, and a passage whose facts are all restated. And whoever answers early is seldom
+seen with two of three facts, and must tell that apart from knowing all: here any number of them stands in the memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import random
 
 import numpy as np
 
+from memsearcher_jax.agent.prompts import Prompts
+from memsearcher_jax.data.demonstrator import Demonstrator, Errors
 from memsearcher_jax.data.language import RELATION
 from memsearcher_jax.data.world import World
 from memsearcher_jax.rl.tokens import ChatTokenizer
@@ -43,6 +46,26 @@ def recitations(rng: np.random.Generator, tokenizer: ChatTokenizer, world: World
         told = " ".join(f"{RELATION[name].phrase.format(x=passage.title)} is {value}." for name, value in facts)
         read = tokenizer.encode_outside(passage.contents + "\n")
         samples.append(_sample(np.array([*read, *tokenizer.encode_outside(told)]), known=len(read)))
+    return samples
+
+
+def decisions(
+    rng: np.random.Generator, tokenizer: ChatTokenizer, prompts: Prompts, world: World, errors: Errors, count: int
+) -> list[Sample]:
+    """How the scripted agent begins a turn, errors included, with a memory that is right as far as it goes.
+
+    One question of the world each, drawn without repetition, and any number of its facts but none.
+    """
+    problems = (*world.train, *world.test)
+    samples = []
+    for row in rng.choice(len(problems), min(count, len(problems)), replace=False):
+        problem = problems[row]
+        chain = [*problem.metadata["supporting_titles"], *problem.golden_answers]
+        path = chain[: int(rng.integers(2, len(chain) + 1))]
+        script = Demonstrator(problem, world, errors, random.Random(int(rng.integers(2**63))), path)
+        read = sum(tokenizer.prompt(prompts.opening(problem.question, script.known())).parts, ())
+        said = (*tokenizer.encode_outside(script.act()), tokenizer.end_ids[0])
+        samples.append(_sample(np.array([*read, *said]), known=len(read)))
     return samples
 
 

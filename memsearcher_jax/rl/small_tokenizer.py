@@ -26,8 +26,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from memsearcher_jax.data.world import WorldConfig, make_world
 from memsearcher_jax.rl.run_folder import located
 
-VOCABULARY = 1_312  # ids, the added tokens included
-WORLDS = range(1, 33)  # seeds; the world of seed 0, where training happens by default, is not among them
+VOCABULARY = 1_536  # ids, the added tokens included
+WORLDS = range(1, 65)  # seeds; the world of seed 0, where training happens by default, is not among them
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = (  # added and not special, as <tool_call> is in Qwen2.5: decoding keeps them
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<memory>", "</memory>"),
@@ -38,8 +38,9 @@ MARKUP = (  # added and not special, as <tool_call> is in Qwen2.5: decoding keep
 SAID_OFTEN = 8  # how often each world's texts are joined by the templates, which every context holds
 ROLES = ("system", "user", "assistant")
 
-# A capital with two letters; other letters, with a blank in front if they are small; digits; marks; line ends; blanks.
-_PIECES = r"[A-Z][a-z]{0,2}| ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+"
+# A name that follows a syllable, with its blank; a capital with two letters; other letters, with a blank in front if
+# they are small; digits; marks; line ends; blanks.
+_PIECES = r"(?<=[A-Z][a-z]{2}) [A-Z][a-z]+|[A-Z][a-z]{0,2}| ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+"
 
 
 def train() -> Tokenizer:

@@ -101,7 +101,7 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--checkpoint gpt", "gpt/config.json: model_type is 'gpt2', expected 'qwen2' or 'qwen3'"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
         ("--model.tokenizer tokenizer", "tokenizer/tokenizer.json is not a tokenizer"),
-        ("--model.vocab_size 512", "has 1312 tokens and model.vocab_size is 512: set model.tokenizer"),
+        ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
         # prompts and lengths
         ("--agent.prompts none", "agent.prompts: 'none' is no folder and no packaged set (brief, "),
         ("--agent.prompts folder", "the prompt set folder lacks system.txt"),
