@@ -31,8 +31,10 @@ LOST = ("Gloo", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "onn
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Hosts]:
+def joined(*, stops: bool = True) -> Iterator[Hosts]:
     """The hosts of the job, this one among them, until the block ends; SIGTERM to any asks all of them to stop.
+
+    Without `stops` nobody looks whether the run is to stop, and SIGTERM ends the process as it does any other.
 
     Where the environment names a coordinator (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID), or
     JAX_PLATFORMS begins with tpu and the TPU's own environment tells of the others, JAX joins them first.
@@ -46,7 +48,8 @@ def joined() -> Iterator[Hosts]:
     if hosts.count > 1 and client is None:
         raise ValueError(f"the devices belong to {hosts.count} hosts that do not know each other: set {ADDRESS}")
     job = _Job(hosts, client)
-    with _hearing_sigterm(lambda: job.ask_to_stop(f"SIGTERM on host {hosts.index}")):
+    told = _hearing_sigterm(lambda: job.ask_to_stop(f"SIGTERM on host {hosts.index}"))
+    with told if stops else contextlib.nullcontext():
         try:
             job.watch()
             yield hosts

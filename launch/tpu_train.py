@@ -63,7 +63,7 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
             if not flags.resume:
                 out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
             place = bucket.address if bucket else out
-            hosts = job.enter_context(host.joined())
+            hosts = job.enter_context(host.joined(stops=config.rl.method == "grpo"))
             if hosts.count > 1 and flags.out is None:
                 raise ValueError(f"--out is missing: name the one folder that all {hosts.count} hosts write to")
             if bucket and flags.resume and hosts.first:
@@ -100,9 +100,10 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                     f"{place}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}",
                     file=sys.stderr,
                 )
-        with writer or contextlib.nullcontext(), display(label(hosts), config.rl.steps, done=begin.step) as progress:
+        shown = display(label(hosts), config.rl.steps, done=begin.step)
+        with ended_in_one_line(place), writer or contextlib.nullcontext(), shown as progress:
             if config.rl.method == "grpo":
-                with Trace(out, flags.profile) as trace, ended_by_alarm(place):
+                with Trace(out, flags.profile) as trace:
                     last = loop.train(run, begin, out, writer, progress, hosts, trace)
             else:
                 last = warmstart.train(run, begin, out, writer, progress)
@@ -116,14 +117,17 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
 
 
 @contextlib.contextmanager
-def ended_by_alarm(place: object) -> Iterator[None]:
-    """Says in one line why the run ended, and what it left."""
+def ended_in_one_line(place: object) -> Iterator[None]:
+    """Says why the run ended, and that it may go on: an alarm, or a disk that takes no more."""
     from memsearcher_jax.rl.alarms import RunEnded
 
     try:
         yield
-    except RunEnded as end:
-        print(f"error: {end}; {place} keeps its checkpoints: change what is wrong and --resume", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except (RunEnded, OSError) as end:
+        line = " ".join(str(end).split())
+        print(f"error: {line}; {place} keeps its checkpoints: mend that and --resume", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 

@@ -44,6 +44,7 @@ OUTSIDE = {
         "tyro",
         "uvicorn",
         *(path.stem for path in (ROOT / "launch").glob("*.py")),
+        "pod",
     },
 }
 MOST_LINES = 350

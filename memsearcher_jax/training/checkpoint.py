@@ -10,10 +10,11 @@ What comes back is compared with the digests (`digest.py`): a file may be whole 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, model_config: ModelConfig, meta: Mapping[str, Any]) -> None:
         """Copies the state off the device and returns; `state` may be donated at once. `meta` must be plain JSON.
 
-        Raises ValueError if the directory already holds this step or a later one.
+        Raises ValueError if the directory already holds this step or a later one, OSError in one line if this step, or
+        the one before it, cannot be written: no step is half there then.
         """
         if self.newest is not None and step <= self.newest:
             raise ValueError(
@@ -77,7 +79,8 @@ class Checkpoints:
             optimizer=ocp.args.StandardSave(optimizer),
             meta=ocp.args.JsonSave(told | {"digest": _digest(told)}),
         )
-        self._manager.save(step, args=args, force=True)
+        with _written(self._manager):  # the step before it is on disk only now
+            self._manager.save(step, args=args, force=True)
 
     @property
     def newest(self) -> int | None:
@@ -85,8 +88,21 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def close(self) -> None:
-        """Waits until everything is on disk."""
-        self._manager.close()
+        """Waits until everything is on disk. Raises OSError in one line if that cannot be."""
+        with _written(self._manager):
+            self._manager.close()
+
+
+@contextlib.contextmanager
+def _written(manager: ocp.CheckpointManager) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of a full disk alone there are half a dozen types
+        reason = " ".join(str(error).split())[:200]
+        raise OSError(
+            f"a checkpoint in {manager.directory} is not written ({type(error).__name__}: {reason}); "
+            "the steps before it are whole"
+        ) from error
 
 
 def latest_step(directory: str | Path) -> int | None:

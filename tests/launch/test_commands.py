@@ -86,16 +86,20 @@ def test_a_run_that_cannot_go_on_like_this_stays_as_it_is(flags, line, run, refu
     assert untouched(run) == before
 
 
-def test_a_damaged_checkpoint_is_named_and_the_older_one_offered(run, refused, untouched, damage, capsys):
+def test_a_damaged_checkpoint_is_set_aside_for_the_older_one(run, refused, untouched, damage, capsys):
+    """Whoever asks for the newest weights gets no others in silence; a run goes on from what is sound."""
     assert damage(run) == 2
     before = untouched(run)
-    said = refused(tpu_train.main, ["--resume", "--out", run, "--rl.steps", "3"])
-    assert f"checkpoint {run / 'checkpoints' / '2'} cannot be read" in said
-    assert "move it away to go on from step 1" in said
-    assert untouched(run) == before
     for program in (evaluate, export_hf):
         assert "cannot be read" in refused(program.main, ["--checkpoint", run, "--out", run.parent / "out"])
         assert not (run.parent / "out").exists()
+    assert untouched(run) == before
+    tpu_train.main(["--resume", "--out", str(run), "--rl.steps", "3"])
+    said = capsys.readouterr()
+    assert f"checkpoint {run / 'checkpoints' / '2'} cannot be read" in said.err
+    assert "it is kept as 2.damaged" in said.err
+    assert f"{run}: 360 problems, step 1 of 3" in said.err
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [0, 1, 2]
 
 
 def test_a_new_run_does_not_touch_an_old_one(small, run, refused, untouched):

@@ -185,7 +185,7 @@ def test_a_stream_that_was_not_read_to_its_end_has_no_reward():
     assert [math.isnan(one.reward) for one in batch] == [True, False, True]
     assert batch[0].reason == "the stream was not read to its end: context_full"
     assert [len(one.context_rewards) for one in batch] == [1, 2, 0]
-    summary = Exam.summarise(batch)
+    summary = exams.summarise_facts([facts_of(one) for one in batch])
     assert summary["stop/fault"] == pytest.approx(1 / 3) and summary["unscored"] == pytest.approx(2 / 3)
 
 
