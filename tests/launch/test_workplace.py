@@ -99,7 +99,7 @@ def test_other_programs_ask_for_a_copy(program, flag, refused, tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_whole_and_goes_on_on_another_machine(small, empty_bucket, tmp_path, capsys):
     words = [*small, "--start_or_resume", "--out", ADDRESS]
-    tpu_train.main([*words, "--rl.steps", "1"])
+    tpu_train.main([*words, "--rl.steps", "1", "--profile", "0"])
     assert f"{ADDRESS}: step 1 done" in capsys.readouterr().out
     tpu_train.main(words)
     copy = tmp_path / "copy"
@@ -107,8 +107,10 @@ def test_a_run_in_a_bucket_is_whole_and_goes_on_on_another_machine(small, empty_
     assert [line["step"] for line in read_metrics(copy / "metrics.jsonl")] == [0, 1]
     assert {path.name for path in copy.iterdir()} == {
         *("run.json", "metrics.jsonl", "tensorboard", "trajectories", "tokenizer", "checkpoints"),
-        *("curves.png", "report.html"),
+        *("curves.png", "report.html", "profile"),
     }
+    (trace,) = copy.rglob("*.xplane.pb")
+    assert all(phase in trace.read_bytes() for phase in (b"rollout", b"share", b"update", b"write"))
     export_hf.main(["--checkpoint", str(copy), "--out", str(tmp_path / "hf")])
     assert (tmp_path / "hf" / "model.safetensors").is_file()
     tpu_train.main(words)
