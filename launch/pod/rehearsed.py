@@ -7,7 +7,7 @@ is of the data and comes again whenever its step does.
     kill, term   the signal, after `seconds`
     delay        waits so many seconds
     clock        the time of day jumps by so many seconds
-    full         for so many seconds no file can grow: every write fails, of Python and of C++ alike
+    full         for so many seconds no file can grow beyond FULL_BYTES: writes fail, of Python and of C++ alike
     cut, slow, garbage   a mark alone: rehearse.py lets the retriever be gone, silent, or out of its mind
     nan          one context of every update of the step has an advantage that is no number
 """
@@ -36,6 +36,7 @@ from memsearcher_jax.report.progress import Progress
 
 VARIABLE = "REHEARSAL"
 OF_RETRIEVER = ("cut", "slow", "garbage")
+FULL_BYTES = 64 << 10  # room for the log, which has to tell of it, and not for the weights
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 
 
@@ -77,7 +78,7 @@ def strike(fault: dict[str, Any], host: int) -> None:
         time.time = lambda: real() + seconds
     elif kind == "full":
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, limits[1]))
         later(seconds, resource.setrlimit, resource.RLIMIT_FSIZE, limits)
     elif kind in SIGNALS:
         later(seconds, os.kill, os.getpid(), SIGNALS[kind])
