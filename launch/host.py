@@ -27,7 +27,7 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 STOP, FAILED = "memsearcher/stop", "memsearcher/failed"  # keys that all hosts see
 TO_BE_HEARD_S = 3.0  # that a host stays after it has said that it failed, and waits for another to say so
 LAST_WORDS_S = 1_800  # that hosts wait for each other at the end: the first one still writes the report
-LOST = ("Gloo", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "onnection", "heartbeat")
+LOST = ("Gloo ", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "onnection", "heartbeat")
 
 
 @contextlib.contextmanager
@@ -188,11 +188,19 @@ def _hearing_sigterm(told: Callable[[], object]) -> Iterator[None]:
         wakes.close()
 
 
-def _is_of_another(error: BaseException) -> bool:
-    """Whether a device program failed because another host is gone."""
+def _is_of_another(error: BaseException | None) -> bool:
+    """Whether this began with a device program, or a meeting, that failed because another host is gone.
+
+    Gloo's failures come as ValueError or as JAX's own, and whoever was saving made another error of them.
+    """
     import jax
 
-    return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)
+    while error is not None:
+        words = LOST if isinstance(error, jax.errors.JaxRuntimeError) else LOST[:1]
+        if any(word in str(error) for word in words):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _one_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cli
 import host
+import jax
 import pytest
 from pod import rehearse, rehearsed
 
@@ -90,6 +91,29 @@ def test_where_nobody_looks_sigterm_is_left_as_it_is():
 def test_other_errors_go_through():
     with pytest.raises(KeyError), host.joined():
         raise KeyError("x")
+
+
+def test_the_loss_of_another_host_is_told_from_an_error_of_its_own():
+    """The messages are those of JAX 0.10.2."""
+    gloo = ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:25495")
+    barrier = jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: save")
+    for lost in (gloo, barrier):
+        with pytest.raises(SystemExit) as end:
+            try:
+                try:
+                    raise lost
+                except Exception as error:
+                    raise OSError("a checkpoint is not written") from error
+            except OSError:
+                raise SystemExit(1) from None
+        assert host._is_of_another(lost)
+        assert host._is_of_another(end.value)
+    for own in (
+        ValueError("UNAVAILABLE"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        SystemExit(2),
+    ):
+        assert not host._is_of_another(own)
 
 
 def test_a_stop_names_its_reason():
