@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memsearcher_jax.model import splash
 from memsearcher_jax.model.attention import attend, rotary_angles, rotate
-from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.model.axes import constrain, exchange, fetch, part_of
 from memsearcher_jax.model.cache import Cache, Growing, Reading, Recent
 from memsearcher_jax.model.config import ModelConfig
 
@@ -54,6 +54,11 @@ def declared(config: ModelConfig) -> dict:
     return jax.tree.map(lambda box: Weight(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)
 
 
+def weight_axes(config: ModelConfig) -> dict:
+    """The tree of `init` with each array's logical axes in its place."""
+    return jax.tree.map(lambda weight: weight.axes, declared(config))
+
+
 def forward(
     params: dict,
     config: ModelConfig,
@@ -75,12 +80,19 @@ def forward(
     if output not in ("logits", "hidden"):
         raise ValueError(f"output {output!r}: choose logits or hidden")
     hidden_BTD, cache = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
-    return (hidden_BTD if output == "hidden" else logits(params, config, hidden_BTD)), cache
+    return (hidden_BTD if output == "hidden" else logits(output_table(params, config), hidden_BTD)), cache
 
 
-def logits(params: dict, config: ModelConfig, hidden_BTD: jax.Array) -> jax.Array:
+def output_table(params: dict, config: ModelConfig) -> jax.Array:
+    """table_VD in compute_dtype: the output layer, fetched once for all the chunks that `logits` takes."""
+    part_VD = params["embed" if config.tied else "unembed"]
+    return fetch(part_VD.astype(config.compute_dtype), ("vocab", "embed"))
+
+
+def logits(table_VD: jax.Array, hidden_BTD: jax.Array) -> jax.Array:
     """logits_BTV, float32, of the hidden states that `forward` gives; for any T, so that callers can go in chunks."""
-    return Qwen(config).apply({"params": params}, hidden_BTD, method=Qwen.logits)
+    logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+    return constrain(logits_BTV, ("batch", None, "vocab"))
 
 
 class Block(nn.Module):
@@ -101,8 +113,9 @@ class Block(nn.Module):
         c = self.config
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
-        def weight(*declaration) -> jax.Array:
-            return _weight(self, *declaration).astype(c.compute_dtype)
+        def weight(name: str, axes: str, *declaration) -> jax.Array:
+            # Cast first: half the bytes travel.
+            return fetch(_weight(self, name, axes, *declaration).astype(c.compute_dtype), axes.split())
 
         attention_norm_D = weight("attention_norm", "norm", (D,), ONES)
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
@@ -192,14 +205,9 @@ class Qwen(nn.Module):
         # Each device reads its own columns of the table for the rows of its whole "fsdp" group, then they swap: left
         # to itself the compiler gathers the table. Cast after that, because a frequent token's gradient is a sum of
         # thousands, which bfloat16 would not hold.
-        x_BTD = self.embed_VD[constrain(ids_BT, ("lookup_batch", None))]
-        x_BTD = constrain(x_BTD, ("lookup_batch", None, "embed"))
-        return constrain(x_BTD, ("batch", None, None)).astype(self.config.compute_dtype)
-
-    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
-        table_VD = (self.embed_VD if self.config.tied else self.unembed_VD).astype(self.config.compute_dtype)
-        logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
-        return constrain(logits_BTV, ("batch", None, "vocab"))
+        x_BTD = self.embed_VD[exchange(ids_BT, ("batch", None), ("lookup_batch", None))]
+        x_BTD = exchange(x_BTD, ("lookup_batch", None, "embed"), ("batch", None, None))
+        return x_BTD.astype(self.config.compute_dtype)
 
 
 def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
@@ -224,9 +232,10 @@ def _told_by_the_key(k_BKTH: jax.Array, v_BKTH: jax.Array) -> tuple[jax.Array, j
 
 
 def _weight(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init) -> jax.Array:
-    """Declares a weight in param_dtype, one logical axis per dimension."""
-    boxed_init = nn.with_logical_partitioning(init, tuple(axes.split()))
-    return module.param(name, boxed_init, shape, jnp.dtype(module.config.param_dtype))
+    """Declares a weight in param_dtype, one logical axis per dimension; returns the part of it that is here."""
+    axes = tuple(axes.split())
+    boxed_init = nn.with_logical_partitioning(init, axes)
+    return module.param(name, boxed_init, part_of(shape, axes), jnp.dtype(module.config.param_dtype))
 
 
 def _normal(inverse_variance: float):

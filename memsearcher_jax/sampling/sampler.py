@@ -212,7 +212,7 @@ def decode(
             Growing(Reading.of(slots.cache, reads_A=speaks_S1[:, 0], prefix=prefix), recent),
             output="hidden",
         )
-        logits_STV = qwen.logits(params, model, hidden_STD)
+        logits_STV = qwen.logits(qwen.output_table(params, model), hidden_STD)
         position_ST = texts.length_S[:, None] + column_T
         key_ST = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_S, position_ST)
         flat = (logits_STV.reshape(-1, logits_STV.shape[-1]), key_ST.reshape(-1))

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memsearcher_jax.model.axes import most
+
 
 def split_rows(batch: Any, parts: int) -> Any:
     """A pytree of [B, ...] as [parts, B / parts, ...]: part i holds rows i, i + parts, i + 2 parts, ...
@@ -24,11 +26,14 @@ def merge_rows(parts: Any) -> Any:
 
 
 def filled_parts(segment_nBT: jax.Array) -> jax.Array | int:
-    """The number of leading parts behind which no part holds a token; of a single part 1, whatever it holds."""
+    """The number of leading parts behind which no part holds a token, on any device.
+
+    Of a single part 1, whatever it holds.
+    """
     parts = len(segment_nBT)
     if parts == 1:
         return 1
-    return jnp.max(jnp.where(jnp.any(segment_nBT > 0, axis=(1, 2)), jnp.arange(1, parts + 1), 0))
+    return most(jnp.max(jnp.where(jnp.any(segment_nBT > 0, axis=(1, 2)), jnp.arange(1, parts + 1), 0)))
 
 
 def scan_leading(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any, count: jax.Array | int):

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.axes import RULES
+from memsearcher_jax.model.axes import RULES, by_rows, summed
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.training import masked, objectives
 from memsearcher_jax.training.config import TrainingConfig
@@ -81,6 +81,17 @@ def init_state(
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
 
 
+def check_divides(config: TrainingConfig, mesh: Mesh) -> None:
+    """Raises ValueError, in one line, if the devices cannot share a micro-batch evenly."""
+    rows = config.rows_per_update // config.accumulate
+    parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    if rows % parts:
+        raise ValueError(
+            f"a micro-batch of {rows} rows (training.rows_per_update {config.rows_per_update} / training.accumulate "
+            f"{config.accumulate}) cannot be shared by the {parts} parts of mesh {' x '.join(RULES['batch'])}"
+        )
+
+
 def make_update(
     model_config: ModelConfig,
     config: TrainingConfig,
@@ -101,60 +112,56 @@ def make_update(
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a micro-batch evenly.
     """
-    _check_divides(config, mesh)
+    check_divides(config, mesh)
     state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
+    weight_axes, axes_BT = qwen.weight_axes(model_config), ("batch", None)
 
-    def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
-        if jax.sharding.get_abstract_mesh().empty:
-            raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
-        batch = jax.tree.map(lambda x: sharding.constrain(x, ("batch", None)), batch)
-        weight_BT = masked.token_weights(
-            batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
-        )
+    def gradient_here(params: dict, batch: Rows, weight_BT: jax.Array):
+        """(gradient of these parts of the weights, scores of these rows): the loss is a sum over rows."""
 
         def loss(params: dict, rows: Rows, weight_BT: jax.Array):
             scores = token_logprobs(params, model_config, rows, chunk=config.logit_chunk, temperature=temperature)
             return objective(config, *scores, rows, weight_BT)[0], scores
 
         def accumulate(gradient: dict, micro: tuple[Rows, jax.Array]):
-            part, scores = jax.grad(loss, has_aux=True)(state.params, *micro)
-            return jax.tree.map(lambda total, x: total + x.astype(total.dtype), gradient, part), scores
+            part, scores = jax.grad(loss, has_aux=True)(params, *micro)
+            return jax.tree.map(lambda so_far, x: so_far + x.astype(so_far.dtype), gradient, part), scores
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), state.params)
-        zeros = jax.lax.with_sharding_constraint(zeros, state_shardings.params)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
         parts = split_rows((batch, weight_BT), config.accumulate)
-        filled = filled_parts(parts[0].segment_BT)
-        gradient, scores = scan_leading(accumulate, zeros, parts, filled)
-        gradient = jax.tree.map(lambda x, parameter: x.astype(parameter.dtype), gradient, state.params)
+        gradient, scores = scan_leading(accumulate, zeros, parts, filled_parts(parts[0].segment_BT))
+        gradient = jax.tree.map(summed, gradient, weight_axes)
+        return jax.tree.map(lambda x, weight: x.astype(weight.dtype), gradient, params), merge_rows(scores)
 
+    def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
+        if jax.sharding.get_abstract_mesh().empty:
+            raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
+        batch = jax.tree.map(lambda x: sharding.constrain(x, axes_BT), batch)
+        weight_BT = masked.token_weights(
+            batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
+        )
+
+        differentiate = by_rows(gradient_here, (weight_axes, axes_BT, axes_BT), (weight_axes, axes_BT))
+        gradient, scores = differentiate(state.params, batch, weight_BT)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         taken = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
         new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), taken, state)
 
-        _, metrics = objective(config, *merge_rows(scores), batch, weight_BT)
+        _, metrics = objective(config, *scores, batch, weight_BT)
+        filled = filled_parts(split_rows(batch.segment_BT, config.accumulate))
         metrics |= {
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(new_state.params),
             "learning_rate": learning_rate(config)(state.step),
             "skipped": 1 - finite.astype(jnp.float32),
-            "row_fill": jnp.sum(batch.segment_BT > 0) / jnp.maximum(filled * parts[1][0].size, 1),
+            "row_fill": jnp.sum(batch.segment_BT > 0) / jnp.maximum(filled * (weight_BT.size // config.accumulate), 1),
         }
         return new_state, metrics
 
     # Pinned, or the compiler may return a layout of its own choice and the second call compiles again.
     return jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, None))
-
-
-def _check_divides(config: TrainingConfig, mesh: Mesh) -> None:
-    rows = config.rows_per_update // config.accumulate
-    parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-    if rows % parts:
-        raise ValueError(
-            f"a micro-batch of {rows} rows (training.rows_per_update {config.rows_per_update} / training.accumulate "
-            f"{config.accumulate}) cannot be shared by the {parts} parts of mesh {' x '.join(RULES['batch'])}"
-        )
 
 
 def _placed(x: qwen.Weight | jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:

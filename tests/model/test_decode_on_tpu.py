@@ -27,7 +27,7 @@ def test_decode_updates_a_long_cache_in_place(sizes, slots, monkeypatch):
         hidden_B1D, cache = qwen.forward(
             params, config, ids_B1, cache.length_B[:, None], jnp.ones_like(ids_B1), cache, output="hidden"
         )
-        return jnp.argmax(qwen.logits(params, config, hidden_B1D), axis=-1), cache
+        return jnp.argmax(qwen.logits(qwen.output_table(params, config), hidden_B1D), axis=-1), cache
 
     with jax.set_mesh(mesh):
         params = jax.tree.map(lambda w: placed(w.shape, w.dtype, w.axes), qwen.declared(config))

@@ -83,7 +83,7 @@ def test_hidden_then_logits_is_logits(variant, make_params, make_rows, forward):
     params, rows = make_params(config), make_rows(config, 2, 9)
     whole_BTV, _ = forward(params, config, *rows)
     hidden_BTD, _ = forward(params, config, *rows, output="hidden")
-    parts = [qwen.logits(params, config, hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))]
+    parts = [qwen.logits(qwen.output_table(params, config), hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))]
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole_BTV, atol=1e-5)
 
 
