@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.stages import Lowered
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.axes import MESH_AXES, RULES, spec
@@ -77,15 +78,7 @@ def publish(params: dict, config: ModelConfig, local: Mesh, dtype: str) -> dict:
 
     One jitted reshard gives every host a whole copy; all hosts must call it together, with meshes of one shape.
     """
-    hosts = jax.process_count()
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    names = ("host", *local.axis_names)
-    everywhere = Mesh(
-        np.array(devices).reshape(hosts, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
-    )
-    # The host's axis is in no weight's spec: each host has a copy, cut over its own devices.
-    shardings = param_shardings(config, local)
-    spread = reshard(params, jax.tree.map(lambda sharding: NamedSharding(everywhere, sharding.spec), shardings), dtype)
+    spread = reshard(params, copy_for_each_host(config, local, jax.devices()), dtype)
 
     def own_copy(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         shard = {shard.device: shard.data for shard in x.addressable_shards}
@@ -93,7 +86,23 @@ def publish(params: dict, config: ModelConfig, local: Mesh, dtype: str) -> dict:
             x.shape, sharding, [shard[device] for device in local.devices.flat]
         )
 
-    return jax.tree.map(own_copy, spread, shardings)
+    return jax.tree.map(own_copy, spread, param_shardings(config, local))
+
+
+def copy_for_each_host(config: ModelConfig, local: Mesh, devices: Sequence[jax.Device]) -> dict:
+    """Where the weights lie when each host has them as on its mesh, which for one of them is `local`."""
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+    names = ("host", *local.axis_names)
+    everywhere = Mesh(
+        np.array(devices).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
+    )
+    # The host's axis is in no weight's spec: each host has a copy, cut over its own devices.
+    return jax.tree.map(lambda lies: NamedSharding(everywhere, lies.spec), param_shardings(config, local))
+
+
+def lowered_publish(params: dict, shardings: dict, dtype: str) -> Lowered:
+    """The program of `reshard`, of weights that need not be there."""
+    return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings).lower(params, dtype=dtype)
 
 
 def _cast(params: dict, dtype: str) -> dict:
