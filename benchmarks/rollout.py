@@ -102,12 +102,13 @@ def summary(runs: Sequence[Served], trajectories: int) -> dict[str, float]:
     }
 
 
-def settings_of(flags: Flags, context_tokens: int) -> SamplingConfig:
+def settings_of(flags: Flags, context_tokens: int, decode_rows: tuple[int, ...] = ()) -> SamplingConfig:
     return SamplingConfig(
         slots=flags.slots,
         tensor=flags.tensor,
         context_tokens=context_tokens,
         decode_tokens=16,
+        decode_rows=decode_rows,
         rows_per_call=8,
         prefill_piece=64,
         prefill_buckets=(128, 512),
@@ -121,7 +122,8 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
     """(a) As training runs it."""
     mesh = sizes.mesh_of(flags.tensor)
     params = sizes.random_params(model, mesh)
-    sampler = Engine(model, settings_of(flags, work.CONTEXT), work.WIDTHS, (), mesh)
+    fewer = tuple(flags.slots * quarter // 4 for quarter in (1, 2, 3))
+    sampler = Engine(model, settings_of(flags, work.CONTEXT, fewer), work.WIDTHS, (), mesh)
     sampler.warm_up(params)
     driver = RolloutDriver(sampler, work.NumberTokenizer(), work.EmptyIndex(), work.serve(load))
     jobs = jobs_for(work.problems(load), 1)
@@ -142,7 +144,7 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
 
 
 def lock_step(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[], Served]:
-    """(b) The same programs, but a batch waits for its slowest row, and every prompt is computed from nothing."""
+    """(b) The same programs, but a batch waits whole for its slowest row, and every prompt is computed from nothing."""
     mesh = sizes.mesh_of(flags.tensor)
     params = sizes.random_params(model, mesh)
     widths = PromptWidths(prefix=1, question=work.CONTEXT, bridge=0, memory=0, suffix=0)

@@ -102,7 +102,7 @@ RANGES: dict[str, Range] = {
         f"sampling.{name}": _COUNT
         for name in (
             *("slots", "tensor", "context_tokens", "decode_tokens"),
-            *("rows_per_call", "prefill_piece", "prefill_buckets"),
+            *("decode_rows", "rows_per_call", "prefill_piece", "prefill_buckets"),
         )
     },
     "sampling.draft_tokens": _COUNT_OR_NONE,
@@ -267,6 +267,11 @@ def _check_lengths(config: RunConfig) -> None:
     _require(
         buckets != () and list(buckets) == sorted(set(buckets)),
         f"sampling.prefill_buckets is {' '.join(map(str, buckets)) or 'empty'}: give at least one width, ascending",
+    )
+    rows = sampling.decode_rows
+    _require(
+        list(rows) == sorted(set(rows)),
+        f"sampling.decode_rows is {' '.join(map(str, rows))}: give numbers of slots, ascending",
     )
     _require(
         sampling.decode_tokens + sampling.draft_tokens <= sampling.context_tokens,

@@ -180,7 +180,7 @@ class Reading:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Recent:
-    """Tokens of B rows that the cache has not taken in yet: J entries per row, in their order, with gaps.
+    """Tokens of B of its rows that the cache has not taken in yet: J entries per row, in their order, with gaps.
 
     All rows write at the same entry, which is one slice update for the whole batch and not one per row. A decoding
     loop gathers its tokens here and moves them to the cache once, at its end.
@@ -192,11 +192,11 @@ class Recent:
     used: jax.Array  # int32: entries written, gaps included
 
     @classmethod
-    def empty(cls, cache: Cache, entries: int) -> Recent:
-        """Room for so many entries of each of the cache's rows."""
-        L, B, _, K, _, H = cache.v_LBNKPH.shape
-        zeros_LBKJH = constrain(jnp.zeros((L, B, K, entries, H), cache.v_LBNKPH.dtype), RECENT_AXES)
-        return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((B, entries), bool), jnp.int32(0))
+    def empty(cls, cache: Cache, rows: int, entries: int) -> Recent:
+        """Room for so many entries of so many of the cache's rows."""
+        L, _, _, K, _, H = cache.v_LBNKPH.shape
+        zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LBNKPH.dtype), RECENT_AXES)
+        return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((rows, entries), bool), jnp.int32(0))
 
     def with_visible(self, visible_BT: jax.Array, at: jax.Array) -> Recent:
         """The same entries, those from `at` on as visible as it says."""
@@ -219,7 +219,7 @@ class Recent:
 class Growing:
     """A cache that stays as it is, and the recent tokens behind it, to which new ones are added."""
 
-    reading: Reading  # of all rows
+    reading: Reading  # of the rows that `recent` has, in the same order
     recent: Recent
 
     def read(self, layer: jax.Array) -> list[Past]:

@@ -154,11 +154,12 @@ class Engine:
             self._open_contexts()
             self._append_text()
             self._catch_up()
-            self._slots, drawn = self._decode(self._slots, self._params, self._root_key)
+            seats, row_A = self._parts.fewest(sorted(self._speaking), self.settings.decode_rows)
+            self._slots, drawn = self._decode(self._slots, self._params, self._root_key, row_A)
             self.counters.ticks += 1
             self.counters.speaking_slots += len(self._speaking)
             self.counters.slots += self.settings.slots
-            return self._ended(jax.device_get(drawn))
+            return self._ended(jax.device_get(drawn), seats)
 
     def take(self, slot: int) -> Recorded:
         """The slot's context as it stands after the last tick; the slot is free then."""
@@ -184,7 +185,8 @@ class Engine:
                 self._slots = self._extend(self._slots, *self._extend_arguments({}, width))
                 self._slots = self._prefill(self._slots, params, *self._block({}, width).arrays)
             self._slots = self._share(self._slots, *self._share_arguments([], {}))
-            self._slots, _ = self._decode(self._slots, params, self._root_key)
+            for row_A in (None, *map(self._parts.nobody, self.settings.decode_rows)):
+                self._slots, _ = self._decode(self._slots, params, self._root_key, row_A)
             self._slots = self._silence(self._slots)
 
     def _room(self, length: int, max_tokens: int) -> int:
@@ -322,15 +324,15 @@ class Engine:
         length_A = self._parts.values(entries, rows)
         return source_A, target_A, length_A
 
-    def _ended(self, drawn: sampler.Drawn) -> list[Spoken]:
+    def _ended(self, drawn: sampler.Drawn, seats: dict[int, int]) -> list[Spoken]:
         ended = []
-        for slot in sorted(self._speaking):
-            added = int(drawn.length_S[slot] - self._ledger.length_S[slot])
+        for slot, seat in seats.items():
+            added = int(drawn.length_S[seat] - self._ledger.length_S[slot])
             self.counters.generated_tokens += added
-            self._ledger.add_drawn(slot, drawn.token_SJ[slot, :added], drawn.logprob_SJ[slot, :added])
-            if drawn.room_S[slot] == 0:
+            self._ledger.add_drawn(slot, drawn.token_SJ[seat, :added], drawn.logprob_SJ[seat, :added])
+            if drawn.room_S[seat] == 0:
                 ids_T = self._ledger.ids_SC[slot, self._spoke_from[slot] : self._ledger.length_S[slot]]
-                ended.append(Spoken(slot, tuple(ids_T.tolist()), bool(drawn.sound_S[slot])))
+                ended.append(Spoken(slot, tuple(ids_T.tolist()), bool(drawn.sound_S[seat])))
         self._speaking -= {spoken.slot for spoken in ended}
         return ended
 

@@ -7,7 +7,8 @@ part's size where a row has nothing to do (see `model/cache.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,18 @@ class Parts:
                 seats[slot] = part * rows + taken[part]
                 taken[part] += 1
         return seats
+
+    def fewest(self, slots: Sequence[int], choices: Sequence[int]) -> tuple[dict[int, int], np.ndarray | None]:
+        """The index of each of these slots in a call, and its row_A: the first choice of rows that has room for all.
+
+        None where no choice has: the call is for all slots there are, each at its own number.
+        """
+        busiest = max(Counter(slot // self.size for slot in slots).values(), default=0)
+        rows = next((rows for rows in choices if rows >= busiest), None)
+        if rows is None:
+            return {slot: slot for slot in slots}, None
+        seats = self.seats(slots, rows)
+        return seats, self.named({seat: slot for slot, seat in seats.items()}, rows)
 
     def named(self, slot_of: dict[int, int], rows: int) -> np.ndarray:
         """row_A with the slot that each index is for, given by index."""

@@ -18,7 +18,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.axes import spec
+from memsearcher_jax.model.axes import per_device, spec
 from memsearcher_jax.model.cache import CACHE_AXES, Cache, Growing, Prefix, Reading, Recent, copy_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import Padded, place, splice
@@ -52,7 +52,10 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """What one call of `decode` added to each slot, and how the slot stands after it. J columns, left-aligned."""
+    """What one call of `decode` added to each slot that took part, and how the slot stands after it.
+
+    J columns, left-aligned.
+    """
 
     token_SJ: Array  # int32; columns past what the slot's length grew by mean nothing
     logprob_SJ: Array  # float32: behaviour log-probability
@@ -176,20 +179,27 @@ def decode(
     slots: Slots,
     params,
     root_key: Array,
+    row_A: Array | None = None,
 ) -> tuple[Slots, Drawn]:
     """Up to `settings.decode_tokens` tokens for every slot that speaks; ends early when none does.
+
+    `row_A` names the slots that take part, as `model.cache` names rows, where not all do: whoever is left out costs
+    nothing. They come back in that order.
 
     A draw is keyed by the slot's stream and the token's position alone: it does not depend on the slot, on what shares
     the batch, on when the slot was scheduled, or on whether the token was guessed.
     """
     width = 1 + settings.draft_tokens
     steps = max(1, settings.decode_tokens // width)
-    rows_S1, column_T = jnp.arange(settings.slots)[:, None], jnp.arange(width)
-    opening_S1 = slots.texts.length_S[:, None]
-    prefix = Prefix(slots.prefix, slots.follows_S)
+    texts, follows_S = slots.texts, slots.follows_S
+    if row_A is not None:
+        texts, follows_S = jax.tree.map(lambda x_S: _taken(x_S, row_A), (texts, follows_S))
+    rows_S1, column_T = jnp.arange(texts.length_S.shape[0])[:, None], jnp.arange(width)
+    opening_S1 = texts.length_S[:, None]
+    prefix = Prefix(slots.prefix, follows_S)
     stop_K = jnp.array(stop_ids, jnp.int32)
     key_S = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
-        slots.texts.stream_S2
+        texts.stream_S2
     )
 
     def speaking(carry) -> Array:
@@ -209,7 +219,7 @@ def decode(
             ids_ST,
             last_S1 + column_T,
             segment_ST.astype(jnp.int32),
-            Growing(Reading.of(slots.cache, reads_A=speaks_S1[:, 0], prefix=prefix), recent),
+            Growing(Reading.of(slots.cache, row_A, reads_A=speaks_S1[:, 0], prefix=prefix), recent),
             output="hidden",
         )
         logits_STV = qwen.logits(qwen.output_table(params, model), hidden_STD)
@@ -243,11 +253,35 @@ def decode(
         logprob_SJ = place_taken(logprob_SJ, logprob_ST, offset_S1)
         return number + 1, texts, recent, token_SJ, logprob_SJ, sound_S
 
-    shape_SJ = (settings.slots, steps * width)
-    recent = Recent.empty(slots.cache, steps * width)
-    nothing = (jnp.zeros(shape_SJ, jnp.int32), jnp.zeros(shape_SJ, jnp.float32), jnp.ones(settings.slots, bool))
-    _, texts, recent, *drawn = jax.lax.while_loop(speaking, step, (jnp.int32(0), slots.texts, recent, *nothing))
+    rows, entries = texts.length_S.shape[0], steps * width
+    recent = Recent.empty(slots.cache, rows, entries)
+    nothing = (jnp.zeros((rows, entries), jnp.int32), jnp.zeros((rows, entries), jnp.float32), jnp.ones(rows, bool))
+    _, texts, recent, *drawn = jax.lax.while_loop(speaking, step, (jnp.int32(0), texts, recent, *nothing))
     token_SJ, logprob_SJ, sound_S = drawn
     recent = recent.closed_up() if settings.draft_tokens else recent
-    cache = slots.cache.append(recent.k_LBKJH, recent.v_LBKJH, recent.visible_BJ.astype(jnp.int32))
-    return replace(slots, texts=texts, cache=cache), Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)
+    reading = Reading.of(slots.cache, row_A)
+    cache = reading.append(recent.k_LBKJH, recent.v_LBKJH, recent.visible_BJ.astype(jnp.int32))
+    drawn = Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)
+    if row_A is not None:
+        texts = jax.tree.map(lambda x_S, x_A: _put_back(x_S, row_A, x_A), slots.texts, texts)
+    return replace(slots, texts=texts, cache=cache), drawn
+
+
+def _taken(x_S: Array, row_A: Array) -> Array:
+    """The rows of these slots; zeros for nobody."""
+    axes = ("batch", *[None] * (x_S.ndim - 1))
+
+    def take(x_S: Array, row_A: Array) -> Array:
+        return x_S.at[row_A].get(mode="fill", fill_value=0)
+
+    return per_device(take, (axes, ("batch",)), axes, (*row_A.shape, *x_S.shape[1:]))(x_S, row_A)
+
+
+def _put_back(x_S: Array, row_A: Array, x_A: Array) -> Array:
+    """The same array with these rows for these slots."""
+    axes = ("batch", *[None] * (x_S.ndim - 1))
+
+    def put(x_S: Array, row_A: Array, x_A: Array) -> Array:
+        return x_S.at[row_A].set(x_A, mode="drop")
+
+    return per_device(put, (axes, ("batch",), axes), axes)(x_S, row_A, x_A)

@@ -8,6 +8,7 @@ import pytest
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.sampling.parts import Parts
 from memsearcher_jax.testing import NANO
 
 
@@ -59,8 +60,10 @@ def test_slots_order_and_company_do_not_matter(params, engine, nano):
     numbers = list(range(7))
     alone = nano.make_engine(replace(nano.SETTINGS, slots=1, rows_per_call=1))
     other = nano.make_engine(replace(nano.SETTINGS, slots=3, decode_tokens=2, prefill_piece=4, prefill_buckets=(16,)))
+    fewer = nano.make_engine(replace(nano.SETTINGS, decode_rows=(1, 3)))
     ours = nano.run_all(alone, params, numbers)
-    for theirs in (nano.run_all(engine, params, numbers), nano.run_all(other, params, numbers[::-1])):
+    others = [nano.run_all(engine, params, numbers), nano.run_all(fewer, params, numbers)]
+    for theirs in (*others, nano.run_all(other, params, numbers[::-1])):
         for number in numbers:
             assert theirs[number].ids == ours[number].ids
             assert theirs[number].sampled == ours[number].sampled
@@ -83,10 +86,11 @@ def test_eight_devices_sample_what_one_does(params, nano):
     one = nano.run_all(nano.make_engine(settings), params, numbers)
     mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=1, tensor=2))
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
-    eight = nano.run_all(nano.make_engine(settings, mesh), placed, numbers)
-    for number in numbers:
-        assert eight[number].ids == one[number].ids
-        np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
+    for rows in ((), (1,)):
+        eight = nano.run_all(nano.make_engine(replace(settings, decode_rows=rows), mesh), placed, numbers)
+        for number in numbers:
+            assert eight[number].ids == one[number].ids
+            np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
 
 
 def test_no_token_is_prefilled_twice(params, engine, nano):
@@ -101,12 +105,23 @@ def test_no_token_is_prefilled_twice(params, engine, nano):
 
 
 def test_nothing_compiles_after_warm_up(params, compilations, nano):
-    engine = nano.make_engine()
+    engine = nano.make_engine(replace(nano.SETTINGS, decode_rows=(1, 2)))
     engine.warm_up(params)
     engine.start(params, nano.KEY)
     with compilations() as count:
         nano.run_all(engine, params, range(5))
     assert count == []
+
+
+def test_a_call_is_for_as_few_slots_as_have_room():
+    parts = Parts(count=2, size=4)
+    for speaking, rows in (([], 1), ([5], 1), ([0, 7], 1), ([0, 1], 2), ([0, 3, 6], 2)):
+        seats, row_A = parts.fewest(speaking, (1, 2))
+        assert list(seats) == speaking and len(row_A) == parts.count * rows
+        for slot, seat in seats.items():
+            assert row_A[seat] == slot % parts.size and seat // rows == slot // parts.size
+        assert np.count_nonzero(row_A == parts.size) == len(row_A) - len(speaking), "the others are nobody"
+    assert parts.fewest([0, 1, 2], (1, 2)) == ({0: 0, 1: 1, 2: 2}, None)
 
 
 def test_weights_can_not_change_under_a_context(params, engine, nano):
