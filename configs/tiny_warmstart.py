@@ -57,14 +57,20 @@ def tiny_warmstart() -> RunConfig:
             logit_chunk=96,
             learning_rate=2e-3,
             warmup_steps=50,
-            decay_steps=4_800,
+            decay_steps=4_200,
             adam_b2=0.98,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(method="demonstrations", steps=400, problems=32, checkpoint_every=50),
+        rl=RLConfig(method="demonstrations", steps=400, problems=28, checkpoint_every=50),
         demonstrations=DemonstrationConfig(
-            answer_early=0.8, wrong_query=0.1, bad_memory=0.1, histories=14, copies=80, recitations=180
+            answer_early=0.6,
+            wrong_query=0.1,
+            bad_memory=0.1,
+            histories=12,
+            copies=60,
+            recitations=150,
+            decisions=80,
         ),
         evaluation=EvaluationConfig(max_turns=8),
     )
