@@ -3,6 +3,10 @@
 A chunk is one day: its date, then sentences in any order, of which some say nothing. Whatever is asked is said in one
 sentence of one chunk, and every sentence has a subject that no other sentence of any stream has, in neither split: what
 a policy has learnt of one stream answers no question about another.
+
+Subjects and most answers are people, who have a first name and a surname of one syllable each: where each syllable is
+one token, a name is two tokens that a small model learns to copy soon. A surname alone recurs; a full name does not,
+and it is never found inside another, since a longer name grows at its beginning and goes on in small letters.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 
 from memsearcher_jax.agent.types import Problem, Stream, StreamQuestion
-from memsearcher_jax.data.names import Names
+from memsearcher_jax.data.names import THINGS, Names
 
 SOURCE = "generated"
 KINDS = ("person", "event", "fact", "rule")
@@ -22,7 +26,7 @@ MONTHS = (
 )
 FIRST_DAY = date(2030, 1, 1)
 CLASSES = 5  # labels of one stream
-_IDLE = (
+IDLE = (
     "It rained until noon.",
     "Nothing else was heard that day.",
     "The evening was long and quiet.",
@@ -55,11 +59,27 @@ class StreamConfig:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """One sentence, and what can be asked about it."""
+class Sentence:
+    """One sentence of a chunk, and what can be asked about it: nothing about an idle one."""
 
     text: str
-    question: StreamQuestion
+    question: StreamQuestion | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """A stream of which it is known what each chunk says."""
+
+    dates_C: tuple[str, ...]
+    sentences_C: tuple[tuple[Sentence, ...], ...]
+    questions: tuple[StreamQuestion, ...]
+
+    @property
+    def stream(self) -> Stream:
+        """What a policy sees of it."""
+        told = zip(self.dates_C, self.sentences_C, strict=True)
+        chunks = tuple(f"{day}. {' '.join(one.text for one in sentences)}" for day, sentences in told)
+        return Stream(SOURCE, chunks, self.questions)
 
 
 def make_streams(config: StreamConfig) -> dict[str, tuple[Problem, ...]]:
@@ -67,18 +87,24 @@ def make_streams(config: StreamConfig) -> dict[str, tuple[Problem, ...]]:
 
     Raises ValueError where a stream has fewer sentences than questions.
     """
-    names = Names(_rng(config.seed, "names"), syllables=2)
+    names = Names(_rng(config.seed, "names"))
     lengths = {
         "train": [config.train_chunks] * config.train_streams,
         "test": [config.test_chunks[number % len(config.test_chunks)] for number in range(config.test_streams)],
     }
     return {
         split: tuple(
-            _stream(config, _rng(config.seed, split, str(number)), names, chunks).problem(f"{split}_{number}")
+            _story(config, _rng(config.seed, split, str(number)), names, chunks).stream.problem(f"{split}_{number}")
             for number, chunks in enumerate(several)
         )
         for split, several in lengths.items()
     }
+
+
+def make_stories(config: StreamConfig, count: int) -> list[Story]:
+    """So many streams of `train_chunks` chunks that share no name, the same in every process."""
+    names = Names(_rng(config.seed, "names"))
+    return [_story(config, _rng(config.seed, "story", str(one)), names, config.train_chunks) for one in range(count)]
 
 
 def _rng(seed: int, *names: str) -> random.Random:
@@ -86,27 +112,28 @@ def _rng(seed: int, *names: str) -> random.Random:
     return random.Random("/".join((str(seed), "streams", *names)))
 
 
-def _stream(config: StreamConfig, rng: random.Random, names: Names, chunks: int) -> Stream:
+def _story(config: StreamConfig, rng: random.Random, names: Names, chunks: int) -> Story:
     if config.questions > chunks * config.facts:
         raise ValueError(
             f"data.streams.questions is {config.questions}, but a stream of {chunks} chunks has "
             f"{chunks * config.facts} sentences to ask about: lower it or raise data.streams.facts"
         )
     # The draws of names advance one generator for all streams; those of a stream are its own.
-    labels = [names.surname().lower() for _ in range(CLASSES)]
-    towns = [names.surname() for _ in range(CLASSES)]
-    texts, said = [], {kind: [] for kind in KINDS}
+    towns = Names(rng)
+    labels = [towns.town() for _ in range(CLASSES)]
+    dates, told, said = [], [], {kind: [] for kind in KINDS}
     day = FIRST_DAY
     for chunk in range(chunks):
         day += timedelta(days=rng.randint(1, 3))
         kinds = [KINDS[(chunk * config.facts + number) % len(KINDS)] for number in range(config.facts)]
-        statements = [_state(kind, rng, names, day, labels, towns) for kind in kinds]
+        statements = [_state(kind, rng, names, day, labels) for kind in kinds]
         for kind, statement in zip(kinds, statements, strict=True):
             said[kind].append(statement.question)
-        sentences = [*(one.text for one in statements), *(rng.choice(_IDLE) for _ in range(config.idle))]
+        sentences = [*statements, *(Sentence(rng.choice(IDLE)) for _ in range(config.idle))]
         rng.shuffle(sentences)
-        texts.append(f"{spoken(day)}. {' '.join(sentences)}")
-    return Stream(SOURCE, tuple(texts), tuple(_chosen(rng, said, config.questions)))
+        dates.append(spoken(day))
+        told.append(tuple(sentences))
+    return Story(tuple(dates), tuple(told), tuple(_chosen(rng, said, config.questions)))
 
 
 def _chosen(rng: random.Random, said: dict[str, list[StreamQuestion]], count: int) -> list[StreamQuestion]:
@@ -119,26 +146,28 @@ def _chosen(rng: random.Random, said: dict[str, list[StreamQuestion]], count: in
     return chosen
 
 
-def _state(kind: str, rng: random.Random, names: Names, day: date, labels: list[str], towns: list[str]) -> Statement:
+def _state(kind: str, rng: random.Random, names: Names, day: date, labels: list[str]) -> Sentence:
     """A sentence of this kind with new names."""
+
+    def person() -> str:
+        # Of a generator of its own, so that a surname recurs: only the full name must be new.
+        return names.person(Names(rng).surname(), woman=rng.random() < 0.5)
+
+    one, two = person(), person()
     if kind == "person":
-        person, firm = names.person(names.surname(), woman=rng.random() < 0.5), names.firm()
-        return _statement(kind, f"{person} works for {firm}.", f"Which firm does {person} work for?", firm)
+        return _sentence(kind, f"{one} works for {two}.", f"Who does {one} work for?", two)
     if kind == "event":
-        one, two = (names.person(names.surname(), woman=rng.random() < 0.5) for _ in range(2))
-        happened = f"On {spoken(day)} {one} met {two} in {rng.choice(towns)}."
-        return _statement(kind, happened, f"On which day did {one} meet {two}?", spoken(day))
+        return _sentence(kind, f"On {spoken(day)} {one} met {two}.", f"On which day did {one} meet {two}?", spoken(day))
     if kind == "fact":
-        film, maker = names.film(), names.person(names.surname(), woman=rng.random() < 0.5)
-        return _statement(kind, f"{film} was made by {maker}.", f"Who made {film}?", maker)
-    topic, label = names.surname().lower(), rng.choice(labels)
-    return _statement(
-        kind, f"Sample: a letter about {topic}; Label: {label}.", f"Which label has a letter about {topic}?", label
-    )
+        film = f"The {rng.choice(THINGS)} of {one}"
+        return _sentence(kind, f"{film} was made by {two}.", f"Who made {film}?", two)
+    label = rng.choice(labels)
+    text = f"Sample: a letter about {one}; Label: {label}."
+    return _sentence(kind, text, f"Which label has a letter about {one}?", label)
 
 
-def _statement(kind: str, text: str, question: str, answer: str) -> Statement:
-    return Statement(text, StreamQuestion(question, answer, kind))
+def _sentence(kind: str, text: str, question: str, answer: str) -> Sentence:
+    return Sentence(text, StreamQuestion(question, answer, kind))
 
 
 def spoken(day: date) -> str:
