@@ -62,7 +62,7 @@ def part_of(host: int, hosts: int) -> Part:
     cut = [0, *(36 for _ in range(hosts - 1)), 40]
     own = samples[cut[host] : cut[host + 1]]
     facts = [Facts("nq", None, 1, 0, Stop.ANSWERED, one.advantage, {"f1": 0.1}, (len(one.ids),)) for one in own]
-    return Part(own, facts, Counters(generated_tokens=len(own)), float(len(own)), bytes([host]) * 5_000)
+    return Part(own, facts, Counters(generated_tokens=len(own)), float(len(own)), packed=bytes([host]) * 5_000)
 
 
 def learn(hosts: Hosts, mesh: jax.sharding.Mesh) -> tuple[update.TrainState, dict, Part]:
