@@ -1,23 +1,23 @@
 """A trace of one step: that its files are there, can be read, and show steps, phases and what the device did."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
-import jax.numpy as jnp
 import pytest
 
-from memsearcher_jax.rl.phases import Phases
 from memsearcher_jax.rl.trace import Trace, check_step
 
+HERE = Path(__file__).parent
 
-def take_steps(trace, count):
-    @jax.jit
-    def multiply(x):
-        return x @ x
 
-    for step in range(count):
-        trace(step)
-        phases = Phases(lambda name: None)
-        with phases("rollout"):
-            multiply(jnp.ones((64, 64))).block_until_ready()
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """The folder in which `traced.py` has traced."""
+    out = tmp_path_factory.mktemp("traces")
+    subprocess.run([sys.executable, HERE / "traced.py", out], cwd=HERE.parents[1], check=True)
+    return out
 
 
 def events(out):
@@ -27,10 +27,8 @@ def events(out):
     return [(event.name, dict(event.stats)) for plane in data.planes for line in plane.lines for event in line.events]
 
 
-def test_one_step_is_traced_with_its_phases_and_programs(tmp_path):
-    with Trace(tmp_path, 1) as trace:
-        take_steps(trace, 3)
-    found = events(tmp_path)
+def test_one_step_is_traced_with_its_phases_and_programs(traces):
+    found = events(traces / "one")
     names = [name for name, _ in found]
     assert names.count("rollout") == 1
     assert [stats["step_num"] for name, stats in found if name == "train"] == [1]
@@ -39,18 +37,14 @@ def test_one_step_is_traced_with_its_phases_and_programs(tmp_path):
 
 def test_without_a_step_nothing_is_written(tmp_path):
     with Trace(tmp_path, None) as trace:
-        take_steps(trace, 2)
+        for step in range(2):
+            trace(step)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_trace_of_a_step_that_fails_is_written(tmp_path):
-    with pytest.raises(ZeroDivisionError), Trace(tmp_path, 0) as trace:
-        take_steps(trace, 1)
-        raise ZeroDivisionError
-    assert events(tmp_path)
-    with Trace(tmp_path / "next", 0) as trace:  # nothing is left under way
-        take_steps(trace, 1)
-    assert events(tmp_path / "next")
+def test_the_trace_of_a_step_that_fails_is_written_and_nothing_is_left_under_way(traces):
+    assert events(traces / "fails")
+    assert events(traces / "next")
 
 
 def test_a_step_that_will_not_be_taken():
