@@ -39,6 +39,9 @@ PANELS = (
     Panel("Entropy", "nats per token", (Name.ENTROPY,), 0.0),
     Panel("KL from the start", "nats per token", (Name.KL,)),
     Panel("Sampler against trainer", "mean |Δ log-probability|", (Name.LOGPROB_DIFFERENCE,), 0.0),
+    Panel("Idle slots", "share of the sampler's slots", (Name.IDLE_SLOT_SHARE,), 0.0),
+    Panel("Search", "seconds: mean, and what 95 of 100 stay below", (Name.SEARCH_SECONDS, Name.SEARCH_SECONDS_95), 0.0),
+    Panel("Device memory", "GB in use, and at most", (Name.DEVICE_GB, Name.DEVICE_PEAK_GB), 0.0),
 )
 
 
