@@ -8,18 +8,26 @@ from pathlib import Path
 
 import pytest
 
-# Nothing has imported jax yet. Most of the time goes to compiling: XLA optimises little, and what one test compiled,
-# another finds on disk. Processes of pytest-xdist are children of the first and share its folder.
-if "PYTEST_XDIST_WORKER" not in os.environ:
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config):
+    """Nothing has imported jax yet; processes of pytest-xdist are children of the first and share what it sets.
+
+    Most of the time of the fast tests goes to compiling: XLA optimises little there, and what one test compiled, another
+    finds on disk. The marked tests compute for long, and want the programs that a user runs.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     compiled = tempfile.TemporaryDirectory(prefix="compiled-")
+    config.add_cleanup(compiled.cleanup)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    )
-
-ROOT = Path(__file__).resolve().parents[1]
+    flags = "--xla_force_host_platform_device_count=8"
+    if "not slow" in config.option.markexpr.partition(" and ")[0]:
+        flags += " --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 
 @pytest.fixture(scope="session")

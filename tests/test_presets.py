@@ -132,7 +132,7 @@ def test_a_preset_opens_on_eight_devices(name):
     """The two that are meant for so few, through the door that a run goes through."""
     preset = cli.load_preset(name)
     meshes = build.open_meshes(preset)
-    build.check_rows(preset, meshes.train)
+    build.check_shares(preset, meshes.train)
     assert dict(meshes.train.shape) == mesh_shape(preset.mesh, 8)
     assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 

@@ -126,7 +126,7 @@ class Reading:
         """
         length_A = cache.length_B
         if row_A is not None:
-            length_A = per_device(_lengths, (("batch",), ("batch",)), ("batch",), row_A.shape)(length_A, row_A)
+            length_A = take_rows(length_A, row_A)
         start_A = length_A if start_A is None else start_A
         if reads_A is not None:
             length_A = jnp.where(reads_A, length_A, 0)
@@ -251,19 +251,28 @@ def copy_rows(cache: Cache, source_A: jax.Array, target_A: jax.Array, length_A: 
     return Cache(
         k_LBNKHP=constrain(copy(cache.k_LBNKHP, source_A, target_A, page_A), CACHE_AXES),
         v_LBNKPH=constrain(copy(cache.v_LBNKPH, source_A, target_A, page_A), CACHE_AXES),
-        length_B=_set_lengths(cache.length_B, target_A, length_A),
+        length_B=put_rows(cache.length_B, target_A, length_A),
     )
 
 
-def _set_lengths(length_B: jax.Array, row_A: jax.Array, new_A: jax.Array) -> jax.Array:
-    def put(length_B: jax.Array, row_A: jax.Array, new_A: jax.Array) -> jax.Array:
-        return length_B.at[row_A].set(new_A, mode="drop")
+def take_rows(x_B: jax.Array, row_A: jax.Array) -> jax.Array:
+    """These rows of an array that lies as the cache does, named as at the top; zeros for nobody."""
+    axes = ("batch", *[None] * (x_B.ndim - 1))
 
-    return per_device(put, (("batch",),) * 3, ("batch",))(length_B, row_A, new_A)
+    def take(x_B: jax.Array, row_A: jax.Array) -> jax.Array:
+        return x_B.at[row_A].get(mode="fill", fill_value=0)
+
+    return per_device(take, (axes, ("batch",)), axes, (*row_A.shape, *x_B.shape[1:]))(x_B, row_A)
 
 
-def _lengths(length_B: jax.Array, row_A: jax.Array) -> jax.Array:
-    return length_B.at[row_A].get(mode="fill", fill_value=0)
+def put_rows(x_B: jax.Array, row_A: jax.Array, new_A: jax.Array) -> jax.Array:
+    """The same array with these rows in place of its own."""
+    axes = ("batch", *[None] * (x_B.ndim - 1))
+
+    def put(x_B: jax.Array, row_A: jax.Array, new_A: jax.Array) -> jax.Array:
+        return x_B.at[row_A].set(new_A, mode="drop")
+
+    return per_device(put, (axes, ("batch",), axes), axes)(x_B, row_A, new_A)
 
 
 def _lengthen(length_B: jax.Array, start_A: jax.Array, added_A: jax.Array, row_A: jax.Array | None = None) -> jax.Array:

@@ -35,6 +35,7 @@ from memsearcher_jax.rl.run_folder import DATA, INDEX, located, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.training import update
 
 PACKAGED_TOKENIZER = str(located("package:tiny"))
 WORKFLOWS = {"memsearcher": memsearcher, "react": react, "direct": direct, "rag": rag}
@@ -91,20 +92,14 @@ def open_meshes(config: RunConfig) -> Meshes:
     return Meshes(train, local)
 
 
-def check_rows(config: RunConfig, train: Mesh) -> None:
+def check_shares(config: RunConfig, train: Mesh) -> None:
     """Raises ValueError if the rows of a micro-batch, or the problems of a step, are too few for all of the mesh."""
     hosts = jax.process_count()
     if config.rl.problems < hosts:
         raise ValueError(f"rl.problems {config.rl.problems} leaves some of the {hosts} hosts without one: raise it")
     if hosts > 1 and config.rl.method != "grpo":
         raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
-    rows = config.training.rows_per_update // config.training.accumulate
-    shards = train.shape["data"] * train.shape["fsdp"]
-    if rows % shards:
-        raise ValueError(
-            f"training.rows_per_update / training.accumulate is {rows} rows, which do not divide over "
-            f"{shards} devices (mesh.data x mesh.fsdp): choose a multiple of {shards}"
-        )
+    update.check_divides(config.training, train)
 
 
 def _check_cache(config: RunConfig, copies: int) -> None:
@@ -161,7 +156,7 @@ def prepare(
     tokenizer = open_tokenizer(config.model)
     meshes = open_meshes(config)
     if training:
-        check_rows(config, meshes.train)
+        check_shares(config, meshes.train)
     prompts = open_prompts(config, tokenizer)
     problems = Problems((), asked) if asked else open_problems(config, workspace / DATA, training=training)
     check_problems((*problems.train, *problems.test), config, tokenizer)

@@ -104,9 +104,9 @@ def _parts(run: build.Run) -> list[Part]:
 
 def _slots(run: build.Run, parts: Sequence[Part]) -> dict[str, list[Sample]]:
     """What is measured, by metric: faultless contexts, with the mask on the names that a reply copies."""
-    found = {}
+    found, stage = {}, _stage(run.config, HELD_OUT)
     for part in parts:
-        faultless = _demonstrations(run, part, _stage(run.config, HELD_OUT), Errors(0, 0, 0), 0)
+        faultless = _demonstrations(run, part, stage, Errors(0, 0, 0), 0)
         for slot in SLOTS:
             samples = slot_samples(faultless, slot, run.tokenizer)
             fitting = [sample for sample in samples if len(sample.ids) <= run.config.training.row_tokens]

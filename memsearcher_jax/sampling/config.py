@@ -19,7 +19,8 @@ class SamplingConfig:
     """Most tokens that one call to the device decodes before the host looks at what ended."""
     decode_rows: tuple[int, ...] = ()
     """Where fewer slots speak than there are, decode for this many, on each copy of the weights: what is compiled
-    beside the program for all slots, ascending. It pays where decoding takes arithmetic, as on a CPU."""
+    beside the program for all slots, ascending. It pays where decoding takes arithmetic, as on a CPU. A number that is
+    not below the slots of a copy is left out."""
     rows_per_call: int = 8
     """Slots that one call opens, extends or copies; for copies on each copy of the weights."""
     prefill_piece: int = 64

@@ -80,6 +80,7 @@ class Engine:
         if settings.slots % copies:
             raise ValueError(f"{settings.slots} slots do not divide over {copies} copies of the weights")
         self._parts = Parts(copies, settings.slots // copies)
+        self._decode_rows = [rows for rows in settings.decode_rows if rows < self._parts.size]
         self._params = None
         self._root_key = jax.random.key(0)
         self._ledger = Ledger(settings.slots, settings.context_tokens)
@@ -154,7 +155,7 @@ class Engine:
             self._open_contexts()
             self._append_text()
             self._catch_up()
-            seats, row_A = self._parts.fewest(sorted(self._speaking), self.settings.decode_rows)
+            seats, row_A = self._parts.fewest(sorted(self._speaking), self._decode_rows)
             self._slots, drawn = self._decode(self._slots, self._params, self._root_key, row_A)
             self.counters.ticks += 1
             self.counters.speaking_slots += len(self._speaking)
@@ -185,7 +186,7 @@ class Engine:
                 self._slots = self._extend(self._slots, *self._extend_arguments({}, width))
                 self._slots = self._prefill(self._slots, params, *self._block({}, width).arrays)
             self._slots = self._share(self._slots, *self._share_arguments([], {}))
-            for row_A in (None, *map(self._parts.nobody, self.settings.decode_rows)):
+            for row_A in (None, *map(self._parts.nobody, self._decode_rows)):
                 self._slots, _ = self._decode(self._slots, params, self._root_key, row_A)
             self._slots = self._silence(self._slots)
 

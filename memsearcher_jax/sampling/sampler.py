@@ -18,8 +18,18 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.axes import per_device, spec
-from memsearcher_jax.model.cache import CACHE_AXES, Cache, Growing, Prefix, Reading, Recent, copy_rows
+from memsearcher_jax.model.axes import spec
+from memsearcher_jax.model.cache import (
+    CACHE_AXES,
+    Cache,
+    Growing,
+    Prefix,
+    Reading,
+    Recent,
+    copy_rows,
+    put_rows,
+    take_rows,
+)
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import Padded, place, splice
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -193,7 +203,7 @@ def decode(
     steps = max(1, settings.decode_tokens // width)
     texts, follows_S = slots.texts, slots.follows_S
     if row_A is not None:
-        texts, follows_S = jax.tree.map(lambda x_S: _taken(x_S, row_A), (texts, follows_S))
+        texts, follows_S = jax.tree.map(lambda x_S: take_rows(x_S, row_A), (texts, follows_S))
     rows_S1, column_T = jnp.arange(texts.length_S.shape[0])[:, None], jnp.arange(width)
     opening_S1 = texts.length_S[:, None]
     prefix = Prefix(slots.prefix, follows_S)
@@ -263,25 +273,5 @@ def decode(
     cache = reading.append(recent.k_LBKJH, recent.v_LBKJH, recent.visible_BJ.astype(jnp.int32))
     drawn = Drawn(token_SJ, logprob_SJ, texts.length_S, texts.room_S, sound_S)
     if row_A is not None:
-        texts = jax.tree.map(lambda x_S, x_A: _put_back(x_S, row_A, x_A), slots.texts, texts)
+        texts = jax.tree.map(lambda x_S, x_A: put_rows(x_S, row_A, x_A), slots.texts, texts)
     return replace(slots, texts=texts, cache=cache), drawn
-
-
-def _taken(x_S: Array, row_A: Array) -> Array:
-    """The rows of these slots; zeros for nobody."""
-    axes = ("batch", *[None] * (x_S.ndim - 1))
-
-    def take(x_S: Array, row_A: Array) -> Array:
-        return x_S.at[row_A].get(mode="fill", fill_value=0)
-
-    return per_device(take, (axes, ("batch",)), axes, (*row_A.shape, *x_S.shape[1:]))(x_S, row_A)
-
-
-def _put_back(x_S: Array, row_A: Array, x_A: Array) -> Array:
-    """The same array with these rows for these slots."""
-    axes = ("batch", *[None] * (x_S.ndim - 1))
-
-    def put(x_S: Array, row_A: Array, x_A: Array) -> Array:
-        return x_S.at[row_A].set(x_A, mode="drop")
-
-    return per_device(put, (axes, ("batch",), axes), axes)(x_S, row_A, x_A)

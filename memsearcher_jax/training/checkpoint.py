@@ -31,7 +31,7 @@ from memsearcher_jax.training.update import TrainState
 ITEMS = ("params", "optimizer", "meta")
 # Weights saved by one run load into a model that differs in these; any other difference is another model.
 FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer"}
-CHUNK_BYTES = 64 << 20  # of a file, cut by layers first, so that whoever reads one layer reads little else
+CHUNK_BYTES = 64 << 20  # of a file; whoever reads one layer, or some rows of a table, reads little else
 
 
 class Damaged(ValueError):
@@ -73,9 +73,8 @@ class Checkpoints:
             "run": dict(meta),
             "digests": {"params": digests(state.params), "optimizer": digests(optimizer)},
         }
-        layered = ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=(0,))
         args = ocp.args.Composite(
-            params=ocp.args.StandardSave(state.params, save_args=jax.tree.map(lambda _: layered, state.params)),
+            params=ocp.args.StandardSave(state.params, save_args=_cuts(state.params)),
             optimizer=ocp.args.StandardSave(optimizer),
             meta=ocp.args.JsonSave(told | {"digest": _digest(told)}),
         )
@@ -91,6 +90,16 @@ class Checkpoints:
         """Waits until everything is on disk. Raises OSError in one line if that cannot be."""
         with _written(self._manager):
             self._manager.close()
+
+
+def _cuts(params: dict) -> dict:
+    """How the files of the weights are cut: by layer what is stacked by layer, by size the rest.
+
+    `shard_axes` cuts an axis to single entries, however small they are: a table of tokens must not have it.
+    """
+    whole, layered = (ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=axes) for axes in ((), (0,)))
+    cuts = {name: jax.tree.map(lambda _: whole, part) for name, part in params.items()}
+    return cuts | {"layers": jax.tree.map(lambda _: layered, params["layers"])}
 
 
 @contextlib.contextmanager
@@ -168,8 +177,7 @@ def open_params(directory: str | Path, model_config: ModelConfig) -> SavedParams
         step = _newest(manager)
         meta = _read_meta(manager, step)
         _check_same_model(manager, step, meta["model"], model_config)
-        known = meta.get("digests", {}).get("params")
-        return SavedParams(manager.directory / str(step) / "params", model_config, known)
+        return SavedParams(manager.directory / str(step) / "params", model_config, meta["digests"]["params"])
 
 
 def _absolute(directory: str | Path) -> str:
@@ -252,9 +260,8 @@ def _difference(manager: ocp.CheckpointManager, step: int, restored: tuple[Train
 
 
 def _compare(manager: ocp.CheckpointManager, step: int, item: str, tree: Any, meta: dict) -> None:
-    """Raises Damaged unless these arrays are those that were saved. One from before digests has none to compare."""
-    saved = meta.get("digests", {}).get(item)
-    wrong = [] if saved is None else [path for path, one in digests(tree).items() if saved.get(path) != one]
+    """Raises Damaged unless these arrays are those that were saved."""
+    wrong = [path for path, one in digests(tree).items() if meta["digests"][item].get(path) != one]
     if wrong:
         raise Damaged(f"checkpoint {manager.directory / str(step)} is damaged: {item} {wrong[0]} is not what was saved")
 
@@ -273,10 +280,9 @@ def _newest(manager: ocp.CheckpointManager) -> int:
 def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict:
     meta = _restore(manager, step, meta=ocp.args.JsonRestore()).meta
     where = manager.directory / str(step)
-    if not isinstance(meta, dict) or not {"model", "run"} <= meta.keys():
+    if not isinstance(meta, dict) or not {"model", "run", "digests", "digest"} <= meta.keys():
         raise Damaged(f"checkpoint {where} is no checkpoint of this program")
-    digest = meta.pop("digest", None)
-    if digest != (_digest(meta) if "digests" in meta else None):
+    if meta.pop("digest") != _digest(meta):
         raise Damaged(f"checkpoint {where} is damaged: meta is not what was saved")
     return meta
 

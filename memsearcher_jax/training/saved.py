@@ -20,10 +20,10 @@ ONE_AT_A_TIME = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {
 class SavedParams:
     """The weights below `folder`, an item that orbax wrote, of the model that `config` describes.
 
-    `digests`: what they were when they were saved, by path such as "layers.wq"; None if nobody knows.
+    `digests`: what they were when they were saved, by path such as "layers.wq".
     """
 
-    def __init__(self, folder: str | Path, config: ModelConfig, digests: dict[str, str] | None):
+    def __init__(self, folder: str | Path, config: ModelConfig, digests: dict[str, str]):
         self._address = str(folder) if "://" in str(folder) else f"file://{folder}"
         self._digests = digests
         self._context = tensorstore.Context(ONE_AT_A_TIME)
@@ -49,7 +49,7 @@ class SavedParams:
 
     def check(self) -> None:
         """Raises ValueError unless what was read is what was saved. Every weight must have been read, once."""
-        for path, sums in self._sums.items() if self._digests is not None else ():
+        for path, sums in self._sums.items():
             if written(*sums) != self._digests.get(path):
                 raise ValueError(f"{self._address} is damaged: {path} is not what was saved")
 

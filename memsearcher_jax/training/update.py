@@ -87,8 +87,8 @@ def check_divides(config: TrainingConfig, mesh: Mesh) -> None:
     parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
     if rows % parts:
         raise ValueError(
-            f"a micro-batch of {rows} rows (training.rows_per_update {config.rows_per_update} / training.accumulate "
-            f"{config.accumulate}) cannot be shared by the {parts} parts of mesh {' x '.join(RULES['batch'])}"
+            f"training.rows_per_update / training.accumulate is {rows} rows, which do not divide over {parts} devices "
+            f"({' x '.join(f'mesh.{axis}' for axis in RULES['batch'])}): choose a multiple of {parts}"
         )
 
 
