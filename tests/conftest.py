@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure(config):
     """Nothing has imported jax yet; processes of pytest-xdist are children of the first and share what it sets.
 
-    Most of the time of the fast tests goes to compiling: XLA optimises little there, and what one test compiled, another
-    finds on disk. The marked tests compute for long, and want the programs that a user runs.
+    Most of the time of the fast tests goes to compiling: XLA optimises little there, and what one test
+    compiled, another finds on disk. The marked tests compute for long, and want the programs that a user runs.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -26,7 +26,8 @@ def pytest_configure(config):
     os.environ["JAX_PLATFORMS"] = "cpu"
     flags = "--xla_force_host_platform_device_count=8"
     if "not slow" in config.option.markexpr.partition(" and ")[0]:
-        flags += " --xla_backend_optimization_level=0"
+        flags += " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        flags += " --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 

@@ -6,7 +6,7 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import jax
@@ -49,6 +49,11 @@ class Weight:
 
 def declared(config: ModelConfig) -> dict:
     """The tree of `init` with each array's `Weight` in its place; takes no memory."""
+    return jax.tree.map(lambda weight: weight, _declared(config))  # a tree of the caller's own
+
+
+@cache
+def _declared(config: ModelConfig) -> dict:
     # The key is made inside: under the mesh of a machine that is only compiled for, nothing can run.
     boxes = jax.eval_shape(lambda: _boxed_init(jax.random.key(0), config))
     return jax.tree.map(lambda box: Weight(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)

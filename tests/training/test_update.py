@@ -212,7 +212,7 @@ def test_a_batch_without_reference_is_refused(nano):
 
 
 def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
-    with pytest.raises(ValueError, match=r"micro-batch of 2 rows.*4 parts of mesh data x fsdp"):
+    with pytest.raises(ValueError, match=r"is 2 rows, which do not divide over 4 devices"):
         nano.update(DESCENT, nano.mesh(2, 2, 2), accumulate=8)
 
 
