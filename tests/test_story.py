@@ -118,6 +118,7 @@ def test_a_run_folder_is_complete_in_itself(straight):
     assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 
+@pytest.mark.slow
 def test_the_loop_learns_what_is_rewarded(tmp_path, monkeypatch):
     """Rewarded for common tokens, the policy says them: the whole path carries the signal, and with the right sign."""
 

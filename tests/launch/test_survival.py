@@ -22,9 +22,8 @@ SMALL = """
 
 
 @pytest.mark.slow
-def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, monkeypatch):
+def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, quick_to_compile):
     """The host that all others depend on is killed while it updates; another is told to stop while it samples."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     faults = ["--term", "1@step1:rollout", "--kill", "0@step2:update", "--kill", "1@step3:write+0.2"]
     rehearse.main(
         [
@@ -52,8 +51,7 @@ def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_host_alone_saves_when_it_is_told_to_stop(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+def test_one_host_alone_saves_when_it_is_told_to_stop(tmp_path, capsys, quick_to_compile):
     flags = [*SMALL.split(), "--rl.checkpoint_every", "4", "--rl.evaluate_every", "2"]
     stops = ["--term", "0@step1:update", "--term", "0@step3:rollout"]
     shape = ["--processes", "1", "--devices", "8"]

@@ -25,6 +25,7 @@ def test_it_is_the_model_of_the_preset_that_makes_it(config):
     assert source.newest_step(START) is None
 
 
+@pytest.mark.slow
 def test_it_keeps_the_format_and_does_the_job_badly(config, tmp_path):
     run = build.prepare(config, tmp_path, training=False)
     params = build.sampler_params(run, start.starting_params(run))

@@ -30,6 +30,7 @@ def test_the_loss_falls_and_copying_is_measured(straight):
     assert 0.1 < np.mean([step["exact_match"] for step in steps]) < 0.6, "the script does the job badly"
 
 
+@pytest.mark.slow
 def test_a_resumed_warm_start_sees_the_worlds_that_it_would_have_seen(straight, tmp_path):
     out = tmp_path / "run"
     tpu_train.main([*SMALL.split(), "--rl.steps", "2", "--out", str(out)])
