@@ -14,7 +14,7 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
-    """Half an hour on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
+    """18 minutes on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
     return RunConfig(
         model=ModelConfig(
             path="package:tiny",

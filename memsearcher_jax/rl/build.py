@@ -93,13 +93,13 @@ def open_meshes(config: RunConfig) -> Meshes:
 
 
 def check_shares(config: RunConfig, train: Mesh) -> None:
-    """Raises ValueError if the rows of a micro-batch, or the problems of a step, are too few for all of the mesh."""
+    """Raises ValueError if the rows of an update, or the problems of a step, cannot be shared by all of the mesh."""
     hosts = jax.process_count()
     if config.rl.problems < hosts:
         raise ValueError(f"rl.problems {config.rl.problems} leaves some of the {hosts} hosts without one: raise it")
     if hosts > 1 and config.rl.method != "grpo":
         raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
-    update.check_divides(config.training, train)
+    update.shared(config.training, train)
 
 
 def _check_cache(config: RunConfig, copies: int) -> None:

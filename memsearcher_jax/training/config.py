@@ -18,7 +18,7 @@ class TrainingConfig:
     rows_per_update: int = 256
     """Packed rows that one optimiser step sees."""
     accumulate: int = 1
-    """Micro-batches that one optimiser step is split into; divides rows_per_update."""
+    """Micro-batches that one optimiser step is split into; divides rows_per_update. Fewer where many devices share."""
     logit_chunk: int = 1_024
     """Tokens of a row whose logits exist at one time; divides row_tokens."""
     learning_rate: float = 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -81,15 +81,19 @@ def init_state(
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
 
 
-def check_divides(config: TrainingConfig, mesh: Mesh) -> None:
-    """Raises ValueError, in one line, if the devices cannot share a micro-batch evenly."""
-    rows = config.rows_per_update // config.accumulate
+def shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
+    """The same settings with no more micro-batches than give every device a whole number of rows in each.
+
+    Raises ValueError, in one line, if the devices cannot share a batch evenly.
+    """
     parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-    if rows % parts:
+    if config.rows_per_update % parts:
         raise ValueError(
-            f"training.rows_per_update / training.accumulate is {rows} rows, which do not divide over {parts} devices "
+            f"training.rows_per_update {config.rows_per_update} does not divide over {parts} devices "
             f"({' x '.join(f'mesh.{axis}' for axis in RULES['batch'])}): choose a multiple of {parts}"
         )
+    rows = config.rows_per_update // parts  # of a device
+    return replace(config, accumulate=max(n for n in range(1, config.accumulate + 1) if rows % n == 0))
 
 
 def make_update(
@@ -105,14 +109,14 @@ def make_update(
 
     `batch` is `config.rows_per_update` packed rows of `config.row_tokens`. `temperature` is the one that the tokens
     were drawn at. `objective` makes their log-probabilities a loss, over the trained tokens with `config.aggregate`.
-    The batch goes through the model in `config.accumulate` micro-batches; each token keeps its weight in the whole
-    batch, so their number changes nothing but rounding. Those at the end that hold nothing are not computed; the metric
+    The batch goes through the model in the micro-batches of `shared`; each token keeps its weight in the whole batch,
+    so their number changes nothing but rounding. Those at the end that hold nothing are not computed; the metric
     `row_fill` is the share of real tokens in those that are.
 
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
-    Raises ValueError if the devices cannot share a micro-batch evenly.
+    Raises ValueError if the devices cannot share a batch evenly.
     """
-    check_divides(config, mesh)
+    config = shared(config, mesh)
     state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     weight_axes, axes_BT = qwen.weight_axes(model_config), ("batch", None)
 

@@ -126,7 +126,7 @@ def place(tmp_path, monkeypatch) -> Path:
             "sampling.slots 12 does not divide over the 8 samplers of a host: choose a multiple of 8",
         ),
         ("--sampling.slots 8000000", "lower sampling.slots or sampling.context_tokens"),
-        ("--training.rows_per_update 12", "12 rows, which do not divide over 8 devices"),
+        ("--training.rows_per_update 12", "training.rows_per_update 12 does not divide over 8 devices"),
         # where to write
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: name a folder"),

@@ -75,7 +75,7 @@ def test_the_same_command_with_resume_goes_on(small, run, capsys):
         ("--model.tokenizer x", "model.tokenizer was '' when {run} was started"),
         ("--config qwen05b", "{run} goes on with model.vocab_size 2048, but --config and --checkpoint mean 151936"),
         ("--checkpoint {run}", "{run} goes on with model.path '', but --config and --checkpoint mean '{run}'"),
-        ("--rl.steps 4 --training.accumulate 8", "1 rows, which do not divide over 8 devices"),
+        ("--rl.steps 4 --training.rows_per_update 12", "12 does not divide over 8 devices"),
         ("--rl.steps 4 --data.train x", "the questions come from a file, the passages do not"),
     ],
 )

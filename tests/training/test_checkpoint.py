@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import tensorstore
 
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, open_params, restore_params
@@ -214,6 +215,15 @@ def test_weights_are_read_piece_by_piece(nano, saved):
         for layer in range(nano.model.layers):
             np.testing.assert_array_equal(read.read(f"layers.{name}", layer), stacked[layer])
     read.check()
+
+
+@pytest.mark.parametrize(("weight", "by_entry"), [("layers.wq", True), ("embed", False)])
+def test_stacked_weights_are_cut_by_layer_and_tables_are_not_cut_by_token(saved, weight, by_entry):
+    """With a piece for each of 150,000 tokens a small checkpoint takes minutes to read."""
+    base = f"file://{saved[0]}/2/params"
+    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{weight}/"}}
+    stored = tensorstore.open(spec, open=True, read=True).result()
+    assert (stored.chunk_layout.read_chunk.shape[0] == 1) is by_entry
 
 
 def test_damage_shows_when_pieces_are_read(nano, copy):

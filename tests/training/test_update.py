@@ -17,7 +17,14 @@ from memsearcher_jax.training import grpo, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprob import token_logprobs
 from memsearcher_jax.training.rows import pack
-from memsearcher_jax.training.update import abstract_state, init_state, learning_rate, make_optimizer, make_update
+from memsearcher_jax.training.update import (
+    abstract_state,
+    init_state,
+    learning_rate,
+    make_optimizer,
+    make_update,
+    shared,
+)
 
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 GSPO = {"ratio": "sequence", "aggregate": "seq-mean-token-mean", "clip_low": 0.05, "clip_high": 0.02}
@@ -212,8 +219,24 @@ def test_a_batch_without_reference_is_refused(nano):
 
 
 def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
-    with pytest.raises(ValueError, match=r"is 2 rows, which do not divide over 4 devices"):
-        nano.update(DESCENT, nano.mesh(2, 2, 2), accumulate=8)
+    with pytest.raises(ValueError, match=r"rows_per_update 6 does not divide over 4 devices .*: choose a mul"):
+        nano.update(DESCENT, nano.mesh(2, 2, 2), rows_per_update=6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wished", "shape", "made"),
+    [
+        (16, 8, (1, 1, 1), 8),
+        (16, 8, (2, 2, 2), 4),
+        (16, 8, (2, 4, 1), 2),
+        (24, 4, (2, 4, 1), 3),
+        (256, 8, (1, 8, 1), 8),
+    ],
+)
+def test_many_devices_share_fewer_micro_batches(nano, rows, wished, shape, made):
+    """Each device has at least a row of each, and the same number of all."""
+    settings = replace(nano.training, rows_per_update=rows, accumulate=wished)
+    assert shared(settings, nano.mesh(*shape)) == replace(settings, accumulate=made)
 
 
 def test_an_update_without_a_mesh_is_refused(nano):
