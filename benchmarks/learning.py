@@ -133,7 +133,9 @@ def minutes(folder: Path) -> str:
 def draw_learning(out: Path) -> Figure:
     """Exact match of the sampled trajectories, all and by hops; a line for each variant, thin ones for its seeds."""
     figure = Figure(figsize=(14, 3.4), layout="constrained", facecolor="white")
-    panels = {"All questions": "exact_match"} | {f"{hops} hops": f"exact_match/{hops}_hops" for hops in (1, 2, 3)}
+    panels = {"All questions": "exact_match"} | {
+        f"{hops} hop{'s' * (hops > 1)}": f"exact_match/{hops}_hops" for hops in (1, 2, 3)
+    }
     for axes, (title, metric) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
         for color, variant in zip(COLORS, VARIANTS, strict=False):
             curves = [curve(out / f"{variant}, seed {seed}", metric) for one, seed in trained(out) if one == variant]

@@ -10,9 +10,7 @@ from pathlib import Path
 
 PORT, PROCESS, PROCESSES = (int(word) for word in sys.argv[1:4]) if __name__ == "__main__" else (0, 0, 1)
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = (
-        f"--xla_force_host_platform_device_count={8 // PROCESSES} --xla_backend_optimization_level=0"
-    )
+    os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={8 // PROCESSES}"
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402

@@ -1,5 +1,6 @@
 """Two processes of four devices train as one process of eight does, and read each other's checkpoints."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def run(processes: int, folder: Path) -> None:
         port = free.getsockname()[1]
     script = Path(many_hosts.__file__)
     words = (str(processes), str(folder))
-    environment = {"PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin", "XLA_FLAGS": os.environ["XLA_FLAGS"]}
     hosts = [
         subprocess.Popen(
             [sys.executable, script, str(port), str(process), *words],
@@ -50,7 +51,7 @@ def alone():
 
 
 @pytest.mark.slow
-def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone, tmp_path):
+def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone, tmp_path, quick_to_compile):
     state, numbers, expected = alone
     many_hosts.save(tmp_path / "by_one", state)
     run(2, tmp_path)
