@@ -105,10 +105,10 @@ def with_rows(config: RunConfig, rows: int, devices: int) -> RunConfig:
 def planned(config: RunConfig, flags: PlanTpu, devices: Sequence[Any], where: Slice) -> tuple[dict[str, Any], str]:
     """Prints the plan; returns it for JSON, and why it does not fit, which is empty where it does."""
     from memsearcher_jax.rl import plan
-    from memsearcher_jax.training.update import shared
+    from memsearcher_jax.training.update import on_mesh
 
     on = plan.meshes(config, devices)
-    config = replace(config, training=shared(config.training, on.train))
+    config = replace(config, training=on_mesh(config.training, on.train))
     stays, text = plan.resident(config, on), Text(config, flags.load, where)
     text.setting(flags.topology, dict(on.train.shape), on.local.size // config.sampling.tensor)
     text.stays(stays)

@@ -126,9 +126,9 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
     return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
-@pytest.mark.parametrize("name", ["nano", "qwen05b"])
+@pytest.mark.parametrize("name", ["nano", "tiny", "qwen05b"])
 def test_a_preset_opens_on_eight_devices(name):
-    """The two that are meant for so few, through the door that a run goes through."""
+    """Those that are meant for so few, through the door that a run goes through."""
     preset = cli.load_preset(name)
     meshes = build.open_meshes(preset)
     build.check_shares(preset, meshes.train)

@@ -5,8 +5,8 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Literal
 
 import jax
@@ -26,7 +26,7 @@ KEPT = {"full": (), "attention": (splash.SAVED,), "projections": (splash.SAVED, 
 """By `ModelConfig.remat`: what the backward pass finds beside each layer's input."""
 
 
-@partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames="config")
 def init(key: jax.Array, config: ModelConfig) -> dict:
     """Random weights in `config.param_dtype`; the leaves under "layers" are stacked, [L, ...].
 
@@ -52,7 +52,7 @@ def declared(config: ModelConfig) -> dict:
     return jax.tree.map(lambda weight: weight, _declared(config))  # a tree of the caller's own
 
 
-@cache
+@functools.cache
 def _declared(config: ModelConfig) -> dict:
     # The key is made inside: under the mesh of a machine that is only compiled for, nothing can run.
     boxes = jax.eval_shape(lambda: _boxed_init(jax.random.key(0), config))

@@ -99,7 +99,7 @@ def check_shares(config: RunConfig, train: Mesh) -> None:
         raise ValueError(f"rl.problems {config.rl.problems} leaves some of the {hosts} hosts without one: raise it")
     if hosts > 1 and config.rl.method != "grpo":
         raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
-    update.shared(config.training, train)
+    update.on_mesh(config.training, train)
 
 
 def _check_cache(config: RunConfig, copies: int) -> None:

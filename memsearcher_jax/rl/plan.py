@@ -95,7 +95,6 @@ def meshes(config: RunConfig, devices: Sequence[jax.Device]) -> Meshes:
     """Both meshes of a run on these devices. Raises ValueError where something does not divide."""
     train = sharding.make_mesh(config.mesh, devices)
     sharding.check_divides(config.model, dict(train.shape))
-    update.shared(config.training, train)
     first = min(device.process_index for device in devices)
     own = [device for device in devices if device.process_index == first]
     together = config.sampling.tensor

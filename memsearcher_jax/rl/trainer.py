@@ -90,7 +90,7 @@ class Trainer:
 
 def make_trainer(config: RunConfig, mesh: Mesh, start_params: dict) -> Trainer:
     """A trainer that holds the policy to `start_params`, which it copies."""
-    config = replace(config, training=update.shared(config.training, mesh))
+    config = replace(config, training=update.on_mesh(config.training, mesh))
     model = sharding.with_kernels(config.model, mesh)
     settings, temperature = config.training, config.sampling.temperature
     rows_at_once = settings.rows_per_update // settings.accumulate

@@ -31,7 +31,7 @@ from memsearcher_jax.training.update import TrainState
 ITEMS = ("params", "optimizer", "meta")
 # Weights saved by one run load into a model that differs in these; any other difference is another model.
 FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer"}
-CHUNK_BYTES = 64 << 20  # of a file; whoever reads one layer, or some rows of a table, reads little else
+CHUNK_BYTES = 64 << 20  # at most, of a piece of a file: pieces are read one at a time
 
 
 class Damaged(ValueError):
@@ -97,9 +97,11 @@ def _cuts(params: dict) -> dict:
 
     `shard_axes` cuts an axis to single entries, however small they are: a table of tokens must not have it.
     """
-    whole, layered = (ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=axes) for axes in ((), (0,)))
-    cuts = {name: jax.tree.map(lambda _: whole, part) for name, part in params.items()}
-    return cuts | {"layers": jax.tree.map(lambda _: layered, params["layers"])}
+
+    def cut(path: tuple, _: jax.Array) -> ocp.SaveArgs:
+        return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=(0,) if path[0].key == "layers" else ())
+
+    return jax.tree.map_with_path(cut, params)
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def init_state(
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
 
 
-def shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
+def on_mesh(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
     """The same settings with no more micro-batches than give every device a whole number of rows in each.
 
     Raises ValueError, in one line, if the devices cannot share a batch evenly.
@@ -109,14 +109,14 @@ def make_update(
 
     `batch` is `config.rows_per_update` packed rows of `config.row_tokens`. `temperature` is the one that the tokens
     were drawn at. `objective` makes their log-probabilities a loss, over the trained tokens with `config.aggregate`.
-    The batch goes through the model in the micro-batches of `shared`; each token keeps its weight in the whole batch,
+    The batch goes through the model in the micro-batches of `on_mesh`; each token keeps its weight in the whole batch,
     so their number changes nothing but rounding. Those at the end that hold nothing are not computed; the metric
     `row_fill` is the share of real tokens in those that are.
 
     A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a batch evenly.
     """
-    config = shared(config, mesh)
+    config = on_mesh(config, mesh)
     state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     weight_axes, axes_BT = qwen.weight_axes(model_config), ("batch", None)
 

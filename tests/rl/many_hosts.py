@@ -10,7 +10,9 @@ from pathlib import Path
 
 PORT, PROCESS, PROCESSES = (int(word) for word in sys.argv[1:4]) if __name__ == "__main__" else (0, 0, 1)
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={8 // PROCESSES}"
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={8 // PROCESSES}"
+    )
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402

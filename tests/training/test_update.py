@@ -23,7 +23,7 @@ from memsearcher_jax.training.update import (
     learning_rate,
     make_optimizer,
     make_update,
-    shared,
+    on_mesh,
 )
 
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -236,7 +236,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
 def test_many_devices_share_fewer_micro_batches(nano, rows, wished, shape, made):
     """Each device has at least a row of each, and the same number of all."""
     settings = replace(nano.training, rows_per_update=rows, accumulate=wished)
-    assert shared(settings, nano.mesh(*shape)) == replace(settings, accumulate=made)
+    assert on_mesh(settings, nano.mesh(*shape)) == replace(settings, accumulate=made)
 
 
 def test_an_update_without_a_mesh_is_refused(nano):
