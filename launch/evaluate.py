@@ -5,7 +5,8 @@ python launch/evaluate.py --checkpoint DIR --data FILE                        # 
 python launch/evaluate.py --checkpoint DIR --benchmarks all --data.root DIR   # on the seven benchmarks
 python launch/evaluate.py --resume --out runs/EVALUATION                      # only the questions that are missing
 
-docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts (--share).
+docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts, which share the
+questions by themselves where they form one slice, and by --share where they do not know of each other.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import cli
+import host
 import sweep
 import tyro
 from rich.console import Console
@@ -32,6 +34,9 @@ from memsearcher_jax.report.page_facts import Facts
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.streams import memories_by_source, memories_json, show_memories, without_nan
 from memsearcher_jax.rl.run_folder import open_run_folder, with_own_tokenizer
+
+if TYPE_CHECKING:
+    from memsearcher_jax.rl.hosts import Hosts
 
 WEIGHTS_FILE = "weights.json"  # which weights an evaluation is about; a run that trains on has others later
 RESULTS_FILE, TRAJECTORIES = "results.json", "trajectories"
@@ -86,29 +91,45 @@ def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str]) -> None:
-    with cli.one_line_errors():
-        flags = cli.parse(Evaluate, argv)
-        host, hosts = parse_share(flags.share)
-        if not flags.resume:
-            cli.need_weights(flags)
-        if flags.share and not flags.out:
-            raise ValueError("--share needs --out, the folder that all hosts write to")
-        sweeps = flags.sweep or (flags.resume and sweep.is_sweep(flags.out))
-        if flags.share and sweeps:
-            raise ValueError("--share and --sweep do not go together: evaluate each value apart")
-        if sweeps and flags.run.agent.workflow == "memalpha":
-            raise ValueError(
-                "--sweep compares answers to questions, and memalpha reads streams: evaluate each value apart"
-            )
+    with contextlib.ExitStack() as job:
+        with cli.one_line_errors():
+            flags = cli.parse(Evaluate, argv)
+            share = parse_share(flags.share)
+            if not flags.resume:
+                cli.need_weights(flags)
+            if flags.share and not flags.out:
+                raise ValueError("--share needs --out, the folder that all hosts write to")
+            sweeps = flags.sweep or (flags.resume and sweep.is_sweep(flags.out))
+            if flags.share and sweeps:
+                raise ValueError("--share and --sweep do not go together: evaluate each value apart")
+            if sweeps and flags.run.agent.workflow == "memalpha":
+                raise ValueError(
+                    "--sweep compares answers to questions, and memalpha reads streams: evaluate each value apart"
+                )
+            hosts = job.enter_context(host.joined(stops=False))
+            if hosts.count > 1:
+                refuse_apart(flags, sweeps, hosts.count)
+                share = hosts.index, hosts.count
+        if sweeps:
+            sweep.run(flags, evaluate, Console(highlight=False))
+            return
+        done = evaluate(flags.run, flags.out, resume=flags.resume, share=share, hosts=hosts)
+        if hosts.first:
+            cli.write_json(flags.json, done.result)
+
+
+def refuse_apart(flags: Evaluate, sweeps: bool, hosts: int) -> None:
+    """Raises ValueError for what the hosts of one slice cannot do together."""
+    if flags.share:
+        raise ValueError(f"--share: these {hosts} hosts know of each other and share the questions: leave it out")
     if sweeps:
-        sweep.run(flags, evaluate, Console(highlight=False))
-        return
-    done = evaluate(flags.run, flags.out, resume=flags.resume, host=host, hosts=hosts)
-    cli.write_json(flags.json, done.result)
+        raise ValueError(f"--sweep runs on one host, and these are {hosts}: evaluate each value apart")
+    if flags.out is None:
+        raise ValueError(f"--out is missing: name the one folder that all {hosts} hosts write to")
 
 
 def parse_share(text: str) -> tuple[int, int]:
-    """Host and hosts of --share, the host from 0. Raises ValueError."""
+    """Number, from 0, and count of the parts that --share names. Raises ValueError."""
     part, slash, parts = text.partition("/")
     if not text:
         return 0, 1
@@ -119,18 +140,26 @@ def parse_share(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What --json writes, and the numbers: None of streams, and while questions of other hosts are missing."""
+    """What --json writes, and the numbers: None of streams, and where another host ends the evaluation."""
 
     result: dict[str, Any]
     numbers: Evaluation | None
 
 
 def evaluate(
-    config: RunConfig, out: Path | None, *, resume: bool, workspace: Path | None = None, host: int = 0, hosts: int = 1
+    config: RunConfig,
+    out: Path | None,
+    *,
+    resume: bool,
+    workspace: Path | None = None,
+    share: tuple[int, int] = (0, 1),
+    hosts: Hosts | None = None,
 ) -> Evaluated:
     """One evaluation, from its folder's beginning to its tables.
 
-    `workspace` keeps data and index, if not `out`. What a user can put right ends the program in one line.
+    `workspace` keeps data and index, if not `out`. `share` is the part of the questions that this process answers, of
+    how many; `hosts` work side by side, and the first one ends it for all. What a user can put right ends the program
+    in one line.
     """
     with cli.one_line_errors(), contextlib.ExitStack() as starting:
         if resume:
@@ -141,35 +170,41 @@ def evaluate(
         # JAX takes seconds to load; --help and a wrong flag are answered without it.
         from memsearcher_jax.rl import build, source, start
         from memsearcher_jax.rl import evaluate as asking
+        from memsearcher_jax.rl.hosts import Hosts
 
+        hosts = hosts or Hosts()
         weights = {"checkpoint": config.model.path, "step": source.newest_step(config.model.path)}
         if resume:
             refuse_other_weights(out, weights)
-        run = build.prepare(
-            with_own_tokenizer(out, config) if resume else config,
-            workspace or out,
-            training=False,
-            index=cli.standing_index(config),
-        )
-        cli.tell_skipped(run.problems)
-        folder, share, problems = out / TRAJECTORIES, asking.Share(host, hosts), asking.questions_of(run)
-        done = asking.recorded(folder, problems, share)
-        jobs = asking.missing(problems, done, share)
-        if jobs:
+        settings = with_own_tokenizer(out, config) if resume else config
+        index = cli.standing_index(config)
+        run = hosts.in_turn(lambda: build.prepare(settings, workspace or out, training=False, index=index))
+        own, folder, problems = asking.Share(*share), out / TRAJECTORIES, asking.questions_of(run)
+        done = asking.recorded(folder, problems, own)
+        jobs = asking.missing(problems, done, own)
+        # Hosts load weights together, also one that has nothing left to ask: nobody has begun to answer before that.
+        if jobs or (hosts.count > 1 and len(done) < len(problems)):
             params = build.sampler_params(run, start.starting_params(run))
             driver = build.make_driver(run, evaluation=True)
             exam = start.open_exam(run, evaluation=True)
-        if not resume:
-            cli.write_json(out / WEIGHTS_FILE, weights)
-            open_run_folder(out, config, run.tokenizer.folder)
+        if hosts.first:
+            cli.tell_skipped(run.problems)
+            if not resume:
+                cli.write_json(out / WEIGHTS_FILE, weights)
+                open_run_folder(out, config, run.tokenizer.folder)
+        hosts.meet("the folder is there")
     if jobs:
-        answers = asking.answer(run, driver, params, jobs, folder, share, exam)
-        watch(answers, done, len(jobs), share.count(len(problems)), summariser(config))
-    if hosts > 1:  # the others went on meanwhile
-        done = asking.recorded(folder, problems, share)
+        answers = asking.answer(run, driver, params, jobs, folder, own, exam)
+        label = host.label(hosts, "evaluate")
+        watch(label, answers, done, len(jobs), own.count(len(problems)), summariser(config))
+    hosts.meet("all have answered")
+    if own.hosts > 1:  # the others went on meanwhile
+        done = asking.recorded(folder, problems, own)
     if missing := len(problems) - len(done):
-        print(f"{out}: share {host + 1}/{hosts} is done; {missing} questions of other shares are missing")
+        print(f"{out}: share {own.host + 1}/{own.hosts} is done; {missing} questions of other shares are missing")
         return Evaluated(weights | {"missing": missing}, None)
+    if not hosts.first:
+        return Evaluated(weights, None)
     return conclude(config, out, weights, [done[problem.id] for problem in problems])
 
 
@@ -181,11 +216,16 @@ def summariser(config: RunConfig) -> Summariser:
 
 
 def watch(
-    answers: Iterator[tuple[str, Facts]], done: dict[str, Facts], jobs: int, total: int, summarise: Summariser
+    label: str,
+    answers: Iterator[tuple[str, Facts]],
+    done: dict[str, Facts],
+    jobs: int,
+    total: int,
+    summarise: Summariser,
 ) -> None:
     """Puts the answers to so many jobs into `done` as they come, and shows how far it is, of `total` questions."""
     each, told = -(-jobs // LINES), 0
-    with Progress("evaluate", total, done=total - jobs) as progress:
+    with Progress(label, total, done=total - jobs) as progress:
         for number, (id, facts) in enumerate(answers, start=1):
             done[id] = facts
             progress.activity(f"{number}/{jobs} trajectories")

@@ -65,6 +65,11 @@ def joined(*, stops: bool = True) -> Iterator[Hosts]:
             job.leave_together()
 
 
+def label(hosts: Hosts, what: str) -> str:
+    """What every line of progress begins with."""
+    return what if hosts.count == 1 else f"host {hosts.index}: {what}"
+
+
 def _join() -> Any:
     """JAX's client of the service that all hosts share; None where this is the only host."""
     import jax

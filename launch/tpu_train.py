@@ -25,7 +25,6 @@ from memsearcher_jax.rl.run_folder import checkpoints_of, open_run_folder, read_
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.bucket import Bucket
-    from memsearcher_jax.rl.hosts import Hosts
 
 SHOWN = 1_000  # trajectories that the report written at the end holds; launch/report.py writes larger ones
 
@@ -100,7 +99,7 @@ def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -
                     f"{place}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}",
                     file=sys.stderr,
                 )
-        shown = display(label(hosts), config.rl.steps, done=begin.step)
+        shown = display(host.label(hosts, "train"), config.rl.steps, done=begin.step)
         with ended_in_one_line(place), writer or contextlib.nullcontext(), shown as progress:
             if config.rl.method == "grpo":
                 with Trace(out, flags.profile) as trace:
@@ -129,11 +128,6 @@ def ended_in_one_line(place: object) -> Iterator[None]:
         line = " ".join(str(end).split())
         print(f"error: {line}; {place} keeps its checkpoints: mend that and --resume", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
-
-
-def label(hosts: Hosts) -> str:
-    """What every line of progress begins with."""
-    return "train" if hosts.count == 1 else f"host {hosts.index}: train"
 
 
 def report(out: Path) -> None:

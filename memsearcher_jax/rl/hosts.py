@@ -77,15 +77,16 @@ class Hosts:
     def in_turn(self, work: Callable[[], object]) -> object:
         """`work` on the first host, and when it is done on the others: what the first one builds, they find."""
         if not self.first:
-            self._meet("first is done")
+            self.meet("first is done")
         try:
             done = work()
         finally:
             if self.first:
-                self._meet("first is done")
+                self.meet("first is done")
         return done
 
-    def _meet(self, name: str) -> None:
+    def meet(self, name: str) -> None:
+        """Waits for all hosts, each of which must call it with the same name."""
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
