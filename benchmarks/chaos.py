@@ -6,9 +6,9 @@ python benchmarks/chaos.py --minutes 2 --config nano --processes 2 --devices 4 -
 Until the minutes are over, one job after the other (none is begun after that). Every step of a job but the first has a
 fault: kill -9 or SIGTERM in any phase and shortly after it, so that it also falls into the writing of a checkpoint; a
 disk on which no file can grow; a clock that jumps; a host that is late; a gradient that is not finite; a search service
-that is gone or does not answer. Between two starts the newest checkpoint is sometimes cut off or has a bit flipped. The
-questions come from a file with rows that are none. Last, the weights are exported, by a process that is killed on the
-way and then by one that is not.
+that is gone, does not answer, or answers nonsense. Between two starts the newest checkpoint is sometimes cut off or has
+a bit flipped. The questions come from a file with rows that are none. Last, the weights are exported, by a process that
+is killed on the way and then by one that is not.
 
 Right is a job that ends with the weights, the optimiser, the position and the recorded numbers of the one left alone,
 bit for bit, that never lost more than one step to a kill, and whose log has a line for every fault. Exit status 1
@@ -39,6 +39,7 @@ from pod.retriever import Retriever, write_questions
 
 SMALLER = "--rl.steps 6 --rl.problems 4 --rl.rollouts 4 --rl.checkpoint_every 1 --rl.keep_checkpoints 3"
 KILL_PHASES = ("rollout", "share", "update", "write")
+PHASES = {"full": "write", "nan": "update", "cut": "rollout", "slow": "rollout", "garbage": "rollout"}
 RESTARTS = 30
 FAILED_BY_FULL_DISK = 1
 LINES = {
@@ -49,6 +50,7 @@ LINES = {
     "delay": r"fault: delay",
     "cut": r"fault: cut",
     "slow": r"fault: slow",
+    "garbage": r"fault: garbage",
     "nan": r"updates had a gradient that is not finite",
     "damage": r"(is damaged|cannot be read).* it is kept as",
     "row": r"malformed rows are left out",
@@ -57,14 +59,12 @@ LINES = {
 
 def schedule(rng: random.Random, steps: int, processes: int) -> list[dict[str, Any]]:
     """A fault for every step but the first, whose end is the first checkpoint."""
-    kinds = ["kill", "kill", "term", "full", "clock", "delay", "nan", "cut", "slow"]
+    kinds = ["kill", "kill", "term", "full", "clock", "delay", "nan", "cut", "slow", "garbage"]
     rng.shuffle(kinds)
     faults = []
     for step in range(1, steps):
         kind = kinds[step % len(kinds)]
-        phase = {"full": "write", "nan": "update", "cut": "rollout", "slow": "rollout"}.get(kind) or rng.choice(
-            KILL_PHASES
-        )
+        phase = PHASES.get(kind) or rng.choice(KILL_PHASES)
         seconds = {
             "kill": rng.choice((0.0, 0.02, 0.1, 0.3)),
             "full": 30.0,
@@ -72,6 +72,7 @@ def schedule(rng: random.Random, steps: int, processes: int) -> list[dict[str, A
             "delay": 3.0,
             "cut": 5.0,
             "slow": 5.0,
+            "garbage": 5.0,
         }.get(kind, 0.0)
         host = rng.randrange(processes)
         faults.append(

@@ -246,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
         "delay": "let it wait, for SECONDS",
         "cut": "let the retriever be gone, for SECONDS",
         "slow": "let the retriever not answer, for SECONDS",
+        "garbage": "let the retriever answer nonsense, for SECONDS",
     }
     for kind, what in kinds.items():
         parser.add_argument(f"--{kind}", action="append", default=[], type=fault(kind), metavar="FAULT", help=what)
@@ -260,7 +261,8 @@ def main(argv: Sequence[str]) -> None:
         flags = parser().parse_args(ours)
         words = ["--config", flags.config, *trainers]
         cli.parse(tpu_train.Train, words)
-        given = flags.kill + flags.term + flags.delay + flags.cut + flags.slow
+        of_retriever = flags.cut + flags.slow + flags.garbage
+        given = flags.kill + flags.term + flags.delay + of_retriever
         faults = [one | {"number": number} for number, one in enumerate(given)]
         for one in faults:
             if one["host"] >= flags.processes:
@@ -273,7 +275,7 @@ def main(argv: Sequence[str]) -> None:
         place = flags.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rehearsal-")))
         place.mkdir(exist_ok=True, parents=True)
         retriever = None
-        if flags.cut or flags.slow:
+        if of_retriever:
             retriever = stack.enter_context(contextlib.closing(Retriever(flags.config, place, free_port())))
             words += [*write_questions(flags.config, place / "questions.jsonl"), *retriever.flags]
         job = Job(words, place / "run", place, flags.processes, flags.devices, faults, retriever)

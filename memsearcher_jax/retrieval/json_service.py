@@ -1,8 +1,9 @@
 """Whoever speaks JSON over HTTP, asked with patience.
 
-What may pass by itself is tried again: no connection, no answer in time, an answer that breaks off, status 429 or 5xx.
-The pauses grow and are drawn at random, so that many clients do not come back all at once. A service that fails again
-and again is left alone for a while. What will not pass, a refusal with its reason, is an error at once.
+What may pass by itself is tried again: no connection, no answer in time, an answer that breaks off or is no JSON, as a
+proxy's page is none, status 429 or 5xx. The pauses grow and are drawn at random, so that many clients do not come back
+all at once. A service that fails again and again is left alone for a while. What will not pass, a refusal with its
+reason, is an error at once.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds, before jitter
 
 
 class Unavailable(ConnectionError):
-    """The service did not answer, or answered that it cannot now."""
+    """The service did not answer, or not so that it could be read, or answered that it cannot now."""
 
 
 class Refused(ValueError):
-    """The service refused the request, or answered something else than it should."""
+    """The service refused the request, or answered with JSON that says something else than it should."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class JsonService:
             return json.loads(text)
         except ValueError as error:
             reason = self._without_secrets(text)
-            raise Refused(f"{self.url} answered with something else than JSON: {reason}") from error
+            raise Unavailable(f"{self.url} answered with something else than JSON: {reason}") from error
 
     def _without_secrets(self, text: bytes) -> str:
         """The beginning of an answer, for errors. Some services repeat the key that they refuse."""

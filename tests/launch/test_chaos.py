@@ -1,16 +1,19 @@
 """The parts of benchmarks/chaos.py that need no job: its schedule, what it breaks, what it counts."""
 
+import http.server
 import json
 import random
 import re
+import threading
 from pathlib import Path
 
 import pytest
 from pod import rehearse, rehearsed
-from pod.retriever import TORN, write_questions
+from pod.retriever import TORN, Nonsense, write_questions
 
 from benchmarks import chaos
 from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.retrieval.client import SearchService, SearchUnavailable
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -29,6 +32,16 @@ def test_every_step_but_the_first_has_a_fault_that_is_known_and_told(seed):
 def test_all_kinds_come():
     kinds = {fault["kind"] for seed in range(20) for fault in chaos.schedule(random.Random(seed), 6, 1)}
     assert kinds == set(chaos.LINES) - {"damage", "row"}
+
+
+def test_a_search_service_out_of_its_mind_is_waited_for():
+    """Its answers come with status 200; taken for answers, they would change what is learnt."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nonsense) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        service = SearchService(f"http://127.0.0.1:{server.server_port}", attempts=3, sleep=lambda seconds: None)
+        with pytest.raises(SearchUnavailable, match=r"something else than JSON.*\(attempt 3 of 3\)"):
+            service.find(["Who?"], 1)
+        server.shutdown()
 
 
 def checkpoint(out: Path, step: int) -> None:

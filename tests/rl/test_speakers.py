@@ -119,11 +119,11 @@ def test_what_passes_is_tried_again_and_what_does_not_is_an_error_of_its_own(ser
         ("wrong", "refused with status 400"),
         ("empty", "answered with an empty text"),
         ("other", "something else than a chat completion"),
-        ("no json", "something else than JSON"),
+        ("no json", "something else than JSON: <html> (attempt 3 of 3)"),
     ]:
         assert said[question].text == "" and reason in said[question].error, question
     asked = Counter(body["messages"][1]["content"] for _, _, body in requests)
-    assert asked == {"busy": 3, "down": 3, "wrong": 1, "empty": 1, "other": 1, "no json": 1, "good": 1}
+    assert asked == {"busy": 3, "down": 3, "wrong": 1, "empty": 1, "other": 1, "no json": 3, "good": 1}
 
 
 def test_a_reply_that_takes_too_long_is_an_error(serving):
