@@ -172,7 +172,8 @@ def wait_for(hosts: Sequence[subprocess.Popen], meanwhile: Callable[[], None]) -
 def said(statuses: Sequence[int]) -> str:
     """Statuses in words."""
     names = {0: "done", host.STOPPED: "85, start again", -signal.SIGKILL: "killed", -signal.SIGALRM: "hung"}
-    return ", ".join(f"host {index} {names.get(status, f'ended with {status}')}" for index, status in enumerate(statuses))
+    words = [names.get(status, f"ended with {status}") for status in statuses]
+    return ", ".join(f"host {index} {ended}" for index, ended in enumerate(words))
 
 
 def free_port() -> int:

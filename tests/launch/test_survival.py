@@ -175,6 +175,6 @@ def test_every_difference_is_found(changes, found, tmp_path):
 
 def test_statuses_in_words():
     assert rehearse.said([0, 85, -9, -14, 1]) == (
-        "host 0 done, host 1 85, start again, host 2 killed, host 3 hung, host 4 1"
+        "host 0 done, host 1 85, start again, host 2 killed, host 3 hung, host 4 ended with 1"
     )
     assert cli.INTERRUPTED != host.STOPPED
