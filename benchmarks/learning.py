@@ -30,13 +30,18 @@ LAUNCH = Path(__file__).resolve().parents[1] / "launch"
 VARIANTS = {
     "tiny": ["--config", "tiny"],
     "last context": ["--config", "tiny", "--rl.credit", "last context"],
-    # Nobody ever answers, all rewards are zero and no step changes a weight: these show it as well as all of them.
-    "no memory": ["--config", "tiny", "--agent.remember", "False", "--rl.steps", "20"],
+    "no memory": ["--config", "tiny", "--agent.remember", "False"],
     "react": ["--config", "tiny_react"],
+}
+LABELS = {
+    "tiny": "MemSearcher",
+    "last context": "only the last context is trained",
+    "no memory": "the memory stays empty",
+    "react": "ReAct",
 }
 START = "start"
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
-LONG = ["--data.world.hops", "4", "5", "6", "7", "--agent.question_tokens", "96", "--sampling.context_tokens"]
+LONG = ["--data.world.hops", "4", "5", "6", "7", "--agent.question_tokens", "48", "--sampling.context_tokens"]
 """Questions of so many hops that a trajectory has eight turns; training saw three hops at most."""
 ROOM = {"tiny": "384", "react": "1024"}
 FEW = 10  # trajectories; turns that fewer reached are not drawn
@@ -133,17 +138,18 @@ def minutes(folder: Path) -> str:
 
 def draw_learning(out: Path) -> Figure:
     """Exact match of the sampled trajectories, all and by hops; a line for each variant, thin ones for its seeds."""
-    figure = Figure(figsize=(14, 3.4), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(14, 3.7), layout="constrained", facecolor="white")
     panels = {"All questions": "exact_match"} | {
         f"{hops} hop{'s' * (hops > 1)}": f"exact_match/{hops}_hops" for hops in (1, 2, 3)
     }
     for axes, (title, metric) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
         for color, variant in zip(COLORS, VARIANTS, strict=False):
             curves = [curve(out / f"{variant}, seed {seed}", metric) for one, seed in trained(out) if one == variant]
-            draw_curves(axes, curves, color, variant)
+            draw_curves(axes, curves, color, LABELS[variant])
         style(axes, title, "step")
     figure.axes[0].set_ylim(0, 1)
-    figure.axes[0].legend(frameon=False, fontsize=9)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(VARIANTS), frameon=False, fontsize=9)
     return figure
 
 
@@ -168,7 +174,7 @@ def draw_tokens(out: Path) -> Figure:
         for folder in sorted(out.glob(f"{variant}, seed *, long/results.json"))[:1]:
             lengths = searched(read_run(folder.parent, most=1_000_000).facts)
             turns = by_turn(lengths)
-            label = f"{variant}: {slope(lengths):+.1%} a turn"
+            label = f"{LABELS[variant]}: {slope(lengths):+.1%} a turn"
             axes.plot(list(turns), list(turns.values()), color=color, marker="o", label=label)
     style(axes, "Tokens in context when a turn ends", "turn")
     axes.set_ylim(bottom=0)
