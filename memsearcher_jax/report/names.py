@@ -15,6 +15,7 @@ class Name(StrEnum):
     EXACT_MATCH = "exact_match"
     ENTROPY = "entropy"
     KL = "kl"  # k3 divergence from the starting weights, nats per token
+    APPROXIMATE_KL = "approximate_kl"  # mean of old - new log-probability over the step's updates, nats per token
     TURNS = "turns"  # mean over trajectories
     TOKENS_PER_TURN = "tokens_per_turn"  # in context when a turn ends, mean over turns
     MEMORY_TOKENS = "memory_tokens"  # of the last memory, mean over trajectories

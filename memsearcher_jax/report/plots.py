@@ -38,6 +38,7 @@ PANELS = (
     Panel("Memory", "tokens, mean over trajectories", (Name.MEMORY_TOKENS,), 0.0),
     Panel("Entropy", "nats per token", (Name.ENTROPY,), 0.0),
     Panel("KL from the start", "nats per token", (Name.KL,)),
+    Panel("KL of a step", "old − new, nats per token", (Name.APPROXIMATE_KL,)),
     Panel("Sampler against trainer", "mean |Δ log-probability|", (Name.LOGPROB_DIFFERENCE,), 0.0),
     Panel("Idle slots", "share of the sampler's slots", (Name.IDLE_SLOT_SHARE,), 0.0),
     Panel("Search", "seconds: mean, and what 95 of 100 stay below", (Name.SEARCH_SECONDS, Name.SEARCH_SECONDS_95), 0.0),
