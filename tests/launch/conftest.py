@@ -56,7 +56,8 @@ def refused(capsys):
         said = capsys.readouterr()
         assert stop.value.code == 2
         assert said.out == ""
-        (line,) = said.err.splitlines()
+        line, *more = said.err.splitlines()
+        assert not more, said.err
         assert line.startswith("error: ")
         return line
 
