@@ -121,7 +121,7 @@ RANGES: dict[str, Range] = {
     "data.world.hops": Range(1, 8),  # the paths of so many facts grow by a factor with each
     "data.streams.seed": Range(0, 2**32 - 1),
     **{f"data.streams.{name}": _COUNT for name in ("train_chunks", "test_chunks", "facts", "questions")},
-    **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle")},
+    **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle", "begins")},
     **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
     "training.learning_rate": _POSITIVE,
     "training.warmup_steps": _COUNT_OR_NONE,
@@ -147,7 +147,9 @@ RANGES: dict[str, Range] = {
         for name in ("reward_below", "entropy_below", "entropy_above", "tokens_below", "tokens_above", "kl_above")
     },
     **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
+    **{f"demonstrations.{name}": Range(0, 1) for name in ("keep_part", "keep_idle")},
     **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("histories", "copies", "recitations", "decisions")},
+    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("readings", "interviews")},
     "demonstrations.measure_every": _COUNT,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,
@@ -223,10 +225,6 @@ def _check_memalpha(config: RunConfig) -> None:
     _require(
         config.rl.baseline == "trajectory" or config.rl.credit == "every context",
         f"rl.baseline {config.rl.baseline} gives every context an advantage of its own: set rl.credit to every context",
-    )
-    _require(
-        config.rl.method == "grpo" or not reads_streams,
-        f"rl.method {config.rl.method} has no scripted agent for agent.workflow memalpha: set it to grpo",
     )
     _require(
         config.answerer.who != "nobody",

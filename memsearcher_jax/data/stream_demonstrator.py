@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memsearcher_jax.agent.types import Prompt, Reply, Say
@@ -68,14 +69,18 @@ class StreamDemonstrator:
         found = [label[1] for one in sentences if (label := _LABEL.search(one.text))]
         new = [label for label in dict.fromkeys(found) if label not in self.labels]
         self.labels += new
-        content = f"Labels: {', '.join(self.labels)}."
-        return _call("memory_update", memory_type=CORE, new_content=content) if new else ""
+        return _call("memory_update", memory_type=CORE, new_content=core_of(self.labels)) if new else ""
 
 
 def stored(sentence: Sentence) -> str:
     """The call that stores a sentence where it belongs."""
     store = EPISODIC if sentence.question and sentence.question.kind == "event" else SEMANTIC
     return _call("new_memory_insert", memory_type=store, content=sentence.text)
+
+
+def core_of(labels: Sequence[str]) -> str:
+    """The core paragraph that names these labels; without any it stays empty."""
+    return f"Labels: {', '.join(labels)}." if labels else ""
 
 
 def _call(tool: str, **arguments: str) -> str:

@@ -50,6 +50,8 @@ class StreamConfig:
     """Chunks of a stream to train on."""
     test_chunks: tuple[int, ...] = (10, 50, 130, 200)
     """Chunks of the streams to test on."""
+    begins: int = 0
+    """The first day of a stream is drawn from so many days: a short stream then knows the months of a long one."""
     facts: int = 4
     """Sentences of a chunk that can be asked about: as many of each kind as of the next, over the stream."""
     idle: int = 2
@@ -122,7 +124,7 @@ def _story(config: StreamConfig, rng: random.Random, names: Names, chunks: int) 
     towns = Names(rng)
     labels = [towns.town() for _ in range(CLASSES)]
     dates, told, said = [], [], {kind: [] for kind in KINDS}
-    day = FIRST_DAY
+    day = FIRST_DAY + timedelta(days=rng.randrange(config.begins) if config.begins else 0)
     for chunk in range(chunks):
         day += timedelta(days=rng.randint(1, 3))
         kinds = [KINDS[(chunk * config.facts + number) % len(KINDS)] for number in range(config.facts)]

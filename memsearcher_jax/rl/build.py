@@ -63,7 +63,7 @@ class Run:
 
 def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
     """The tokenizer that the config names, or the one beside the weights, or the packaged small one."""
-    folder = model.tokenizer or (tokenizer_folder(model.path) if model.path else PACKAGED_TOKENIZER)
+    folder = tokenizer_folder(model.tokenizer or model.path) if model.tokenizer or model.path else PACKAGED_TOKENIZER
     tokenizer = ChatTokenizer.load(folder)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(

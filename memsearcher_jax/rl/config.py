@@ -68,7 +68,8 @@ class AlarmConfig:
 
 @dataclass(frozen=True)
 class DemonstrationConfig:
-    """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own."""
+    """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own, or
+    stories of its own where agent.workflow reads streams; rl.problems of its chunks are then read, errors included."""
 
     answer_early: float = 0.7
     """Probability that it answers while facts are missing."""
@@ -83,9 +84,17 @@ class DemonstrationConfig:
     copies: int = 140
     """Exercises of a step: a run of tokens that comes twice."""
     recitations: int = 100
-    """Exercises of a step: a passage and behind it all of its facts."""
+    """Exercises of a step: a passage and behind it all of its facts; of streams a chunk and the calls that store it."""
     decisions: int = 0
     """Exercises of a step: how a turn begins when so much is remembered. For a workflow with a memory."""
+    keep_part: float = 0.85
+    """Of streams: probability that one sentence of a chunk is stored and no other."""
+    keep_idle: float = 0.5
+    """Of streams: where one is stored, probability that it is an idle one."""
+    readings: int = 40
+    """Of streams, exercises of a step: a chunk that is stored whole, which its reply begins by saying."""
+    interviews: int = 48
+    """Of streams, exercises of a step: what is found in a memory, and the answers to questions about it."""
     measure_every: int = 10
     """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
 

@@ -180,6 +180,14 @@ def test_a_long_stream_at_the_defaults():
     assert len(made["test"]) == 12
 
 
+def test_streams_begin_on_days_of_their_own():
+    """So that the months of a long stream are those of short ones; else only long streams would come to the summer."""
+    config = replace(SMALL, train_streams=12, begins=300)
+    months = {Stream.of(one).chunks[0].split(".")[0].split()[1] for one in make_streams(config)["train"]}
+    assert len(months) > 5
+    assert {Stream.of(one).chunks[0].split(".")[0].split()[1] for one in make_streams(SMALL)["train"]} == {"January"}
+
+
 def test_more_questions_than_sentences():
     with pytest.raises(ValueError, match=r"data.streams.questions is 50, but a stream of 10 chunks has 40 sentences"):
         make_streams(replace(SMALL, questions=50))

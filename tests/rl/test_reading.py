@@ -139,7 +139,6 @@ def test_problems_that_cannot_be_read_or_judged_are_named_early():
         ),
         ({"data": {"made": "world"}}, "agent.workflow memalpha does not read what data.made world is"),
         ({"rl": {"credit": "last context"}}, "rl.baseline position gives every context an advantage of its own"),
-        ({"rl": {"method": "demonstrations"}}, "has no scripted agent for agent.workflow memalpha"),
         ({"answerer": {"who": "nobody"}}, "somebody has to answer the questions"),
         ({"memalpha": {"core_tokens": 320}}, "memalpha.core_tokens 320 is not below agent.memory_tokens 320"),
         ({"memalpha": {"chunk_tokens": 160}}, r"a turn may need 640 tokens and its templates \(agent.memory_tokens"),

@@ -13,6 +13,13 @@ SMALL = """
 """
 
 
+STREAMS = """
+    --config tiny_memalpha_warmstart --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8
+    --data.streams.train_streams 2 --data.streams.test_streams 1 --rl.problems 30 --demonstrations.measure_every 3
+    --training.warmup_steps 0 --training.rows_per_update 8 --training.accumulate 1
+"""
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp("warmstart") / "run"
@@ -48,3 +55,13 @@ def test_histories_that_fit_no_row_are_left_out_and_counted(tmp_path):
     tpu_train.main([*SMALL.split(), "--demonstrations.wrong_query", "1", "--rl.steps", "1", "--out", str(out)])
     (step,) = read_metrics(out / "metrics.jsonl")
     assert step["too_long"] > 0 and step["updates"] > 0
+
+
+def test_streams_are_taught_by_the_same_command(tmp_path):
+    out = tmp_path / "run"
+    tpu_train.main([*STREAMS.split(), "--rl.steps", "3", "--out", str(out)])
+    steps = read_metrics(out / "metrics.jsonl")
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    slots = ("calls", "whole", "answer/person", "answer/event", "answer/fact", "answer/rule")
+    assert all(0 <= steps[-1][f"copied/{slot}"] <= 1 for slot in slots)
+    assert steps[-1]["too_long"] == 0
