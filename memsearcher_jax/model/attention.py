@@ -34,8 +34,9 @@ class Partial(NamedTuple):
 Past = Callable[[jax.Array], Partial]
 """q_BKGTH -> the part of the softmax that lies over earlier tokens, of which any number may be visible, also none."""
 
-QUERY_BLOCK = 128
-"""Tokens of a block whose scores over the block exist at one time: what bounds the memory of prefill."""
+QUERY_BLOCK, BLOCKS = 128, 8
+"""Queries look at their own text so many at a time, or as many as make that many blocks, and never at what stands
+behind the block: nearly half of the scores of a long text are not worked out, and few exist at one time."""
 
 LOWEST = jnp.finfo(jnp.float32).min
 """The score of what is hidden. A finite number, because inf - inf would poison a gradient."""
@@ -59,15 +60,16 @@ def attend(
     causal_TT = jnp.tril(jnp.ones((T, T), bool))
     visible_BTT = causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
-    def look_at_own(block: tuple[jax.Array, jax.Array]) -> Partial:
-        q_BKGtH, visible_BtT = block
-        return look(q_BKGtH, k_BKHT, v_BKTH, visible_BtT)
+    def look_at_own(first: int, end: int) -> Partial:
+        visible_BtT = visible_BTT[:, first:end, :end]
+        return look(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], v_BKTH[:, :, :end], visible_BtT)
 
-    if past and T > QUERY_BLOCK and T % QUERY_BLOCK == 0:
-        own = jax.lax.map(look_at_own, (_split(q_BKGTH, axis=3), _split(visible_BTT, axis=1)))
-        own = Partial(*(jnp.moveaxis(x, 0, 3).reshape(*q_BKGTH.shape[:4], *x.shape[5:]) for x in own))
+    block = max(QUERY_BLOCK, T // BLOCKS)
+    if T % block:
+        own = look_at_own(0, T)
     else:
-        own = look_at_own((q_BKGTH, visible_BTT))
+        parts = [look_at_own(first, first + block) for first in range(0, T, block)]
+        own = Partial(*(jnp.concatenate(x, axis=3) for x in zip(*parts, strict=True)))
     mixed_BKGTH = join([own, *(part(q_BKGTH) for part in past)])
     return mixed_BKGTH.reshape(B, N, T, H).astype(q_BNTH.dtype)
 
@@ -108,9 +110,3 @@ def join(parts: Sequence[Partial]) -> jax.Array:
     """mixed_BKGTH, float32: the values under one softmax over all that the parts lie over."""
     whole = merge(parts) if len(parts) > 1 else parts[0]
     return whole.mixed_BKGTH / whole.total_BKGT[..., None]
-
-
-def _split(x: jax.Array, axis: int) -> jax.Array:
-    """The axis of T tokens cut into blocks, which come first."""
-    shape = (*x.shape[:axis], -1, QUERY_BLOCK, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis, 0)

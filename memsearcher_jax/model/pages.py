@@ -12,11 +12,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from memsearcher_jax.model.attention import Partial, look, merge, nothing
 
-PAGES = (128, 512)
-"""Entries of a page, for short rows and for long ones."""
+PAGES = {1_024: 128, 4_096: 256}
+"""Entries of a page in rows with room for at most so many: the longer a row, the less an unused end of it costs, and
+the more the work on each page."""
 
-SHORT = 1_024
-"""Entries of a row that is no longer short: there the work on more pages costs more than their unused ends."""
+LONGEST_PAGE = 512
+"""Entries of a page in rows that are longer still."""
 
 TOGETHER = 8
 """Rows whose pages are read side by side, as far as the longest of them holds: neighbours in length."""
@@ -24,7 +25,7 @@ TOGETHER = 8
 
 def page_for(capacity: int) -> int:
     """Entries of a page in rows with room for so many; a row that has room for less than a page is one page."""
-    return min(capacity, PAGES[capacity > SHORT])
+    return min(capacity, next((page for most, page in PAGES.items() if capacity <= most), LONGEST_PAGE))
 
 
 def look_at_rows(
