@@ -1,7 +1,10 @@
 """Makes `package:tiny_memalpha`: supervised steps on a scripted policy that reads streams, and on answering questions.
 
-python launch/tpu_train.py --config tiny_memalpha_warmstart --out DIR
-python launch/export_hf.py --checkpoint DIR --out memsearcher_jax/assets/tiny_memalpha
+python -m memsearcher_jax.rl.stream_start BASE
+python launch/tpu_train.py --config tiny_memalpha_warmstart --model.path BASE --out DIR
+python launch/export_hf.py --checkpoint DIR --out NEW
+
+BASE is the small search agent's start with rows for more tokens: it can copy, which takes longest to learn.
 """
 
 from memsearcher_jax.agent.memalpha_config import MemalphaConfig
@@ -77,14 +80,14 @@ def tiny_memalpha_warmstart() -> RunConfig:
             rows_per_update=8,
             accumulate=4,
             logit_chunk=96,
-            learning_rate=2e-3,
+            learning_rate=1.5e-3,
             warmup_steps=50,
-            decay_steps=3_200,
+            decay_steps=1_050,
             adam_b2=0.98,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(method="demonstrations", steps=400, problems=40, baseline="position", checkpoint_every=25),
-        demonstrations=DemonstrationConfig(copies=60, recitations=100, readings=40, interviews=48),
+        rl=RLConfig(method="demonstrations", steps=120, problems=40, baseline="position", checkpoint_every=20),
+        demonstrations=DemonstrationConfig(copies=60, recitations=60, readings=40, repetitions=20, interviews=60),
         evaluation=EvaluationConfig(),
     )

@@ -149,7 +149,7 @@ RANGES: dict[str, Range] = {
     **{f"demonstrations.{name}": Range(0, 1) for name in ("answer_early", "wrong_query", "bad_memory")},
     **{f"demonstrations.{name}": Range(0, 1) for name in ("keep_part", "keep_idle")},
     **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("histories", "copies", "recitations", "decisions")},
-    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("readings", "interviews")},
+    **{f"demonstrations.{name}": _COUNT_OR_NONE for name in ("readings", "repetitions", "interviews")},
     "demonstrations.measure_every": _COUNT,
     "evaluation.max_turns": _COUNT,
     "evaluation.temperature": _NOT_NEGATIVE,

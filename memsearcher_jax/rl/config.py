@@ -93,6 +93,8 @@ class DemonstrationConfig:
     """Of streams: where one is stored, probability that it is an idle one."""
     readings: int = 40
     """Of streams, exercises of a step: a chunk that is stored whole, which its reply begins by saying."""
+    repetitions: int = 20
+    """Of streams, exercises of a step: sentences, and the same in another order."""
     interviews: int = 48
     """Of streams, exercises of a step: what is found in a memory, and the answers to questions about it."""
     measure_every: int = 10

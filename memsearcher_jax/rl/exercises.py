@@ -8,6 +8,7 @@ seen with two of three facts, and must tell that apart from knowing all: here an
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,13 +22,18 @@ from memsearcher_jax.training.rows import Sample
 RUN = (2, 12)  # tokens of a run that comes twice: at least, fewer than
 
 
-def copies(rng: np.random.Generator, tokenizer: ChatTokenizer, count: int) -> list[Sample]:
-    """Random runs of tokens, each twice. All of the second that can be known is trained: what follows its first."""
-    ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.stop_ids)
+def copies(
+    rng: np.random.Generator, tokenizer: ChatTokenizer, count: int, ids: Sequence[int] = (), run: tuple[int, int] = RUN
+) -> list[Sample]:
+    """Random runs of tokens, each twice. All of the second that can be known is trained: what follows its first.
+
+    Of these ids, else of all that there are.
+    """
+    ordinary = np.array(ids) if len(ids) else np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.stop_ids)
     samples = []
     for _ in range(count):
-        run = rng.choice(ordinary, int(rng.integers(*RUN)))
-        samples.append(_sample(np.tile(run, 2), known=len(run) + 1))
+        run_ids = rng.choice(ordinary, int(rng.integers(*run)))
+        samples.append(_sample(np.tile(run_ids, 2), known=len(run_ids) + 1))
     return samples
 
 

@@ -5,6 +5,7 @@ Every step has stories of its own, with names that no other step has. A lesson i
 - a demonstration: a chunk, with a memory that another policy could have left, and the script's reply, errors included;
 - a reading: likewise without errors, and the first words, in which the script decides, are given and not trained;
 - a recitation: a chunk and its calls alone, where nearly all is copied, as in the exercise that is a run said twice;
+- a repetition: sentences, and the same in another order: once the first word of its first name has come, each is known;
 - an interview: what a search finds in a memory for a question, the answer, then other questions that it answers too.
 
 Memories have any size from empty to that of a long stream, so that large ids and counts are nothing new later.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,11 +40,14 @@ FIRST_STORIES = 1_000  # lower seeds are the streams that policies are trained a
 HELD_OUT = 999
 STORIES_OF_A_SEED = 1_000_000
 STORIES = 16  # of one step
+RUN = (2, 12)  # tokens of a run that comes twice: at least, fewer than
+REPEATED = (4, 13)  # sentences of a repetition: at least, fewer than
 LARGEST = 400  # items of a memory
 UNKNOWN = "I do not know."
 NOT_STORED = 0.1  # of interviews: the first question is about what the memory does not hold
 LEFT_IDLE = 0.3  # of memories: the latest item is an idle one
 MEASURED = 96  # contexts of each kind
+_FIRST_NAME = re.compile(r"(?!The )[A-Z][a-z]+(?= [A-Z])")
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,9 @@ class StreamLessons:
             *school.demonstrations(errors, config.rl.problems),
             *school.readings(settings.readings),
             *school.recitations(settings.recitations),
+            *school.repetitions(settings.repetitions),
             *school.interviews(settings.interviews),
-            *copies(numpy_rng(config.seed, "exercises", step), self.run.tokenizer, settings.copies),
+            *school.copies(numpy_rng(config.seed, "exercises", step), settings.copies),
         ], {}
 
     def measured(self) -> dict[str, list[Sample]]:
@@ -108,6 +114,25 @@ class School:
             read = self.tokenizer.encode_outside(story.stream.chunks[chunk] + "\n")
             samples.append(_sample([(read, False), (self.tokenizer.encode_outside(calls), True)]))
         return samples
+
+    def repetitions(self, count: int) -> list[Sample]:
+        """Sentences of all stories, each twice; of the second time is trained what its first name tells."""
+        pool = [one.text for story in self.stories for one in _asked(story)]
+        samples = []
+        for _ in range(count):
+            told = self.rng.sample(pool, self.rng.randrange(*REPEATED))
+            parts = [(self.tokenizer.encode_outside(f"{text} "), False) for text in told]
+            for text in self.rng.sample(told, len(told)):
+                ids = self.tokenizer.encode_outside(f"{text} ")
+                given = self.tokenizer.count(text[: _FIRST_NAME.search(text).end()])
+                parts += [(ids[:given], False), (ids[given:], True)]
+            samples.append(_sample(parts))
+        return samples
+
+    def copies(self, rng: np.random.Generator, count: int) -> list[Sample]:
+        """Random runs of what the chunks are made of, mostly names, each twice."""
+        ids = sorted({id for one in self.stories for id in self.tokenizer.encode_outside(" ".join(one.stream.chunks))})
+        return copies(rng, self.tokenizer, count, ids, RUN)
 
     def interviews(self, count: int, kind: str = "") -> list[Sample]:
         """Contexts of questions. With a `kind`: one question each, of that kind, whose answer is stored."""

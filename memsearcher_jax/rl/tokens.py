@@ -84,6 +84,10 @@ class ChatTokenizer:
         """Ids of text from outside; chat markup stays text."""
         return tuple(self._outside.encode(text, add_special_tokens=False).ids)
 
+    def text_of(self, id: int) -> str | None:
+        """How the vocabulary writes a token: blanks and other bytes of ordinary ones are letters in it."""
+        return self._template.id_to_token(id)
+
     def count(self, text: str) -> int:
         """Tokens of outside text."""
         return len(self.encode_outside(text))

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import cli
+import numpy as np
 import pytest
 
 from memsearcher_jax.agent import memalpha_prompts
@@ -99,6 +100,19 @@ def test_a_recitation_stores_what_it_follows(school):
     for sample in school.recitations(20):
         chunk, said = text(sample, ~sample.sampled), text(sample, sample.sampled)
         assert contents(said) == sentences(chunk.rstrip("\n"))
+
+
+def test_a_repetition_tells_the_same_again_and_gives_nothing_away_but_the_beginning(school):
+    for sample in school.repetitions(20):
+        told = whole(sample).split(". ")[:-1]
+        first, second = told[: len(told) // 2], told[len(told) // 2 :]
+        assert sorted(first) == sorted(second)
+        assert not sample.sampled[: len(sample.ids) // 2 - 1].any()
+        runs = np.flatnonzero(np.diff(sample.sampled.astype(int)) == 1) + 1
+        assert len(runs) == len(second)
+        for start in runs:
+            begun = TOKENIZER.transcript(sample.ids[:start].tolist()).rpartition(". ")[2]
+            assert re.search(r"[A-Z][a-z]+$", begun) and not re.search(r"(?!The )[A-Z][a-z]+ [A-Z]", begun)
 
 
 def test_every_answer_of_an_interview_stands_in_what_was_found(school):
