@@ -1,4 +1,4 @@
-"""Mem-alpha on a laptop: a random nano Qwen reads streams that are made from a seed, no download.
+"""Learns to keep a memory of long streams on a laptop: Mem-alpha's GRPO from the packaged warm start, no download.
 
 python launch/tpu_train.py --config tiny_memalpha
 """
@@ -15,16 +15,19 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny_memalpha() -> RunConfig:
-    """A few steps of the whole loop in a few minutes on two CPU cores, compiling included."""
+    """Minutes on two CPU cores, compiling included; docs/learning.md shows how many and what it reaches."""
     return RunConfig(
         model=ModelConfig(
-            vocab_size=1_536,
-            embed_size=64,
-            ffn_size=192,
-            layers=2,
+            path="package:tiny_memalpha",
+            tokenizer="package:tiny_memalpha",
+            vocab_size=1_600,
+            embed_size=128,
+            ffn_size=320,
+            layers=4,
             heads=4,
             kv_heads=2,
-            head_size=16,
+            head_size=32,
+            rope_theta=10_000.0,
             tied=True,
             max_positions=1_024,
             compute_dtype="float32",
@@ -33,43 +36,56 @@ def tiny_memalpha() -> RunConfig:
         agent=AgentConfig(
             workflow="memalpha",
             prompts="terse_memalpha",
-            reply_tokens=160,
-            question_tokens=32,
-            memory_tokens=320,
+            reply_tokens=72,
+            question_tokens=24,
+            memory_tokens=96,
         ),
         memalpha=MemalphaConfig(
-            chunk_tokens=128,
-            core_tokens=64,
-            retrieved_items=3,
-            answer_memory_tokens=320,
-            answer_tokens=24,
+            chunk_tokens=56,
+            core_tokens=32,
+            shown_items=1,
+            retrieved_items=2,
+            answer_memory_tokens=128,
+            answer_tokens=8,
         ),
         judge=SpeakerConfig(who="nobody"),
         sampling=SamplingConfig(
-            slots=16,
-            context_tokens=640,
-            decode_tokens=16,
+            slots=32,
+            context_tokens=256,
+            decode_tokens=8,
+            decode_rows=(8, 16),
             rows_per_call=8,
             prefill_piece=32,
             prefill_buckets=(128, 512),
             top_k=0,
             top_p=1.0,
         ),
+        # Large enough that no stream comes twice; streams begin on any day, as long ones pass through the year.
         data=DataConfig(
             made="streams",
             streams=StreamConfig(
-                train_streams=64, test_streams=8, train_chunks=10, test_chunks=(10, 130), facts=2, idle=1, questions=8
+                train_streams=120,
+                test_streams=24,
+                train_chunks=10,
+                test_chunks=(10, 130),
+                begins=300,
+                facts=2,
+                idle=1,
+                questions=12,
             ),
         ),
         training=TrainingConfig(
-            row_tokens=640,
-            rows_per_update=16,
-            accumulate=1,
-            logit_chunk=128,
-            learning_rate=1e-3,
-            aggregate="seq-mean-token-mean",
+            row_tokens=256,
+            rows_per_update=32,
+            accumulate=8,
+            logit_chunk=64,
+            learning_rate=3e-4,
+            warmup_steps=10,
+            decay_steps=300,
+            adam_b2=0.99,
+            kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=3, problems=4, rollouts=4, baseline="position", checkpoint_every=3),
+        rl=RLConfig(steps=30, problems=4, rollouts=8, baseline="position", even_groups=False, checkpoint_every=10),
         evaluation=EvaluationConfig(),
     )

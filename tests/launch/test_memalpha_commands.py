@@ -68,7 +68,7 @@ def test_an_evaluation_by_source_with_each_reader(trained, tmp_path, capsys, rea
     told = result["streams"]["generated"]
     assert (told["streams"], told["questions"]) == (2, 6)
     assert set(told["kinds"]) <= {"person", "event", "fact", "rule"} and 0 <= told["accuracy"] <= 1
-    kept = {"memory": None, "long_context": min(told["stream_tokens"], 320), "rag": told["stream_tokens"]}[reader]
+    kept = {"memory": None, "long_context": min(told["stream_tokens"], 128), "rag": told["stream_tokens"]}[reader]
     if kept is not None:
         assert told["memory_tokens"] <= kept and told["memory_tokens"] > 0
     assert "generated, 5 chunks" in capsys.readouterr().out

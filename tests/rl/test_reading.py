@@ -38,6 +38,7 @@ def small(**sections):
         agent=replace(PRESET.agent, reply_tokens=12),
         memalpha=replace(PRESET.memalpha, answer_tokens=5),
         sampling=replace(PRESET.sampling, slots=4, rows_per_call=4, prefill_buckets=(128,), decode_tokens=4),
+        rl=replace(PRESET.rl, even_groups=True),
     )
     return replace(config, **sections)
 
@@ -140,8 +141,8 @@ def test_problems_that_cannot_be_read_or_judged_are_named_early():
         ({"data": {"made": "world"}}, "agent.workflow memalpha does not read what data.made world is"),
         ({"rl": {"credit": "last context"}}, "rl.baseline position gives every context an advantage of its own"),
         ({"answerer": {"who": "nobody"}}, "somebody has to answer the questions"),
-        ({"memalpha": {"core_tokens": 320}}, "memalpha.core_tokens 320 is not below agent.memory_tokens 320"),
-        ({"memalpha": {"chunk_tokens": 160}}, r"a turn may need 640 tokens and its templates \(agent.memory_tokens"),
+        ({"memalpha": {"core_tokens": 96}}, "memalpha.core_tokens 96 is not below agent.memory_tokens 96"),
+        ({"memalpha": {"chunk_tokens": 88}}, r"a turn may need 256 tokens and its templates \(agent.memory_tokens"),
     ],
 )
 def test_settings_that_do_not_go_together(changes, message):
