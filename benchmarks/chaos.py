@@ -39,6 +39,7 @@ from pod.retriever import Retriever, write_questions
 
 SMALLER = "--rl.steps 6 --rl.problems 4 --rl.rollouts 4 --rl.checkpoint_every 1 --rl.keep_checkpoints 3"
 KILL_PHASES = ("rollout", "share", "update", "write")
+OTHER_KINDS = ("term", "full", "clock", "cut", "delay", "nan", "slow", "garbage")
 PHASES = {"full": "write", "nan": "update", "cut": "rollout", "slow": "rollout", "garbage": "rollout"}
 RESTARTS = 30
 FAILED_BY_FULL_DISK = 1
@@ -57,14 +58,19 @@ LINES = {
 }
 
 
-def schedule(rng: random.Random, steps: int, processes: int) -> list[dict[str, Any]]:
-    """A fault for every step but the first, whose end is the first checkpoint."""
-    kinds = ["kill", "kill", "term", "full", "clock", "delay", "nan", "cut", "slow", "garbage"]
+def schedule(seed: int, steps: int, processes: int) -> list[dict[str, Any]]:
+    """A fault for every step but the first, whose end is the first checkpoint; one of them kills a host.
+
+    Jobs whose seeds follow each other kill in one phase after the other, and of six steps each any two strike in every
+    way that there is. None kills so early that there is one checkpoint only, which would not be damaged.
+    """
+    rng, others = random.Random(seed), max(0, steps - 2)
+    kinds = [OTHER_KINDS[(seed * others + number) % len(OTHER_KINDS)] for number in range(others)]
     rng.shuffle(kinds)
+    kinds.insert(rng.randint(min(1, others), others), "kill")
     faults = []
-    for step in range(1, steps):
-        kind = kinds[step % len(kinds)]
-        phase = PHASES.get(kind) or rng.choice(KILL_PHASES)
+    for step, kind in enumerate(kinds, start=1):
+        phase = KILL_PHASES[seed % len(KILL_PHASES)] if kind == "kill" else PHASES.get(kind) or rng.choice(KILL_PHASES)
         seconds = {
             "kill": rng.choice((0.0, 0.02, 0.1, 0.3)),
             "full": 30.0,
@@ -81,7 +87,7 @@ def schedule(rng: random.Random, steps: int, processes: int) -> list[dict[str, A
     return faults
 
 
-def damage(rng: random.Random, out: Path) -> str:
+def damage(rng: random.Random, out: Path, cuts: bool) -> str:
     """Cuts one file of the newest of several checkpoints off, or flips a bit of it; what was done."""
     steps = rehearse.whole_steps(out)
     if len(steps) < 2:
@@ -90,7 +96,7 @@ def damage(rng: random.Random, out: Path) -> str:
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size > 1_000)
     file = rng.choice(files)
     content = bytearray(file.read_bytes())
-    if rng.random() < 0.5:
+    if cuts:
         del content[len(content) // 2 :]
         done = "cut off"
     else:
@@ -133,7 +139,7 @@ def round_of_faults(
     """One job under faults, and the same left alone; what was wrong."""
     rng, words = random.Random(seed), [*words, "--seed", str(seed)]
     steps = int(re.search(r"--rl.steps (\d+)", " ".join(words))[1])
-    faults = schedule(rng, steps, processes)
+    faults = schedule(seed, steps, processes)
     print(f"job {seed}: {'; '.join(map(rehearsed.named, faults))}", flush=True)
     job = rehearse.Job(words, place / "run", place, processes, devices, faults, retriever)
     struck, wrong = {"row"}, []
@@ -144,7 +150,8 @@ def round_of_faults(
         newest = (rehearse.whole_steps(job.out) or [0])[-1]
         if (lost := lost_steps(said, newest)) > 1:
             wrong.append(f"attempt {attempt} lost {lost} steps")
-        if rng.random() < 0.4 and (done := damage(rng, job.out)):
+        # Jobs cut off and flip in turn, so that a few show both.
+        if "damage" not in struck and (done := damage(rng, job.out, cuts=seed % 2 == 0)):
             struck.add("damage")
             print(f"    damaged: {done}", flush=True)
 
