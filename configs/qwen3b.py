@@ -25,5 +25,6 @@ def qwen3b() -> RunConfig:
         ),
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         sampling=SamplingConfig(slots=64, tensor=2),
-        training=TrainingConfig(rows_per_update=256, accumulate=16),
+        # Half of the usual chunk: beside logits of a thousand tokens, layers of this size are small.
+        training=TrainingConfig(rows_per_update=256, accumulate=16, logit_chunk=512),
     )

@@ -90,8 +90,16 @@ def forward(
 
 def output_table(params: dict, config: ModelConfig) -> jax.Array:
     """table_VD in compute_dtype: the output layer, fetched once for all the chunks that `logits` takes."""
-    part_VD = params["embed" if config.tied else "unembed"]
-    return fetch(part_VD.astype(config.compute_dtype), ("vocab", "embed"))
+    return fetch(_output_part(params, config), ("vocab", "embed"))
+
+
+def output_layer(params: dict, config: ModelConfig, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(the table of `output_table`, hidden_BTD), for training: the table waits for the hidden states to be there.
+
+    And going backward they wait for its gradient to be scattered. So neither is whole while layers are computed.
+    """
+    part_VD, hidden_BTD = jax.lax.optimization_barrier((_output_part(params, config), hidden_BTD))
+    return fetch(part_VD, ("vocab", "embed")), hidden_BTD
 
 
 def logits(table_VD: jax.Array, hidden_BTD: jax.Array) -> jax.Array:
@@ -241,6 +249,10 @@ def _weight(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], 
     axes = tuple(axes.split())
     boxed_init = nn.with_logical_partitioning(init, axes)
     return module.param(name, boxed_init, part_of(shape, axes), jnp.dtype(module.config.param_dtype))
+
+
+def _output_part(params: dict, config: ModelConfig) -> jax.Array:
+    return params["embed" if config.tied else "unembed"].astype(config.compute_dtype)
 
 
 def _normal(inverse_variance: float):

@@ -16,6 +16,8 @@ _COLLECTIVE = re.compile(
     r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?P<start>-start)?\("
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+# What a collective that was begun elsewhere, and counted there, does beside a product or ends with.
+_GOES_ON = re.compile(r" async-(done|update)\(|^ *(ROOT )?%async-collective-done|calls=%async_collective_fusion")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _HEADER = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _LIMIT = re.compile(r"constant\((\d+)\)")
@@ -59,12 +61,20 @@ def _sent(name: str, bodies: dict[str, list[str]], loops: int, known: dict[str, 
         elif branches := _BRANCHES.search(line):
             inner = [_sent(branch.strip().lstrip("%"), bodies, loops, known) for branch in branches[1].split(",")]
             sent += max(inner, key=Counter.total)
-        elif "calls=" in line and " async-done(" not in line and " async-update(" not in line:
-            sent += _sent(_reference(line, "calls"), bodies, loops, known)
+        elif "calls=" in line and not _GOES_ON.search(line):
+            called = _reference(line, "calls")
+            sent += _scattered(_sent(called, bodies, loops, known), called)
         elif " call(" in line:
             sent += _sent(_reference(line, "to_apply"), bodies, loops, known)
     known[name] = sent
     return sent
+
+
+def _scattered(sent: Counter, called: str) -> Counter:
+    """A sum that all get, of which each cuts its part at once, in one kernel: a scattered one."""
+    if not called.startswith("all-reduce-scatter"):
+        return sent
+    return Counter({"reduce-scatter": sent.total() / 2})
 
 
 def _reference(line: str, kind: str) -> str:

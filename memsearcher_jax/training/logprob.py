@@ -28,7 +28,7 @@ def token_logprobs(
     hidden_BTD, _ = qwen.forward(params, model_config, rows.ids_BT, rows.position_BT, rows.segment_BT, output="hidden")
     # Position t predicts t + 1. The last one of a row predicts nothing; its score falls off in the shift back.
     target_BT, counts_BT = jnp.roll(rows.ids_BT, -1, axis=1), jnp.roll(rows.mask_BT, -1, axis=1).at[:, -1].set(False)
-    table_VD = qwen.output_table(params, model_config)
+    table_VD, hidden_BTD = qwen.output_layer(params, model_config, hidden_BTD)
     scores = _scores(chunk, temperature, table_VD, hidden_BTD, target_BT, counts_BT)
     logprob_BT, entropy_BT = (jnp.roll(x_BT, 1, axis=1) for x_BT in scores)
     return logprob_BT, entropy_BT

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.axes import MESH_AXES, RULES
+from memsearcher_jax.model.axes import MESH_AXES, RULES, _steps
 from memsearcher_jax.model.cache import CACHE_AXES, Cache
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
@@ -186,3 +186,17 @@ def test_reshard_casts_moves_and_compiles_once(base, make_params):
     jax.tree.map(np.testing.assert_array_equal, first, expected)
     jax.tree.map(np.testing.assert_array_equal, second, expected)
     assert not placed["embed"].is_deleted()
+
+
+@pytest.mark.parametrize("devices", [8, 16, 32, 64])
+def test_a_sum_in_steps_leaves_each_device_its_own_part(devices):
+    """By hand: fewer devices run here than need a second step."""
+    held = np.random.default_rng(0).integers(100, size=(devices, 2 * devices))
+    whole = held.sum(axis=0)
+    for groups in _steps(devices):
+        parts = {}
+        for group in groups or [range(devices)]:
+            summed = np.sum([held[member] for member in group], axis=0)
+            parts |= dict(zip(group, np.split(summed, len(group)), strict=True))
+        held = [parts[device] for device in range(devices)]
+    np.testing.assert_array_equal(held, whole.reshape(devices, -1))

@@ -60,6 +60,38 @@ def test_loops_choices_and_groups_are_counted():
     }
 
 
+# As the compiler writes a gather beside products, and a sum of which each device cuts its part in the same kernel.
+PIECES = """\
+%beginning (p: bf16[64,32]) -> (bf16[64,32], bf16[64,128]) {
+  %all-gather.1 = bf16[64,128] all-gather(%p), replica_groups={{0,1,2,3}}, frontend_attributes={chain_id="0"}
+}
+
+%async_collective_fusion.1 (p: bf16[64,32]) -> bf16[64,128] {
+  %all-gather.2 = bf16[64,128] all-gather(%p), replica_groups={{0,1,2,3}}, frontend_attributes={chain_id="0"}
+}
+
+%ending (p: bf16[64,32]) -> bf16[64,128] {
+  %all-gather.3 = bf16[64,128] all-gather(%p), replica_groups={{0,1,2,3}}, frontend_attributes={chain_id="0"}
+}
+
+%all-reduce-scatter.1 (input: bf16[64,128]) -> bf16[64,32] {
+  %all-reduce.1 = bf16[64,128] all-reduce(%input), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = bf16[64,32] dynamic-slice(%all-reduce.1, %zero, %place), dynamic_slice_sizes={64,32}
+}
+
+ENTRY %main (x: bf16[64,32]) -> bf16[64,32] {
+  %async-collective-start = (bf16[64,32], bf16[64,128]) fusion(%x), kind=kCustom, calls=%beginning
+  %product = (bf16[8,8], bf16[64,128]) fusion(%x, %y), kind=kOutput, calls=%async_collective_fusion.1
+  %async-collective-done = bf16[64,128] fusion(%y), kind=kCustom, calls=%ending
+  ROOT %fusion.1 = bf16[64,32] fusion(%async-collective-done), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_what_is_written_in_pieces_is_sent_once():
+    assert link_bytes(PIECES, loops=1) == {"all-gather": 64 * 128 * 2 * 3 / 4, "reduce-scatter": 64 * 32 * 2 * 3}
+
+
 @pytest.mark.parametrize("loops", [1, 5])
 def test_a_loop_without_a_number_takes_the_one_that_is_given(loops):
     program = PROGRAM.replace("condition=%condition", "condition=%open")
