@@ -6,6 +6,8 @@ all heads, cut off at leading axes only. Arrays here are those of one device.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -21,6 +23,9 @@ LONGEST_PAGE = 512
 
 TOGETHER = 8
 """Rows whose pages are read side by side, as far as the longest of them holds: neighbours in length."""
+
+NEAR_A_CORE = 1 << 17
+"""Bytes of keys that are read side by side on a CPU, where they stay in a core's cache with the values and scores."""
 
 
 def page_for(capacity: int) -> int:
@@ -43,9 +48,26 @@ def look_at_rows(
     The queries are cut into A pieces of equal width, A / B of each row, and each piece looks at a row of its own.
     `order_A` sorts the pieces by length, `rank_A` undoes it.
     """
+    near = NEAR_A_CORE // (k_LBNKHP[0, 0, 0].size * k_LBNKHP.dtype.itemsize)
+    look_by = partial(look_side_by_side, q_BKGTH, k_LBNKHP, v_LBNKPH, layer, row_A, length_A, order_A, rank_A)
+    return jax.lax.platform_dependent(cpu=partial(look_by, min(near, TOGETHER)), default=partial(look_by, TOGETHER))
+
+
+def look_side_by_side(
+    q_BKGTH: jax.Array,
+    k_LBNKHP: jax.Array,
+    v_LBNKPH: jax.Array,
+    layer: jax.Array,
+    row_A: jax.Array,
+    length_A: jax.Array,
+    order_A: jax.Array,
+    rank_A: jax.Array,
+    most: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `look_at_rows`, the pages of at most so many rows at one time, and of at least one."""
     B, K, G, T, H = q_BKGTH.shape
     A, page = row_A.shape[0], v_LBNKPH.shape[4]
-    cut, together = A // B, max(count for count in range(1, TOGETHER + 1) if A % count == 0)
+    cut, together = A // B, max((count for count in range(1, most + 1) if A % count == 0), default=1)
 
     def look_together(pieces: tuple[jax.Array, jax.Array, jax.Array]) -> Partial:
         q_RKGWH, row_R, length_R = pieces

@@ -142,3 +142,29 @@ def test_rows_that_do_not_read_cost_and_change_nothing(base, make_params, make_r
     np.testing.assert_allclose(logits_B1V[0, 0], expected_TV[10], atol=2e-5)
     alone_B1V, _ = qwen.forward(params, base, ids_BT[1:, 10:11], position_B1[1:], ones_B1[1:])
     np.testing.assert_allclose(logits_B1V[1], alone_B1V[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 8])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_how_many_rows_are_read_side_by_side_changes_nothing(most, cut):
+    """A CPU reads fewer of them than other machines do."""
+    draw = np.random.default_rng(0)
+    L, B, N, K, G, T, H, P = 2, 6, 3, 2, 2, 4, 8, 16
+    q_BKGTH = draw.standard_normal((B // cut, K, G, T, H)).astype(np.float32)
+    k_LBNKHP = draw.standard_normal((L, B, N, K, H, P)).astype(np.float32)
+    v_LBNKPH = draw.standard_normal((L, B, N, K, P, H)).astype(np.float32)
+    length_A = np.array([40, 0, 48, 1, 17, 16], np.int32)
+    order_A = np.argsort(-length_A).astype(np.int32)
+    pieces = (jnp.arange(B), jnp.asarray(length_A), jnp.asarray(order_A), jnp.argsort(order_A))
+    found = pages.look_side_by_side(q_BKGTH, k_LBNKHP, v_LBNKPH, jnp.int32(1), *pieces, most)
+    mixed_BKGTH = np.asarray(attention.join([attention.Partial(*found)]))
+    for piece, length in enumerate(length_A):
+        if length:
+            row, first = piece // cut, piece % cut * (T // cut)
+            k_KHS = np.concatenate(list(k_LBNKHP[1, piece]), axis=-1)[..., :length]
+            v_KSH = np.concatenate(list(v_LBNKPH[1, piece]), axis=-2)[:, :length]
+            mine = (row, slice(None), slice(None), slice(first, first + T // cut))
+            score_KGTS = np.einsum("KGTH,KHS->KGTS", q_BKGTH[mine], k_KHS) * H**-0.5
+            weight_KGTS = np.exp(score_KGTS - score_KGTS.max(-1, keepdims=True))
+            expected_KGTH = np.einsum("KGTS,KSH->KGTH", weight_KGTS / weight_KGTS.sum(-1, keepdims=True), v_KSH)
+            np.testing.assert_allclose(mixed_BKGTH[mine], expected_KGTH, atol=1e-5)
