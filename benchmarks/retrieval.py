@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ import numpy as np
 from memsearcher_jax.retrieval import approximate
 from memsearcher_jax.retrieval.approximate import TOP, TreeSettings, recall_of
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.retrieval.workplace import write_json
 from memsearcher_jax.rl import embedder
 
@@ -37,6 +37,7 @@ BATCH, QUERIES, ROUNDS = 64, 1_024, 7
 SIZE, ROWS_PER_CLUSTER, DECAY = 384, 200, 0.5
 SPREAD = 1.1  # of the members of a cluster, as a multiple of that of the centres
 QUESTIONS = ("2wikimultihopqa", "hotpotqa", "musique")
+NAMED_WEIGHTS = (0, 0.25, 1)  # beside the one that is set
 PROBED = sorted({int(1.1**power) for power in range(75)})  # lists, and candidates, that are tried in this order
 
 Search = Callable[[np.ndarray], np.ndarray]
@@ -103,22 +104,30 @@ def real(wiki: Path, encoder: str, cache: Path) -> tuple[Data, list[dict]]:
     }
     open_searcher(config, folder, (), load)  # builds what is not there
     questions = {name: _jsonl(wiki / name / "dev.jsonl") for name in QUESTIONS}
+    searchers = {way: open_searcher(settings, folder, (), load) for way, settings in ways.items()}
+    for weight in NAMED_WEIGHTS:
+        searchers[f"hybrid, names x {weight:g}"] = _with_names(searchers["hybrid"], weight)
     table = []
-    for way, settings in ways.items():
-        searcher = open_searcher(settings, folder, (), load)
+    for way, searcher in searchers.items():
         shares = {name: _support(searcher, rows) for name, rows in questions.items()}
         table.append({"way": way} | shares)
-        print(f"{way:14}", "  ".join(f"{name} {share:.3f}" for name, share in shares.items()), flush=True)
+        print(f"{way:18}", "  ".join(f"{name} {share:.3f}" for name, share in shares.items()), flush=True)
     asked = load(encoder).queries([row["question"] for rows in questions.values() for row in rows])
     vectors_RD = open_searcher(ways["MiniLM exact"], folder, (), load).source.ranker.index.vectors_RD
     return Data(f"{wiki.name}, MiniLM", vectors_RD, asked), table
+
+
+def _with_names(hybrid: Searcher, weight: float) -> Searcher:
+    """The same search, in which what the best passage names weighs more or less."""
+    ranker = replace(hybrid.source.ranker, named_weight=weight)
+    return Searcher(replace(hybrid.source, ranker=ranker))
 
 
 def _jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _support(searcher, rows: Sequence[dict]) -> float:
+def _support(searcher: Searcher, rows: Sequence[dict]) -> float:
     """Share of a question's supporting titles that are in the top five, the mean over questions."""
     found = searcher.search([row["question"] for row in rows], TOP)
     wanted = [set(row["metadata"]["supporting_titles"]) for row in rows]

@@ -9,9 +9,8 @@ installed, which takes the accelerator: a process that must leave it to others s
 
 from __future__ import annotations
 
+import errno
 import json
-import shutil
-import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from memsearcher_jax.retrieval.corpus import Corpus
+from memsearcher_jax.retrieval.index import MANIFEST
 from memsearcher_jax.retrieval.ranking import Ranking, best, padded
+from memsearcher_jax.retrieval.workplace import whole_folder, write_json
 
 FORMAT = 2  # of the folder; raised when an older reader would misread a newer one
 STOP_WORDS = "en"  # bm25s's name of its English list
@@ -62,23 +63,20 @@ def build(corpus: Corpus, directory: Path, field: Field = "contents") -> None:
     """Write the folder, beside its place and then renamed. Memory: some 30 bytes for each word of a passage."""
     import bm25s
 
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
-    try:
-        # Pure NumPy on purpose: numba, where it is installed, would compile on the first search.
-        model = bm25s.BM25(backend="numpy")
-        words = _words_of(_text(corpus, row, field) for row in range(len(corpus)))
-        if not words.vocab:
-            raise ValueError(f"no {NAMES[field]} of the corpus holds a word: set retrieval.method to dense")
-        model.index(words, show_progress=False)
+    # Pure NumPy on purpose: numba, where it is installed, would compile on the first search.
+    model = bm25s.BM25(backend="numpy")
+    words = _words_of(_text(corpus, row, field) for row in range(len(corpus)))
+    if not words.vocab:
+        raise ValueError(f"no {NAMES[field]} of the corpus holds a word: set retrieval.method to dense")
+    model.index(words, show_progress=False)
+    with whole_folder(directory) as beside:
         model.save(beside, show_progress=False)
+        try:
+            bm25s.BM25.load(beside, mmap=True)
+        except ValueError as error:  # it saves with NumPy, see `save_array`
+            raise OSError(errno.ENOSPC, str(error)) from error
         manifest = {"format": FORMAT, "field": field, "checksum": corpus.checksum, "passages": len(corpus)}
-        (beside / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        beside.chmod(0o755)  # mkdtemp makes folders that only their owner may read
-        beside.rename(directory)
-    except BaseException:
-        shutil.rmtree(beside)
-        raise
+        write_json(beside / MANIFEST, manifest)
 
 
 def _text(corpus: Corpus, row: int, field: Field) -> str:
@@ -89,14 +87,14 @@ def _open(corpus: Corpus, directory: Path, field: Field) -> Bm25Ranker:
     import bm25s
 
     try:
-        manifest = json.loads((directory / "manifest.json").read_bytes())
+        manifest = json.loads((directory / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']}, this version reads {FORMAT}")
         if manifest["field"] != field:
             raise ValueError(f"its words are those of each {manifest['field']}, not of each {field}")
         model = bm25s.BM25.load(directory, mmap=True)
         rows = model.scores["num_docs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{directory}: is no BM25 index that can be read ({error}); delete it to build anew"
         ) from error

@@ -307,9 +307,14 @@ def _need_space(working: Path, shards: Shards, config: IndexConfig) -> None:
     free = shutil.disk_usage(working).free
     if needed > free:
         raise OSError(
-            f"{working}: needs {needed / 1e9:,.1f} GB on a disk that has {free / 1e9:,.1f} GB free: make room, or "
+            f"{working}: needs {_size(needed)} on a disk that has {_size(free)} free: make room, or "
             "build on another disk"
         )
+
+
+def _size(count: float) -> str:
+    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "kB"))
+    return f"{count / unit:,.1f} {name}"
 
 
 def _looks(path: Path) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
+from memsearcher_jax.retrieval.workplace import save_array
 
 COLUMNS = ("ids", "contents")
 REPORT_EVERY = 10_000  # rows
@@ -78,7 +79,7 @@ def store_corpus(path: str | Path, directory: Path, report: Callable[[int], None
     with (directory / "ids.bin").open("wb") as ids, (directory / "contents.bin").open("wb") as contents:
         gathered = _gather(_rows(Path(path)), ids, contents, str(path), report)
     for name, offset in zip(COLUMNS, gathered.offsets, strict=True):
-        np.save(directory / f"{name}.offset.npy", offset)
+        _save_offsets(directory, name, offset)
     corpus = open_corpus(directory, gathered.checksum)
     gathered.refuse_duplicates(corpus.ids, str(path))
     return corpus
@@ -89,7 +90,12 @@ def save_corpus(corpus: Corpus, directory: Path) -> None:
     for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
         with (directory / f"{name}.bin").open("wb") as file:
             file.write(column.data)
-        np.save(directory / f"{name}.offset.npy", column.offset)
+        _save_offsets(directory, name, column.offset)
+
+
+def _save_offsets(directory: Path, name: str, offset: np.ndarray) -> None:
+    with (directory / f"{name}.offset.npy").open("wb") as file:
+        save_array(file, offset)
 
 
 def open_corpus(directory: Path, checksum: str) -> Corpus:

@@ -6,7 +6,7 @@ has id -1 and score -inf; empty places come last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,18 +47,27 @@ class DenseRanker:
 class HybridRanker:
     """Ranks by the ranks that others give; see `fuse`.
 
-    All legs rank to one fixed depth, so that the best five do not depend on how many were asked for.
+    All legs rank to one fixed depth, so that the best five do not depend on how many were asked for. What the best
+    passage names is one leg more: the second half of an answer stands where the first half points.
     """
 
     legs: tuple[Ranker, ...]
     weights: tuple[float, ...]  # of each leg
     depth: int = 100
+    named: Callable[[int], np.ndarray] | None = None  # row -> the rows that its passage names, best first
+    named_weight: float = 0.5
 
     def rank(self, queries: list[str], top_n: int) -> Ranking:
         depth = max(self.depth, top_n)
         with ThreadPoolExecutor(len(self.legs)) as pool:
             ids_LQN = [ids_QN for ids_QN, _ in pool.map(lambda leg: leg.rank(queries, depth), self.legs)]
-        return padded([fuse(ids_LN, self.weights, top_n) for ids_LN in zip(*ids_LQN, strict=True)])
+        return padded([self._fused(ids_LN, top_n) for ids_LN in zip(*ids_LQN, strict=True)])
+
+    def _fused(self, ids_LN: tuple[np.ndarray, ...], top_n: int) -> Ranking:
+        best_1, _ = fuse(ids_LN, self.weights, 1)
+        if self.named is None or not len(best_1):
+            return fuse(ids_LN, self.weights, top_n)
+        return fuse((*ids_LN, self.named(int(best_1[0]))), (*self.weights, self.named_weight), top_n)
 
 
 def fuse(ids_LN: Sequence[np.ndarray], weight_L: Sequence[float], top_n: int) -> Ranking:

@@ -19,12 +19,15 @@ from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
 from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
 from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, corpus_in, open_index
+from memsearcher_jax.retrieval.names import open_names
 from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
 from memsearcher_jax.retrieval.sharded import ShardedSource, Source
 
 BM25 = "bm25"  # folder of the words, in the folder of the vectors
 TITLES = "titles"  # folder of the words of the titles, in the folder of the words
-WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, words and titles in a hybrid ranking; chosen on the questions of wiki_mini
+NAMES = "names"  # folder of the titles as names, likewise
+WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, words and titles in a hybrid ranking
+NAMED_WEIGHT = 0.5  # of the passages that the best one names: alone, the first of them ranks as a leg's fifth
 CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
 
 
@@ -137,13 +140,18 @@ def _local(
     if config.method != "dense":
         corpus = corpus or corpus_in(Path(config.index))
         legs.append(open_bm25(corpus, _words_folder(config, directory, BM25)))
-    if config.method == "hybrid":
-        # A question names what it is about, and often the passage that tells is headed by that name.
-        legs.append(open_bm25(corpus, _words_folder(config, directory, f"{BM25}/{TITLES}"), "title"))
     if config.method != "dense" or config.encoder == HASHING:
         # Words are weighed by how rare they are in this corpus.
         scale = f"{config.method}/{corpus.checksum}"
-    return LocalSource(corpus, legs[0] if len(legs) == 1 else HybridRanker(tuple(legs), WEIGHTS), scale)
+    return LocalSource(corpus, _hybrid(config, corpus, directory, legs) if len(legs) > 1 else legs[0], scale)
+
+
+def _hybrid(config: RetrievalConfig, corpus: Corpus, directory: Path, legs: list[Ranker]) -> HybridRanker:
+    """Vectors and words, joined by titles: a question names what it is about, and a passage what it leads to."""
+    titles = open_bm25(corpus, _words_folder(config, directory, f"{BM25}/{TITLES}"), "title")
+    names = open_names(corpus, _words_folder(config, directory, f"{BM25}/{NAMES}"))
+    named = lambda row: names.named(corpus.contents[row])  # noqa: E731
+    return HybridRanker((*legs, titles), WEIGHTS, named=named, named_weight=NAMED_WEIGHT)
 
 
 def _words_folder(config: RetrievalConfig, directory: Path, name: str) -> Path:

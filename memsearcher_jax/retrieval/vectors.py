@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from memsearcher_jax.retrieval.workplace import save_array
+
 Dtype = Literal["float32", "float16", "bfloat16"]
 STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 """numpy knows no bfloat16: its bits are kept as whole numbers."""
@@ -83,8 +85,7 @@ class Shards:
         """Store one shard. Raises ValueError for numbers that its type cannot hold, OSError where the disk is full."""
         beside = self.path(shard).with_suffix(".partial")
         with beside.open("wb") as file:
-            np.save(file, _narrow(np.asarray(vectors_BD, np.float32), self.dtype))
-            file.flush()
+            save_array(file, _narrow(np.asarray(vectors_BD, np.float32), self.dtype))
             os.fsync(file.fileno())  # a name that points to nothing after a power cut would pass for done
         beside.rename(self.path(shard))
 

@@ -1,4 +1,4 @@
-"""The folder in which an index is built: its name, its lock, and what is said when the disk is full."""
+"""The folder in which an index is built: its name, its lock, its files, and what is said when the disk is full."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import errno
 import fcntl
 import json
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import numpy as np
 
 LOCK = ".lock"  # how the names of lock files end
+NUMPY_FULL = re.compile(r"\d+ requested and \d+ written")  # all that `np.save` says of a full disk
 
 
 def working_folder(directory: Path) -> Path:
@@ -27,15 +34,14 @@ def refuse_existing(directory: Path) -> None:
 
 @contextlib.contextmanager
 def disk_full_explained(working: Path) -> Iterator[None]:
-    """Turns the system's word for a full disk into one that says what to do."""
+    """Turns the system's word for a full disk, or NumPy's, into one that says what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not NUMPY_FULL.fullmatch(str(error)):
             raise
         raise OSError(
-            error.errno,
-            f"{working}: the disk is full; make room and give the same command again, it goes on from here",
+            f"{working}: the disk is full; make room and give the same command again, it goes on from here"
         ) from error
 
 
@@ -52,6 +58,30 @@ def locked(working: Path, name: str, *, wait: bool = False) -> Iterator[None]:
         except OSError as error:
             raise ValueError(f"{working}: another process is building here; wait for it, or stop it") from error
         yield
+
+
+@contextlib.contextmanager
+def whole_folder(directory: Path) -> Iterator[Path]:
+    """A folder beside `directory` to write to: it gets that name when the block ends, and is deleted when it fails."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+    try:
+        with disk_full_explained(directory):
+            yield beside
+        beside.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+        beside.rename(directory)
+    except BaseException:
+        shutil.rmtree(beside)
+        raise
+
+
+def save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """As `np.save`, which does not notice a disk that fills up with its last few thousand bytes.
+
+    NumPy writes to real files by itself, and does not look at what closing them says; this hides that it is one.
+    """
+    np.lib.format.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
+    file.flush()
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,8 +43,40 @@ def running(*flags):
             process.kill()
 
 
+HOSTILE = [
+    ("/search", {"query": ""}, 400, "the query is empty"),
+    ("/search", {"query": "x" * 1_000_000}, 400, "query 0 has 1000000 characters: at most 4096 are allowed"),
+    ("/batch_search", {"query": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 1024 are allowed"),
+    ("/retrieve", {"queries": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 1024 are allowed"),
+    ("/retrieve", {"queries": ["x" * 2_000] * 10_000}, 413, "the body is larger than 16777216 bytes"),
+    ("/search", b'{"query": ', 422, "body: JSON decode error"),
+    ("/search", {"query": {"mills": 17}}, 422, "query: Input should be a valid string"),
+    ("/retrieve", {"queries": "mills"}, 422, "queries: Input should be a valid list"),
+    ("/search", b'{"query": "\\udc80"}', 400, "query 0 is no text (a lone surrogate at 0)"),
+]
+
+
+def test_what_no_client_should_send(corpus, tmp_path):
+    """Under the limits that it has by itself; after each answer it goes on, and its log holds no traceback."""
+    with running("--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--out", tmp_path / "s") as (
+        process,
+        url,
+    ):
+        for path, body, status, reason in HOSTILE:
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                ask(url, path, body)
+            assert (refused.value.code, json.load(refused.value)) == (status, {"detail": reason})
+        found = ask(url, "/search", {"query": "\u202e\x00\u200b\x1b[31m 17 mills", "top_n": 2})
+        assert '"Town 17"\nTown 17 has 17 mills.' in [one["contents"] for one in found]
+        assert ask(url, "/retrieve", {"queries": ["", "\x00"]}) == {"result": [[], []]}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == "stopped\n"
+
+
 def ask(url, path, body):
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return json.load(answer)
 

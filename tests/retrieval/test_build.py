@@ -240,7 +240,7 @@ def test_a_full_disk(tmp_path):
         build(CORPUS, Counting("number 20."), tmp_path / "i", CONFIG)
     blocked = working_folder(tmp_path / "i") / "embeddings" / "000001.partial"
     blocked.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"the disk is full; make room and give the same command again"):
+    with pytest.raises(OSError, match=r"\.i\.building: the disk is full; make room and give the same command again"):
         build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
     blocked.unlink()
     again = Counting()
@@ -251,7 +251,7 @@ def test_a_full_disk(tmp_path):
 def test_a_disk_that_is_too_small_is_found_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000})())
     counting = Counting()
-    with pytest.raises(OSError, match=r"needs 0\.0 GB on a disk that has 0\.0 GB free"):
+    with pytest.raises(OSError, match=r"i\.building: needs 5\.1 kB on a disk that has 1\.0 kB free: make room"):
         build(CORPUS, counting, tmp_path / "i", CONFIG)
     assert len(counting.texts) == 1
 

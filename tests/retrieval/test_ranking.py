@@ -72,3 +72,21 @@ def test_legs_rank_deeper_than_the_result():
     assert hybrid.rank(["a", "b"], 1)[0].tolist() == [[9], [9]]
     assert hybrid.rank(["a"], 5)[0].tolist() == [[9, 1, 2, 3, 4]]
     assert [leg.asked for leg in legs] == [[3, 5], [3, 5]]
+
+
+def test_what_the_best_passage_names_rises():
+    """Row 9 is the best of both legs and names 4 and 7: 4 outdoes what it stood behind, 7 comes in at the end."""
+    legs = Fixed(9, 2, 4), Fixed(9, 3, 5)
+    plain = HybridRanker(legs, (1.0, 1.0), depth=3)
+    assert plain.rank(["a"], 5)[0].tolist() == [[9, 2, 3, 4, 5]]
+    leading = HybridRanker(legs, (1.0, 1.0), depth=3, named={9: ids(4, 7)}.__getitem__, named_weight=0.5)
+    rows_1N, scores_1N = leading.rank(["a"], 5)
+    assert rows_1N.tolist() == [[9, 4, 2, 3, 5]]
+    assert scores_1N[0] == pytest.approx([2 / 4, 1 / 6 + 0.5 / 4, 1 / 5, 1 / 5, 1 / 6])
+    assert leading.rank(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
+    assert leading.rank(["a", "b"], 1)[0].tolist() == [[9], [9]]
+
+
+def test_nothing_found_names_nothing():
+    hybrid = HybridRanker((Fixed(), Fixed(-1)), (1.0, 1.0), named={}.__getitem__)
+    assert hybrid.rank(["a"], 5)[0].shape == (1, 0)
