@@ -140,18 +140,18 @@ def training_programs(config: RunConfig, on: Meshes) -> Iterator[Program]:
 
 
 def sampling_programs(config: RunConfig, on: Meshes) -> Iterator[Program]:
-    """The handing over of weights, and the programs of each host's sampler. Raises DoesNotFit."""
+    """The programs of each host's sampler, and the handing over of weights to it. Raises DoesNotFit."""
     model, settings, stays = config.model, config.sampling, resident(config, on)
-    params = update.abstract_params(model, on.train)
-    everywhere = sharding.copy_for_each_host(model, on.local, on.devices)
-    lowered = sharding.lowered_publish(params, everywhere, model.compute_dtype)
-    # The sampler still holds the weights before.
-    yield _compiled("publish", lowered, stays.all - stays.params, 0.0)
     for name, lowered in sampling_plan.lowered_programs(model, settings, PREFIX_TOKENS, on.local):
         tokens = _tokens(name, config, on.local)
         work = forward_work(model, tokens, 0, tokens if name == "decode" else 0)
         own = stays.cache if name == "share" else stays.cache + stays.weights
         yield _compiled(name, lowered, stays.all - own, work.forward / on.local.size, loops=settings.decode_tokens)
+    params = update.abstract_params(model, on.train)
+    everywhere = sharding.copy_for_each_host(model, on.local, on.devices)
+    lowered = sharding.lowered_publish(params, everywhere, model.compute_dtype)
+    # The sampler still holds the weights before. Last: where that is too much, what the others need has been said.
+    yield _compiled("publish", lowered, stays.all - stays.params, 0.0)
 
 
 def _tokens(name: str, config: RunConfig, local: Mesh) -> int:
