@@ -60,15 +60,15 @@ def tiny_memalpha() -> RunConfig:
             top_k=0,
             top_p=1.0,
         ),
-        # Large enough that no stream comes twice; streams begin on any day, as long ones pass through the year.
+        # Large enough that no stream comes twice; the days of a long stream are those of short ones.
         data=DataConfig(
             made="streams",
             streams=StreamConfig(
-                train_streams=120,
+                train_streams=80,
                 test_streams=24,
                 train_chunks=10,
                 test_chunks=(10, 130),
-                begins=300,
+                span=730,
                 facts=2,
                 idle=1,
                 questions=12,
@@ -81,11 +81,11 @@ def tiny_memalpha() -> RunConfig:
             logit_chunk=64,
             learning_rate=3e-4,
             warmup_steps=10,
-            decay_steps=300,
+            decay_steps=200,
             adam_b2=0.99,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=30, problems=4, rollouts=8, baseline="position", even_groups=False, checkpoint_every=10),
+        rl=RLConfig(steps=20, problems=4, rollouts=8, baseline="position", even_groups=False, checkpoint_every=10),
         evaluation=EvaluationConfig(),
     )

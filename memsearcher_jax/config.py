@@ -121,7 +121,7 @@ RANGES: dict[str, Range] = {
     "data.world.hops": Range(1, 8),  # the paths of so many facts grow by a factor with each
     "data.streams.seed": Range(0, 2**32 - 1),
     **{f"data.streams.{name}": _COUNT for name in ("train_chunks", "test_chunks", "facts", "questions")},
-    **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle", "begins")},
+    **{f"data.streams.{name}": _COUNT_OR_NONE for name in ("train_streams", "test_streams", "idle", "span")},
     **{f"training.{name}": _COUNT for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")},
     "training.learning_rate": _POSITIVE,
     "training.warmup_steps": _COUNT_OR_NONE,

@@ -25,6 +25,7 @@ MONTHS = (
     *("July", "August", "September", "October", "November", "December"),
 )
 FIRST_DAY = date(2030, 1, 1)
+LONGEST_PAUSE = 3  # days from a chunk to the next one
 CLASSES = 5  # labels of one stream
 IDLE = (
     "It rained until noon.",
@@ -50,8 +51,9 @@ class StreamConfig:
     """Chunks of a stream to train on."""
     test_chunks: tuple[int, ...] = (10, 50, 130, 200)
     """Chunks of the streams to test on."""
-    begins: int = 0
-    """The first day of a stream is drawn from so many days: a short stream then knows the months of a long one."""
+    span: int = 0
+    """Days, from the first one on, within which every stream begins on a day of its own, as early as is needed to end
+    there: short streams then know all months and years of long ones. 0: all begin on the first day."""
     facts: int = 4
     """Sentences of a chunk that can be asked about: as many of each kind as of the next, over the stream."""
     idle: int = 2
@@ -124,9 +126,10 @@ def _story(config: StreamConfig, rng: random.Random, names: Names, chunks: int) 
     towns = Names(rng)
     labels = [towns.town() for _ in range(CLASSES)]
     dates, told, said = [], [], {kind: [] for kind in KINDS}
-    day = FIRST_DAY + timedelta(days=rng.randrange(config.begins) if config.begins else 0)
+    latest = config.span - chunks * LONGEST_PAUSE
+    day = FIRST_DAY + timedelta(days=rng.randrange(latest) if latest > 0 else 0)
     for chunk in range(chunks):
-        day += timedelta(days=rng.randint(1, 3))
+        day += timedelta(days=rng.randint(1, LONGEST_PAUSE))
         kinds = [KINDS[(chunk * config.facts + number) % len(KINDS)] for number in range(config.facts)]
         statements = [_state(kind, rng, names, day, labels) for kind in kinds]
         for kind, statement in zip(kinds, statements, strict=True):

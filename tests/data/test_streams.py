@@ -180,12 +180,17 @@ def test_a_long_stream_at_the_defaults():
     assert len(made["test"]) == 12
 
 
-def test_streams_begin_on_days_of_their_own():
-    """So that the months of a long stream are those of short ones; else only long streams would come to the summer."""
-    config = replace(SMALL, train_streams=12, begins=300)
-    months = {Stream.of(one).chunks[0].split(".")[0].split()[1] for one in make_streams(config)["train"]}
-    assert len(months) > 5
-    assert {Stream.of(one).chunks[0].split(".")[0].split()[1] for one in make_streams(SMALL)["train"]} == {"January"}
+def test_the_days_of_long_streams_are_those_of_short_ones():
+    """Else only long ones would come to the summer, and to the next year."""
+
+    def months(config, split):
+        days = [chunk.split(".")[0].split() for one in make_streams(config)[split] for chunk in Stream.of(one).chunks]
+        return {(month, year) for _, month, year in days}
+
+    config = replace(SMALL, train_streams=150, test_streams=20, test_chunks=(130,), span=730)
+    assert len(months(config, "train")) == 24
+    assert months(config, "test") <= months(config, "train")
+    assert months(SMALL, "train") == {("January", "2030")}
 
 
 def test_more_questions_than_sentences():
