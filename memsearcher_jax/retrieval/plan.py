@@ -23,6 +23,7 @@ TRAINING_COPIES = 2.3  # float32 copies in ScaNN's memory while it trains; measu
 ITERATIONS = 12  # of ScaNN's k-means, by default
 SAMPLE_ROWS = 10_000  # vectors of the trees that are built to measure
 SAMPLE_LEAVES = (50, 400)
+TREES = 3  # of each, the quickest of which counts: what else the machine does only makes them slower
 SAMPLE_PASSAGES = 32
 
 
@@ -105,7 +106,10 @@ def plan(rows: int, size: int, dtype: str, rates: Rates, hosts: int = 1) -> list
 
 
 def measure(encoder: Encoder, size: int) -> Rates:
-    """Rates of this machine, on made-up passages and vectors; takes a minute or two."""
+    """Rates of this machine, on made-up passages and vectors; takes a minute or two.
+
+    Raises ValueError where other work on the machine disturbs the measurement so much that it means nothing.
+    """
     draw = np.random.default_rng(0)
     words = ["".join(letters) for letters in draw.choice(list("abcdefghijklmnopqrstuvwxyz"), (2_000, 5))]
     passages = [" ".join(draw.choice(words, PASSAGE_WORDS)) for _ in range(SAMPLE_ROWS)]
@@ -126,13 +130,18 @@ def measure(encoder: Encoder, size: int) -> Rates:
     vectors_RD = draw.standard_normal((SAMPLE_ROWS, size), np.float32)
     shape = approximate.shape_for(SAMPLE_ROWS, size)
     few, many = (
-        timed(lambda leaves=leaves: approximate.build_tree(vectors_RD, approximate.TreeShape(leaves, shape.block_size)))
+        min(timed(lambda leaves=leaves: _build(vectors_RD, leaves, shape.block_size)) for _ in range(TREES))
         for leaves in SAMPLE_LEAVES
     )
+    if many <= few:
+        raise ValueError(
+            f"this machine is too busy to be measured: a tree of {SAMPLE_LEAVES[1]} leaves took {many:.1f} s, one of "
+            f"{SAMPLE_LEAVES[0]} took {few:.1f} s; try again when it does nothing else"
+        )
     # Two trees tell what depends on the leaves from what does not.
     sampled = [min(SAMPLE_ROWS, approximate.SAMPLED_PER_LEAF * leaves) for leaves in SAMPLE_LEAVES]
     work = [(ITERATIONS * s + SAMPLE_ROWS) * leaves * size for s, leaves in zip(sampled, SAMPLE_LEAVES, strict=True)]
-    compared = (work[1] - work[0]) / max(many - few, 1e-3)
+    compared = (work[1] - work[0]) / (many - few)
     queries_QD = vectors_RD[:PROBES]
     scoring = timed(lambda: ExactIndex(vectors_RD).search(queries_QD, approximate.TOP))
     return Rates(
@@ -142,3 +151,7 @@ def measure(encoder: Encoder, size: int) -> Rates:
         coded_numbers=SAMPLE_ROWS * size / max(few - work[0] / compared, 1e-3),
         scored_numbers=len(queries_QD) * SAMPLE_ROWS * size / scoring,
     )
+
+
+def _build(vectors_RD: np.ndarray, leaves: int, block_size: int) -> None:
+    approximate.build_tree(vectors_RD, approximate.TreeShape(leaves, block_size))

@@ -36,6 +36,42 @@ def test_every_line_shows_its_arithmetic():
         assert "\n" not in str(line)
 
 
+class Machine:
+    """A clock that only made-up work moves: a tree takes these seconds, everything else one."""
+
+    def __init__(self, monkeypatch, seconds_of):
+        self.now, self.trees = 0.0, {leaves: iter(seconds) for leaves, seconds in seconds_of.items()}
+        monkeypatch.setattr(plan.time, "perf_counter", self.clock)
+        monkeypatch.setattr(plan.approximate, "build_tree", self.build)
+        monkeypatch.setattr(plan, "SAMPLE_ROWS", 1_000)
+
+    def clock(self):
+        self.now += 0.5
+        return self.now
+
+    def build(self, vectors_RD, shape):
+        self.now += next(self.trees[shape.leaves]) - 0.5
+
+
+def embed(texts):
+    return np.ones((len(texts), 64), np.float32)
+
+
+def test_rates_come_from_the_quickest_of_several_trees(monkeypatch):
+    Machine(monkeypatch, {50: (9, 2, 3), 400: (7, 8, 5)})
+    rates = plan.measure(embed, 64)
+    work = [(12 * 1_000 + 1_000) * leaves * 64 for leaves in (50, 400)]
+    assert rates.compared_numbers == pytest.approx((work[1] - work[0]) / (5 - 2))
+    assert rates.coded_numbers == pytest.approx(1_000 * 64 / (2 - work[0] / rates.compared_numbers))
+
+
+def test_a_busy_machine_is_not_planned_with(monkeypatch):
+    """A tree that takes no time would make 21 million passages a matter of seconds."""
+    Machine(monkeypatch, {50: (9, 9, 9), 400: (9, 9, 9)})
+    with pytest.raises(ValueError, match=r"too busy to be measured: a tree of 400 leaves took 9\.0 s, one of 50 took"):
+        plan.measure(embed, 64)
+
+
 def test_scann_takes_the_disk_that_is_planned(tmp_path):
     vectors = np.random.default_rng(0).standard_normal((6_000, 64), np.float32)
     tree = approximate.build_tree(vectors, approximate.shape_for(6_000, 64))
