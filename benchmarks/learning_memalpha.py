@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from learning import START, TEMPERATURES, curve, draw_curves, examine, minutes, style, train
+from learning import START, TEMPERATURES, draw_curves, examine, minutes, style, train
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from memsearcher_jax.report.metrics import FILE_NAME, read_metrics
 from memsearcher_jax.report.plots import COLORS
 
 PRESET = ["--config", "tiny_memalpha"]
@@ -69,8 +70,8 @@ def summary(out: Path) -> str:
     for name in (START, *trained(out)):
         cells = [name, minutes(out / name)]
         for how in TEMPERATURES:
-            values = accuracies(out / f"{name}, {how}")
-            cells += [*(f"{value:.3f}" for value in values.values()), f"{values[lengths[-1]] / values[lengths[0]]:.3f}"]
+            found = accuracies(out / f"{name}, {how}")
+            cells += [*(f"{value:.3f}" for value in found.values()), f"{found[lengths[-1]] / found[lengths[0]]:.3f}"]
         lines.append(" | ".join(cells))
     return "".join(f"| {line} |\n" for line in lines)
 
@@ -90,11 +91,17 @@ def draw(out: Path) -> Figure:
     figure = Figure(figsize=(14, 3.7), layout="constrained", facecolor="white")
     panels = figure.subplots(1, len(CURVES) + 1)
     for axes, color, (title, metric) in zip(panels, COLORS, CURVES.items(), strict=False):
-        draw_curves(axes, [curve(out / name, metric) for name in trained(out)], color, title)
+        draw_curves(axes, [values(out / name, metric) for name in trained(out)], color, title)
         style(axes, title, "step")
         axes.set_ylim(bottom=0)
+    panels[0].set_ylim(0, 1)
     draw_lengths(panels[-1], out, trained(out))
     return figure
+
+
+def values(folder: Path, metric: str) -> np.ndarray:
+    """float64 [steps]; there are too few for a running mean."""
+    return np.array([step[metric] for step in read_metrics(folder / FILE_NAME)])
 
 
 def draw_lengths(axes: Axes, out: Path, runs: Sequence[str]) -> None:
@@ -108,8 +115,9 @@ def draw_lengths(axes: Axes, out: Path, runs: Sequence[str]) -> None:
         axes.bar(place_L, mean_L, 0.36, yerr=spread, color=COLORS[offset], label=label)
         axes.set_xticks(np.arange(len(lengths)), [str(length) for length in lengths])
     style(axes, "On test streams, by length", "chunks")
-    axes.set_ylim(0, 1)
-    axes.legend(frameon=False, fontsize=9)
+    axes.set_axisbelow(True)
+    axes.set_ylim(0, 1.2)
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
 
 
 if __name__ == "__main__":
