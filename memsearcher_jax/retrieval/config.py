@@ -20,7 +20,7 @@ class RetrievalConfig:
     index: str = ""
     """A folder with a built index, which then needs no corpus; empty: one is built in the run's folder."""
     method: Literal["dense", "bm25", "hybrid"] = "dense"
-    """Meaning (dense vectors), words (bm25), or both, ranked together with titles and the names in passages (hybrid)."""
+    """Meaning (dense vectors), words (bm25), or both with titles and the names in passages (hybrid)."""
     kind: Literal["scann", "exact"] = "scann"
     """How vectors are searched: approximately by ScaNN, or every inner product."""
     encoder: str = HASHING
