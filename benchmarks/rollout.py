@@ -5,7 +5,8 @@ python benchmarks/rollout.py [--size tiny|small|qwen05b] [--json FILE]
 Serves one seeded workload three times: (a) through `RolloutDriver`, as training does; (b) through the same sampler in
 lock step: all slots wait for the slowest at every generation, and every prompt is computed from nothing; (c) through
 transformers' `generate` in the loop that the published trainer has around its sampler. Lengths are forced and weights
-random. Prints trajectories and generated tokens per second, the prompt tokens that were computed, and the ratios.
+random. Prints trajectories and generated tokens per second, the prompt tokens that were computed, how much of the
+decoding steps the slots used, and the ratios.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Served:
     generated_tokens: int  # that the workload asked for
     prompt_tokens: int  # before each generation, together
     computed_tokens: int  # of them
+    room: int  # for generated tokens in all decoding steps and all slots, used or not
     compilations: int
 
 
@@ -98,6 +100,7 @@ def summary(runs: Sequence[Served], trajectories: int) -> dict[str, float]:
         "generated tokens/s": last.generated_tokens / seconds,
         "prompt tokens computed": float(last.computed_tokens),
         "share never recomputed": 1 - last.computed_tokens / last.prompt_tokens,
+        "slots busy": last.generated_tokens / last.room,
         "compilations": float(max(run.compilations for run in runs)),
     }
 
@@ -137,7 +140,12 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
         counters = sampler.counters
         assert counters.generated_tokens == asked(load)
         return Served(
-            seconds, counters.generated_tokens, counters.prompt_tokens, counters.prefilled_tokens, len(compiled)
+            seconds,
+            counters.generated_tokens,
+            counters.prompt_tokens,
+            counters.prefilled_tokens,
+            counters.slots * sampler.settings.decode_tokens,
+            len(compiled),
         )
 
     return serve
@@ -171,7 +179,8 @@ def lock_step(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable
             seconds = time.perf_counter() - began
         prompts = sum(counters.prompt_tokens for counters in counted)
         computed = sum(counters.prefilled_tokens for counters in counted)
-        return Served(seconds, asked(load), prompts, computed, len(compiled))
+        room = sum(counters.slots for counters in counted) * sampler.settings.decode_tokens
+        return Served(seconds, asked(load), prompts, computed, room, len(compiled))
 
     return serve
 
@@ -181,7 +190,7 @@ def turn_loop(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable
     import torch
 
     twin = sizes.transformers_twin(model)
-    computed = [0]
+    computed, room = [0], [0]
 
     @torch.inference_mode()
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
@@ -201,13 +210,14 @@ def turn_loop(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable
             max_new_tokens=most,
         )[:, width:]
         computed[0] += sum(map(len, prompts))
+        room[0] += most * flags.slots
         return [said_BT[row, :count].tolist() for row, count in enumerate(counts)]
 
     def serve() -> Served:
-        computed[0] = 0
+        computed[0] = room[0] = 0
         began = time.perf_counter()
         turn_by_turn(load, flags.slots, generate)
-        return Served(time.perf_counter() - began, asked(load), computed[0], computed[0], 0)
+        return Served(time.perf_counter() - began, asked(load), computed[0], computed[0], room[0], 0)
 
     return serve
 
