@@ -60,33 +60,42 @@ def main(argv: Sequence[str]) -> None:
         if config.agent.workflow == "memalpha" and "start" in (config.answerer.who, config.judge.who):
             raise ValueError("a plan knows no frozen answerer or judge: set answerer.who endpoint and judge.who nobody")
         os.environ.update(ENVIRONMENT)
-        devices, where = find_slice(flags.topology)
+        devices, host, where = find_slice(flags.topology)
         if flags.suggest:
-            config = suggested(flags, devices, where)
+            config = suggested(flags, devices, host, where)
         elif flags.rows:
             config = with_rows(config, flags.rows, len(devices))
-        result, reason = planned(config, flags, devices, where)
+        result, reason = planned(config, flags, devices, host, where)
     cli.write_json(flags.json, result)
     if reason:
         print(f"does not fit: {reason}")
         raise SystemExit(DOES_NOT_FIT)
 
 
-def find_slice(topology: str) -> tuple[Sequence[Any], Slice]:
-    """The devices of a slice, and what they are worth. Raises ValueError for one that there is not."""
+def find_slice(topology: str) -> tuple[Sequence[Any], Sequence[Any], Slice]:
+    """The devices of a slice, those of one host alone, and what the slice is worth.
+
+    Raises ValueError for one that there is not.
+    """
     # JAX takes seconds to load, and reads the environment when it does.
     from jax.experimental import topologies
+
+    def found(name: str) -> Sequence[Any]:
+        return topologies.get_topology_desc(name, platform="tpu").devices
 
     generation, _, shape = topology.partition(":")
     if generation not in CHIPS:
         raise ValueError(f"--topology {topology}: begin it with one of {', '.join(f'{name}:' for name in CHIPS)}")
     try:
-        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        devices = found(topology)
+        lengths = tuple(int(length) for length in shape.split("x"))
+        # The compiler refuses programs for some of a slice's devices, but the chips of a host are a slice as well.
+        first = [device.coords for device in devices if device.process_index == devices[0].process_index]
+        own = "x".join(str(len({coords[axis] for coords in first})) for axis in range(len(lengths)))
+        host = devices if own == shape else found(f"{generation}:{own}")
     except Exception as error:  # whatever libtpu raises, and its absence
         raise ValueError(f"--topology {topology}: {error}; the compiler is in `pip install libtpu`") from error
-    lengths = tuple(int(length) for length in shape.split("x"))
-    hosts = len({device.process_index for device in devices})
-    return devices, roofline.slice_of(generation, lengths, len(devices), hosts)
+    return devices, host, roofline.slice_of(generation, lengths, len(devices), len(devices) // len(host))
 
 
 def with_rows(config: RunConfig, rows: int, devices: int) -> RunConfig:
@@ -102,12 +111,14 @@ def with_rows(config: RunConfig, rows: int, devices: int) -> RunConfig:
     return replace(config, training=replace(training, accumulate=training.rows_per_update // at_once))
 
 
-def planned(config: RunConfig, flags: PlanTpu, devices: Sequence[Any], where: Slice) -> tuple[dict[str, Any], str]:
+def planned(
+    config: RunConfig, flags: PlanTpu, devices: Sequence[Any], host: Sequence[Any], where: Slice
+) -> tuple[dict[str, Any], str]:
     """Prints the plan; returns it for JSON, and why it does not fit, which is empty where it does."""
     from memsearcher_jax.rl import plan
     from memsearcher_jax.training.update import on_mesh
 
-    on = plan.meshes(config, devices)
+    on = plan.meshes(config, devices, host)
     config = replace(config, training=on_mesh(config.training, on.train))
     stays, text = plan.resident(config, on), Text(config, flags.load, where)
     text.setting(flags.topology, dict(on.train.shape), on.local.size // config.sampling.tensor)
@@ -166,14 +177,14 @@ def phases(
     return found
 
 
-def suggested(flags: PlanTpu, devices: Sequence[Any], where: Slice) -> RunConfig:
+def suggested(flags: PlanTpu, devices: Sequence[Any], host: Sequence[Any], where: Slice) -> RunConfig:
     """The quickest choice that fits, of those that `rl.suggest` has. Raises ValueError if none does."""
     from memsearcher_jax.rl import plan, suggest
 
     refused: list[suggest.Choice] = []
     for choice in suggest.choices(flags.run, flags.load, where):
         config = choice.applied(flags.run)
-        on = plan.meshes(config, devices)
+        on = plan.meshes(config, devices, host)
         least = plan.resident(config, on).all + choice.rows * suggest.row_bytes(config)
         if any(choice.needs_more_than(other) for other in refused) or least > where.chip.hbm_bytes:
             continue

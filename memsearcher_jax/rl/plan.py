@@ -91,16 +91,14 @@ def parts(mesh: MeshConfig, devices: int) -> int:
     return devices // mesh.tensor if -1 in (mesh.data, mesh.fsdp) else mesh.data * mesh.fsdp
 
 
-def meshes(config: RunConfig, devices: Sequence[jax.Device]) -> Meshes:
-    """Both meshes of a run on these devices. Raises ValueError where something does not divide."""
+def meshes(config: RunConfig, devices: Sequence[jax.Device], host: Sequence[jax.Device]) -> Meshes:
+    """Both meshes of a run on these devices, and on those of one host. Raises ValueError where one does not divide."""
     train = sharding.make_mesh(config.mesh, devices)
     sharding.check_divides(config.model, dict(train.shape))
-    first = min(device.process_index for device in devices)
-    own = [device for device in devices if device.process_index == first]
     together = config.sampling.tensor
-    if len(own) % together:
-        raise ValueError(f"sampling.tensor {together} does not divide the {len(own)} devices of a host")
-    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=together), own)
+    if len(host) % together:
+        raise ValueError(f"sampling.tensor {together} does not divide the {len(host)} devices of a host")
+    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=together), host)
     sharding.check_divides(config.model, dict(local.shape))
     if config.sampling.slots % local.shape["data"]:
         raise ValueError(

@@ -71,9 +71,10 @@ def test_what_is_printed_can_be_read(capsys):
 
 @pytest.mark.tpu_compile
 def test_every_program_is_listed_with_what_it_needs(tmp_path, capsys):
+    """Of four hosts, each of which samples with its own quarter of the devices."""
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    rows = ("--training.rows_per_update", "8", "--training.row_tokens", "2048", "--training.accumulate", "2")
-    plan_tpu.main([*NANO, *rows, "--json", str(tmp_path / "plan.json")])
+    rows = ("--training.rows_per_update", "32", "--training.row_tokens", "2048", "--training.accumulate", "2")
+    plan_tpu.main([*NANO, "--topology", "v5e:4x4", *rows, "--json", str(tmp_path / "plan.json")])
     assert "fits: the most is" in capsys.readouterr().out
     plan = json.loads((tmp_path / "plan.json").read_text())
     names = [program["name"].split(",")[0] for program in plan["programs"]]
