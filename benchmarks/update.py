@@ -29,6 +29,7 @@ import tyro
 
 SHAPES = {"tiny": (16, 512), "small": (8, 512)}  # rows and tokens; of the others 2 and 512
 CLIP, KL, DECAY, RATE, NORM = 0.2, 0.001, 0.01, 1e-6, 1.0
+BOUND = 10.0  # of one token's divergence, as in training/grpo.py, whose jax would count as torch's memory
 AGREEMENT = {"float32": 1e-4, "bfloat16": 1e-2}  # absolute, of losses around 0.1
 
 
@@ -208,7 +209,8 @@ def torch_steps(flags: Flags, size: str) -> dict:
 
     Its loss (trl/trainer/grpo_trainer.py, `_compute_loss` with loss_type "dapo" on one process): with r the ratio of
     policies, -min(r A, clip(r) A) + beta (e^d - d - 1), d = reference - policy, summed over trained tokens and divided
-    by their number in the whole batch.
+    by their number in the whole batch. The divergence has our bound, which TRL's has not: with random weights tokens
+    are beyond it.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -232,7 +234,8 @@ def torch_steps(flags: Flags, size: str) -> dict:
         ratio = torch.exp(logprob - old)
         policy = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * advantage)
         difference = reference - logprob
-        return (policy + KL * (torch.exp(difference) - difference - 1)).sum() / tokens
+        divergence = torch.clamp(torch.exp(difference) - difference - 1, max=BOUND)
+        return (policy + KL * divergence).sum() / tokens
 
     def step() -> float:
         whole = 0.0
