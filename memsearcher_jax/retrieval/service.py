@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 # What clients leave out has the value that the original servers give it; what they send beside is ignored, as there.
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class SearchBody(BaseModel):

@@ -151,6 +151,7 @@ BAD = [
     ("/search", {"query": "Who?", "top_n": 10**30}, 400, "at most 20 are allowed"),
     ("/search", {"query": "Who?", "top_n": "many"}, 422, "top_n: Input should be a valid integer"),
     ("/search", {"query": "Who?", "top_n": 1.5}, 422, "top_n: "),
+    ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
     ("/search", {"query": "Who?", "top_n": None}, 422, "top_n: Input should be a valid integer"),
     ("/search", b'{"query": "Who?", "top_n": NaN}', 422, "top_n: "),
     ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
