@@ -8,11 +8,11 @@ import cli
 import jax
 import pytest
 
-from memsearcher_jax.agent import prompts
+from memsearcher_jax.agent import memalpha_prompts, prompts
 from memsearcher_jax.config import RunConfig, check, differences, from_dict, to_dict
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl import build
+from memsearcher_jax.rl import build, reading
 from memsearcher_jax.rl.tokens import ChatTokenizer
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.py"))
@@ -38,6 +38,7 @@ DEVICES = {
     "qwen3b": [(16, 4), (16, 8)],
     "qwen7b": [(32, 4), (32, 8)],
     "qwen3_4b": [(16, 4), (16, 8)],
+    "memalpha_4b": [(16, 4), (16, 8)],
 }
 
 
@@ -102,6 +103,26 @@ def test_the_papers_settings(name):
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.001)
     assert training.aggregate == "token-mean"
     assert (preset.evaluation.max_turns, preset.evaluation.temperature) == (20, 0.0)
+
+
+def test_the_settings_of_mem_alphas_paper(shared):
+    """Its released training script; one context of it is a row there, and about half of one here."""
+    preset = cli.load_preset("memalpha_4b")
+    agent, sampling, training = preset.agent, preset.sampling, preset.training
+    assert preset.model == cli.load_preset("qwen3_4b").model
+    assert (agent.workflow, agent.reply_tokens, sampling.context_tokens) == ("memalpha", 2_048, 8_192)
+    assert (preset.memalpha.core_tokens, preset.memalpha.retrieved_items) == (512, 20)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert (preset.rl.problems, preset.rl.rollouts, preset.rl.baseline) == (32, 8, "pooled")
+    assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (1e-6, 0.01, 1.0)
+    assert (training.clip_low, training.clip_high, training.clip_c) == (0.2, 0.2, 3.0)
+    assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.0)
+    assert training.aggregate == "seq-mean-token-mean"
+    reward = preset.memalpha.reward
+    weights = (reward.answers_weight, reward.compression_weight, reward.calls_weight, reward.content_weight)
+    assert weights == (1.0, 0.05, 1.0, 0.1)
+    tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
+    reading.check_contexts(preset, memalpha_prompts.load(agent), tokenizer)
 
 
 @pytest.mark.parametrize(("name", "devices", "local"), [(name, *pair) for name in PRESETS for pair in DEVICES[name]])
