@@ -21,7 +21,7 @@ def test_reward_rises_from_the_packaged_start(tmp_path):
     A step has sixteen questions whose mean rewards deviate by about 0.3, so that the difference of two means over two
     and three steps is known to 0.07. The bound is twice that, and half of what the run gains.
     """
-    settings = "--config tiny --data.world.hops 2 --data.world.train_questions 1000 --rl.steps 6"
+    settings = "--config tiny --data.world.hops 2 --data.world.train_questions 1000 --rl.steps 6 --rl.rollouts 6"
     # Half of the time went into compiling: these compile less, and change no number but by rounding.
     settings += " --sampling.decode_rows --sampling.prefill_buckets 256 --training.accumulate 4"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
