@@ -22,7 +22,7 @@ LAUNCH = Path(cli.__file__).parent
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--config nope", "no preset 'nope': choose one of nano, qwen05b, qwen3_4b, qwen3b, qwen7b, tiny, "),
+        ("--config nope", "no preset 'nope': choose one of memalpha_4b, nano, qwen05b, qwen3_4b, qwen3b, qwen7b, "),
         ("--rl.stepz 3", "no setting '--rl.stepz': did you mean --rl.steps?"),
         ("--rl.checkpoint-evry 3", "did you mean --rl.checkpoint_every?"),
         ("--chekpoint x", "did you mean --checkpoint?"),
