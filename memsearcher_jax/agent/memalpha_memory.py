@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memsearcher_jax.agent.memalpha_items import Items
 from memsearcher_jax.agent.types import Ruler
 
 Json = Any
@@ -76,18 +77,23 @@ class Memory:
 
     core: Json = ""
     core_tokens: int = 0
-    semantic: tuple[Item, ...] = ()
-    episodic: tuple[Item, ...] = ()
+    semantic: Items = field(default_factory=Items)
+    episodic: Items = field(default_factory=Items)
     next_id: int = 0
     core_budget: int = 512  # tokens
     enabled: frozenset[Store] = frozenset(Store)
 
+    def __post_init__(self) -> None:
+        for name in ("semantic", "episodic"):
+            if not isinstance(held := getattr(self, name), Items):
+                object.__setattr__(self, name, Items(held))
+
     @property
     def tokens(self) -> int:
         """Tokens of the core and of all items; ids do not count."""
-        return self.core_tokens + sum(item.tokens for item in self.semantic + self.episodic)
+        return self.core_tokens + sum(item.tokens for item in (*self.semantic, *self.episodic))
 
-    def items(self, store: Store) -> tuple[Item, ...]:
+    def items(self, store: Store) -> Items:
         """The items of a store, oldest first. Raises ValueError for the core, which is a paragraph."""
         if store is Store.CORE:
             raise ValueError("the core memory has no items: read Memory.core")
@@ -99,10 +105,10 @@ class Memory:
             return self, _error(ErrorKind.INVALID, "core memory cannot be inserted, only updated")
         if refused := self._refused(store):
             return self, refused
-        if any(item.content == content for item in self.items(store)):
+        if self.items(store).holds(content):
             return self, Result(Status.SKIPPED)
         item = Item(f"{self.next_id:04x}", content, ruler.count(as_text(content)))
-        grown = self._with_items(store, (*self.items(store), item))
+        grown = self._with_items(store, self.items(store).added(item))
         return replace(grown, next_id=self.next_id + 1), Result(Status.OK, item=item)
 
     def update(self, store: Store, content: Json, item_id: Json, ruler: Ruler) -> tuple[Memory, Result]:
@@ -119,8 +125,7 @@ class Memory:
         if position is None:
             return self, _error(ErrorKind.INVALID, f"{store.value} memory holds no item with the id {item_id!r}")
         item = Item(items[position].id, content, ruler.count(as_text(content)))
-        changed = (*items[:position], item, *items[position + 1 :])
-        return self._with_items(store, changed), Result(Status.OK, item=item)
+        return self._with_items(store, items.replaced(position, item)), Result(Status.OK, item=item)
 
     def delete(self, store: Store, item_id: Json = None) -> tuple[Memory, Result]:
         """Removes an item, or empties the core. Nothing to remove is no error, as in the original, but `idle`."""
@@ -132,14 +137,14 @@ class Memory:
         position = _position(items, item_id)
         if position is None:
             return self, Result(Status.OK, idle=True)
-        return self._with_items(store, items[:position] + items[position + 1 :]), Result(Status.OK)
+        return self._with_items(store, items.without(position)), Result(Status.OK)
 
     def _refused(self, store: Store) -> Result | None:
         if store in self.enabled:
             return None
         return _error(ErrorKind.INVALID, f"{store.value} memory is switched off")
 
-    def _with_items(self, store: Store, items: tuple[Item, ...]) -> Memory:
+    def _with_items(self, store: Store, items: Items) -> Memory:
         return replace(self, **{store.value: items})
 
 

@@ -140,7 +140,7 @@ def test_whatever_is_done(steps):
             assert after is memory
         memory = after
     assert len(set(issued)) == len(issued), "no id is given out twice"
-    held = memory.semantic + memory.episodic
+    held = (*memory.semantic, *memory.episodic)
     assert {item.id for item in held} <= set(issued)
     assert memory.tokens == sum(RULER.count(as_text(text)) for text in (memory.core, *(item.content for item in held)))
     assert memory.core_tokens <= memory.core_budget
