@@ -58,12 +58,16 @@ def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone,
     learned, other = (np.load(tmp_path / f"learned_{process}.npz") for process in range(2))
     for name in learned:
         np.testing.assert_array_equal(learned[name], other[name], err_msg=name)
-    # Sums of the devices' gradients round otherwise between processes than within one. 1e-6 is a thousandth of what a
-    # step may move a weight. All scores of a query shift alike with a bias of keys, so that its gradient is nothing but
-    # rounding, which Adam brings to full size: it is compared with the step itself.
+    # Sums of the devices' gradients round otherwise between processes than within one, and Adam brings a gradient that
+    # is small beside its terms to full size. 1e-6 is a thousandth of what a step may move a weight. All scores of a
+    # query shift alike with a bias of keys, whose gradient is nothing but rounding: it is compared with the step itself.
     for name, value in expected.items():
-        atol = 1e-4 if name.endswith("['bk']") else 1e-6
-        np.testing.assert_allclose(learned[name], value, rtol=0, atol=atol, err_msg=name)
+        difference = np.abs(learned[name] - value)
+        if name.endswith("['bk']"):
+            assert difference.max() <= 1e-4, name
+        else:
+            assert difference.max() <= 1e-5, name
+            assert np.mean(difference > 1e-6) < 1e-3, name
     for name, value in numbers.items():
         np.testing.assert_allclose(learned[f"number {name}"], value, rtol=1e-5, atol=1e-7, err_msg=name)
     assert numbers["updates"] > 1
