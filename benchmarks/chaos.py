@@ -63,12 +63,16 @@ def schedule(seed: int, steps: int, processes: int) -> list[dict[str, Any]]:
     """A fault for every step but the first, whose end is the first checkpoint; one of them kills a host.
 
     Jobs whose seeds follow each other kill in one phase after the other, and of six steps each any two strike in every
-    way that there is. None kills so early that there is one checkpoint only, which would not be damaged.
+    way that there is. None kills so early that there is one checkpoint only, which would not be damaged, or right after
+    the disk was full, of which the job would have had no time to tell.
     """
     rng, others = random.Random(seed), max(0, steps - 2)
     kinds = [OTHER_KINDS[(seed * others + number) % len(OTHER_KINDS)] for number in range(others)]
     rng.shuffle(kinds)
     kinds.insert(rng.randint(min(1, others), others), "kill")
+    if "full" in kinds[:-1] and kinds[(full := kinds.index("full")) + 1] == "kill":
+        other = full + 2 if full + 2 < len(kinds) else 0
+        kinds[full], kinds[other] = kinds[other], kinds[full]
     if kinds[-1] == "term":  # in the last step nothing is left to stop
         kinds = [kinds[-1], *kinds[:-1]]
     faults = []

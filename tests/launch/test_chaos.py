@@ -15,7 +15,7 @@ from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.retrieval.client import SearchService, SearchUnavailable
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_step_but_the_first_has_a_fault_that_is_known_and_told(seed):
     faults = chaos.schedule(seed, 6, 2)
     assert [fault["step"] for fault in faults] == [1, 2, 3, 4, 5]
@@ -26,6 +26,9 @@ def test_every_step_but_the_first_has_a_fault_that_is_known_and_told(seed):
         assert fault["kind"] in chaos.LINES
         assert rehearsed.named(fault).startswith(f"{fault['kind']} {fault['host']}@step{fault['step']}:")
     assert faults[-1]["kind"] != "term", "a job that has nothing left to do is not stopped"
+    kinds = [fault["kind"] for fault in faults]
+    assert kinds.index("kill") > 0
+    assert kinds[kinds.index("kill") - 1] != "full", "a full disk is told of when the write has failed"
     assert faults == chaos.schedule(seed, 6, 2)
 
 
