@@ -2,20 +2,23 @@
 
 python benchmarks/rollout.py [--size tiny|small|qwen05b] [--json FILE]
 
-Serves one seeded workload three times: (a) through `RolloutDriver`, as training does; (b) through the same sampler in
-lock step: all slots wait for the slowest at every generation, and every prompt is computed from nothing; (c) through
-transformers' `generate` in the loop that the published trainer has around its sampler. Lengths are forced and weights
-random. Prints trajectories and generated tokens per second, the prompt tokens that were computed, how much of the
-decoding steps the slots used, and the ratios.
+Serves one seeded workload through four programs: (a) `RolloutDriver`, as training does; (b) the same sampler in lock
+step, in the loop that the published trainer has around its own: every generation of a batch goes on until its slowest
+row has ended, and every prompt is computed from nothing; (c) transformers' `generate` in that loop; (d) as (b), but a
+row that has ended looks at nothing while it waits, as only this sampler can. Lengths are forced and weights random.
+Prints trajectories and generated tokens per second, the prompt tokens that were computed, how much of the decoding
+steps the slots used, and the ratios.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,7 +31,7 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
 from memsearcher_jax.sampling.buffer import PromptIds, PromptWidths
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.pool import make_sampler
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -44,17 +47,19 @@ class Flags:
     rollouts: int = 5
     """Trajectories that share a question."""
     slots: int = 32
-    """Contexts side by side, in all three."""
+    """Contexts side by side, in all of them."""
     dtype: str = "float32"
     """Type of weights, activations and cache."""
+    cpu_devices: int = os.cpu_count() or 1
+    """Devices that a CPU is cut into, each with a share of the slots: XLA does most of a decoding step on one core."""
     tensor: int = 1
     """Devices that share one copy of the weights."""
     draft_tokens: int = 0
     """Tokens that the engine guesses ahead."""
     repeats: int = 3
     """Runs of each, taking turns; the median counts."""
-    programs: tuple[str, ...] = ("engine", "lock step", "transformers")
-    """Which of the three to run; transformers needs the extra `parity`."""
+    programs: tuple[str, ...] = ("engine", "lock step", "transformers", "waiting")
+    """Which of them to run, (a) to (d); transformers needs the extra `parity`."""
     json: Path | None = None
     """Also write the numbers to this file."""
 
@@ -72,9 +77,11 @@ class Served:
 
 
 def main(flags: Flags) -> None:
+    jax.config.update("jax_num_cpu_devices", flags.cpu_devices)
     model = sizes.model_of(flags.size, flags.dtype)
     load = work.make_workload(flags.trajectories, flags.rollouts, model.vocab_size)
-    makers = {"engine": engine, "lock step": lock_step, "transformers": turn_loop}
+    waiting = partial(lock_step, padded=False)
+    makers = {"engine": engine, "lock step": lock_step, "transformers": turn_loop, "waiting": waiting}
     programs = {name: makers[name](model, load, flags) for name in flags.programs}
     runs: dict[str, list[Served]] = {name: [] for name in programs}
     for _ in range(flags.repeats):
@@ -106,15 +113,17 @@ def summary(runs: Sequence[Served], trajectories: int) -> dict[str, float]:
 
 
 def settings_of(flags: Flags, context_tokens: int, decode_rows: tuple[int, ...] = ()) -> SamplingConfig:
+    copies = jax.device_count() // flags.tensor
     return SamplingConfig(
         slots=flags.slots,
         tensor=flags.tensor,
+        apart=True,
         context_tokens=context_tokens,
         decode_tokens=16,
         decode_rows=decode_rows,
         rows_per_call=8,
         prefill_piece=64,
-        prefill_buckets=(128, 512),
+        prefill_buckets=(max(64, 128 // copies), max(64, 512 // copies)),
         draft_tokens=flags.draft_tokens,
         top_k=0,
         top_p=1.0,
@@ -125,8 +134,9 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
     """(a) As training runs it."""
     mesh = sizes.mesh_of(flags.tensor)
     params = sizes.random_params(model, mesh)
-    fewer = tuple(flags.slots * quarter // 4 for quarter in (1, 2, 3))
-    sampler = Engine(model, settings_of(flags, work.CONTEXT, fewer), work.WIDTHS, (), mesh)
+    share = flags.slots * flags.tensor // jax.device_count()  # of a copy of the weights
+    fewer = tuple(share * quarter // 4 for quarter in (1, 2, 3))
+    sampler = make_sampler(model, settings_of(flags, work.CONTEXT, fewer), work.WIDTHS, (), mesh)
     sampler.warm_up(params)
     driver = RolloutDriver(sampler, work.NumberTokenizer(), work.EmptyIndex(), work.serve(load))
     jobs = jobs_for(work.problems(load), 1)
@@ -151,23 +161,25 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
     return serve
 
 
-def lock_step(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[], Served]:
-    """(b) The same programs, but a batch waits whole for its slowest row, and every prompt is computed from nothing."""
+def lock_step(model: ModelConfig, load: work.Workload, flags: Flags, padded: bool = True) -> Callable[[], Served]:
+    """(b) The same programs, but a batch goes on to the end of its slowest row; (d) where the others wait for it."""
     mesh = sizes.mesh_of(flags.tensor)
     params = sizes.random_params(model, mesh)
     widths = PromptWidths(prefix=1, question=work.CONTEXT, bridge=0, memory=0, suffix=0)
-    sampler = Engine(model, settings_of(flags, work.CONTEXT + 1), widths, (), mesh)
+    sampler = make_sampler(model, settings_of(flags, work.CONTEXT + 1), widths, (), mesh)
     sampler.warm_up(params)
 
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
         sampler.start(params, jax.random.key(0))
         for slot, (ids, count) in enumerate(zip(prompts, counts, strict=True)):
             # Its own first token, so that no prompt shares a beginning with another.
-            sampler.begin(slot, PromptIds((slot,), tuple(ids), (), (), ()), (slot, 0), count)
+            prompt = PromptIds((slot,), tuple(ids), (), (), ())
+            sampler.begin(slot, prompt, (slot, 0), max(counts) if padded else count)
         while sampler.speaking:
             sampler.tick()
         counted.append(sampler.counters)
-        return [list(sampler.take(slot).ids[-count:]) for slot, count in enumerate(counts)]
+        said = [list(sampler.take(slot).ids)[1 + len(ids) :] for slot, ids in enumerate(prompts)]
+        return [ids[:count] for ids, count in zip(said, counts, strict=True)]
 
     counted: list = []
 

@@ -34,7 +34,7 @@ from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.rl.run_folder import DATA, INDEX, located, tokenizer_folder
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.buffer import PromptWidths
-from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.pool import make_sampler
 from memsearcher_jax.training import update
 
 PACKAGED_TOKENIZER = str(located("package:tiny"))
@@ -227,7 +227,7 @@ def make_driver(run: Run, *, evaluation: bool = False, check: Callable[[], None]
     if evaluation:
         agent = replace(agent, max_turns=run.config.evaluation.max_turns)
         sampling = replace(sampling, temperature=run.config.evaluation.temperature)
-    engine = Engine(run.config.model, sampling, prompt_widths(run), run.tokenizer.stop_ids, run.meshes.local)
+    engine = make_sampler(run.config.model, sampling, prompt_widths(run), run.tokenizer.stop_ids, run.meshes.local)
     if agent.workflow == "memalpha":
         make_workflow = reading.workflow_maker(run.config, run.prompts, run.tokenizer)
     else:

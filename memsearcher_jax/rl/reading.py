@@ -21,7 +21,7 @@ from memsearcher_jax.rl.exam import Exam
 from memsearcher_jax.rl.speakers import SamplerSpeaker, Speaker
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.buffer import PromptWidths
-from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.pool import make_sampler
 
 
 def workflow_maker(
@@ -113,7 +113,7 @@ def _sampler_speaker(
         temperature=config.memalpha.answer_temperature,
     )
     widths = _answer_widths(config, prompts, tokenizer)
-    engine = Engine(config.model, sampling, widths, tokenizer.stop_ids, mesh)
+    engine = make_sampler(config.model, sampling, widths, tokenizer.stop_ids, mesh)
     return SamplerSpeaker(engine, tokenizer, params, config.memalpha.answer_tokens)
 
 

@@ -8,6 +8,8 @@ a reason of its own.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.searches import SearchDesk
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine, Spoken
+from memsearcher_jax.sampling.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,21 @@ class _Run:
     contexts: list[Context] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Batch:
     """What is under way in one call of `RolloutDriver.run`."""
 
     waiting: deque[Job]
     desk: SearchDesk[_Run]
     runs: dict[int, _Run] = field(default_factory=dict)  # by slot
+    tick_seconds: float = 0.0  # of the last tick
 
 
 @dataclass(frozen=True)
 class RolloutDriver:
     """What all trajectories share."""
 
-    engine: Engine
+    engine: Engine | Pool
     tokenizer: ChatTokenizer
     searcher: Searcher | None  # None if no workflow searches
     make_workflow: Callable[[Problem], Workflow]
@@ -118,13 +122,22 @@ class RolloutDriver:
                 job = batch.waiting.popleft()
                 batch.runs[slot] = _Run(job, self._workflow(job.problem), slot)
                 yield batch.runs[slot], None
+        if batch.desk.busy:
+            batch.desk.wait(self._patience(batch))
+            yield from batch.desk.answers()
         if self.engine.speaking:
-            for spoken in self.engine.tick():
+            began = time.monotonic()
+            ended = self.engine.tick()
+            batch.tick_seconds = time.monotonic() - began
+            for spoken in ended:
                 yield batch.runs[spoken.slot], spoken
-        elif batch.desk.busy:
-            batch.desk.start()
-            batch.desk.wait()
-        yield from batch.desk.answers()
+
+    def _patience(self, batch: _Batch) -> float:
+        """Seconds to wait for searches before the next tick, in which whoever still searches has no part.
+
+        As long as those who speak lose no more by waiting than those who search would lose by missing the tick.
+        """
+        return batch.tick_seconds * batch.desk.asking / len(batch.runs) if self.engine.speaking else math.inf
 
     def _workflow(self, problem: Problem) -> Workflow:
         """The problem's workflow, made when it is first asked: one that can not be made is a fault of its own."""

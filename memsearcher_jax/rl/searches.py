@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -78,9 +79,14 @@ class SearchDesk(Generic[Asker]):
                 self._waited.append(now - one.since)
                 yield one.asker, answer
 
-    def wait(self) -> None:
-        """Returns when `answers` has something to look at."""
-        left = min(call.deadline for call in self._under_way) - time.monotonic()
+    @property
+    def asking(self) -> int:
+        """How many wait for an answer."""
+        return len(self._waiting) + sum(len(call.asked) for call in self._under_way)
+
+    def wait(self, most: float = math.inf) -> None:
+        """Returns when `answers` has something to look at, or after so many seconds."""
+        left = min([most, *(call.deadline - time.monotonic() for call in self._under_way)])
         futures.wait([call.future for call in self._under_way], max(0.0, left), futures.FIRST_COMPLETED)
 
     def _begin(self, asked: tuple[_Request[Asker], ...]) -> _UnderWay[Asker]:

@@ -24,6 +24,7 @@ from memsearcher_jax.rl.config import SpeakerConfig
 from memsearcher_jax.rl.rollout import Job, RolloutDriver
 from memsearcher_jax.rl.tokens import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Speaker(Protocol):
 class SamplerSpeaker:
     """Frozen weights on a sampler: contexts of one reply through the driver that serves trajectories."""
 
-    engine: Engine
+    engine: Engine | Pool
     tokenizer: ChatTokenizer
     params: Any  # on the engine's mesh, in its compute type
     max_tokens: int

@@ -13,6 +13,9 @@ class SamplingConfig:
     """Contexts that decode side by side, over all devices of a host."""
     tensor: int = 1
     """Devices that share one copy of the sampler's weights; divides a host's devices."""
+    apart: bool = False
+    """An engine of its own for each copy of the weights on a host: none waits for another, as they do in one program
+    for all, but each compiles its own. It pays on a CPU that is cut into several devices (JAX_NUM_CPU_DEVICES)."""
     context_tokens: int = 8_192
     """Room of one slot, prompt and generations together."""
     decode_tokens: int = 32

@@ -7,7 +7,7 @@ and decodes for every slot that speaks. All programs have fixed shapes and are c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +33,14 @@ class Spoken:
     slot: int
     ids: tuple[int, ...]  # the token that ended it included
     sound: bool = True  # False: it ended because the next logits were not finite; `ids` may be empty
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A tick under way."""
+
+    receive: Callable[[], list[Spoken]]
+    """Waits for it, and returns the generations that ended. To be called once."""
 
 
 @dataclass(frozen=True)
@@ -151,16 +159,20 @@ class Engine:
 
     def tick(self) -> list[Spoken]:
         """Carries out what was asked for, decodes once, and returns the generations that ended."""
+        return self.send().receive()
+
+    def send(self) -> Decoding:
+        """The first half of a tick: all of its work is given to the devices, and nothing waited for."""
         with jax.set_mesh(self._mesh):
             self._open_contexts()
             self._append_text()
             self._catch_up()
             seats, row_A = self._parts.fewest(sorted(self._speaking), self._decode_rows)
             self._slots, drawn = self._decode(self._slots, self._params, self._root_key, row_A)
-            self.counters.ticks += 1
-            self.counters.speaking_slots += len(self._speaking)
-            self.counters.slots += self.settings.slots
-            return self._ended(jax.device_get(drawn), seats)
+        self.counters.ticks += 1
+        self.counters.speaking_slots += len(self._speaking)
+        self.counters.slots += self.settings.slots
+        return Decoding(lambda: self._ended(jax.device_get(drawn), seats))
 
     def take(self, slot: int) -> Recorded:
         """The slot's context as it stands after the last tick; the slot is free then."""

@@ -204,8 +204,7 @@ def decode(
     texts, follows_S = slots.texts, slots.follows_S
     if row_A is not None:
         texts, follows_S = jax.tree.map(lambda x_S: take_rows(x_S, row_A), (texts, follows_S))
-    rows_S1, column_T = jnp.arange(texts.length_S.shape[0])[:, None], jnp.arange(width)
-    opening_S1 = texts.length_S[:, None]
+    opening_S1, column_T = texts.length_S[:, None], jnp.arange(width)
     prefix = Prefix(slots.prefix, follows_S)
     stop_K = jnp.array(stop_ids, jnp.int32)
     key_S = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
@@ -221,7 +220,7 @@ def decode(
         speaks_S1 = texts.room_S[:, None] > 0
         last_S1 = texts.length_S[:, None] - 1
         draft_SD, guessed_S = propose(texts.ids_SC, texts.length_S, settings.draft_tokens)
-        ids_ST = jnp.concatenate([texts.ids_SC[rows_S1, last_S1], draft_SD], axis=1)
+        ids_ST = jnp.concatenate([jnp.take_along_axis(texts.ids_SC, last_S1, axis=1), draft_SD], axis=1)
         segment_ST = speaks_S1 & (column_T <= guessed_S[:, None])
         hidden_STD, grown = qwen.forward(
             params,
@@ -248,7 +247,8 @@ def decode(
 
         def place_taken(values_SX: Array, new_ST: Array, start_S1: Array) -> Array:
             column_ST = jnp.where(taken_ST, start_S1 + column_T, values_SX.shape[1])
-            return values_SX.at[rows_S1, column_ST].set(new_ST, mode="drop")
+            # Row by row: of one scatter for all rows a compiler does not know that each device has its own.
+            return jax.vmap(lambda x_X, at_T, new_T: x_X.at[at_T].set(new_T, mode="drop"))(values_SX, column_ST, new_ST)
 
         texts = replace(
             texts,

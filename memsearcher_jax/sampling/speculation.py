@@ -23,7 +23,7 @@ def propose(ids_SC: Array, length_S: Array, draft_tokens: int) -> tuple[Array, A
     `guessed_S` of a row's draft mean something: none where its last NGRAM tokens stand nowhere else.
     """
     S, C = ids_SC.shape
-    rows_S1, column_C = jnp.arange(S)[:, None], jnp.arange(C)
+    column_C = jnp.arange(C)
     if draft_tokens == 0:
         return jnp.zeros((S, 0), jnp.int32), jnp.zeros(S, jnp.int32)
     same_SC = jnp.ones((S, C), bool)
@@ -35,7 +35,7 @@ def propose(ids_SC: Array, length_S: Array, draft_tokens: int) -> tuple[Array, A
     start_S = jnp.max(jnp.where(same_SC, column_C, 0), axis=1)
     column_SD = start_S[:, None] + jnp.arange(draft_tokens)
     guessed_S = jnp.where(start_S > 0, jnp.minimum(length_S - start_S, draft_tokens), 0)
-    return ids_SC[rows_S1, jnp.minimum(column_SD, C - 1)], guessed_S
+    return jnp.take_along_axis(ids_SC, jnp.minimum(column_SD, C - 1), axis=1), guessed_S
 
 
 def verified(token_ST: Array, draft_SD: Array, ends_ST: Array) -> Array:

@@ -60,7 +60,7 @@ def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone,
         np.testing.assert_array_equal(learned[name], other[name], err_msg=name)
     # Sums of the devices' gradients round otherwise between processes than within one, and Adam brings a gradient that
     # is small beside its terms to full size. 1e-6 is a thousandth of what a step may move a weight. All scores of a
-    # query shift alike with a bias of keys, whose gradient is nothing but rounding: it is compared with the step itself.
+    # query shift alike with a bias of keys, whose gradient is nothing but rounding: that is compared with the step.
     for name, value in expected.items():
         difference = np.abs(learned[name] - value)
         if name.endswith("['bk']"):

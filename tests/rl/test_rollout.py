@@ -1,6 +1,7 @@
 """The driver: many workflows, few slots, real ids."""
 
 import itertools
+import threading
 from dataclasses import replace
 
 import jax
@@ -22,9 +23,10 @@ from memsearcher_jax.agent.types import (
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
-from memsearcher_jax.rl.searches import search_all
+from memsearcher_jax.rl.searches import SearchDesk, search_all
 from memsearcher_jax.sampling.buffer import PromptWidths
 from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.pool import make_sampler
 from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -67,7 +69,7 @@ def roll(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None)
     driver = RolloutDriver(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), workflow)
     done = {job.number: trajectory for job, trajectory in driver.run(jobs_for(problems, rollouts), params, KEY)}
     assert sorted(done) == list(range(len(problems) * rollouts))
-    assert len(engine.free) == SETTINGS.slots
+    assert len(engine.free) == engine.settings.slots
     return [done[number] for number in sorted(done)]
 
 
@@ -112,6 +114,38 @@ def test_a_trajectory_does_not_depend_on_its_company(engine, params):
         assert [context.ids for context in ours.contexts] == [context.ids for context in theirs.contexts]
         for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
             np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_engines_apart_roll_out_what_one_does(engine, params):
+    mesh = sharding.make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
+    settings = replace(SETTINGS, slots=4, apart=True)
+    widths = PromptWidths(prefix=20, question=20, bridge=2, memory=20, suffix=4)
+    pool = make_sampler(NANO, settings, widths, TOKENIZER.stop_ids, mesh)
+    placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
+    for one, other in zip(roll(engine, params, two_turns), roll(pool, placed, two_turns), strict=True):
+        assert [context.ids for context in one.contexts] == [context.ids for context in other.contexts]
+        assert one.outcome == other.outcome
+
+
+def test_a_search_is_waited_for_only_so_long():
+    let_go = threading.Event()
+
+    class Slow:
+        def search(self, queries, top_n):
+            let_go.wait(60)
+            return [[] for _ in queries]
+
+    desk = SearchDesk(Slow(), 60.0)
+    assert desk.asking == 0
+    desk.ask("somebody", Find((Query("who?", 1),)))
+    desk.start()
+    assert desk.asking == 1
+    desk.wait(0.01)
+    assert list(desk.answers()) == []
+    let_go.set()
+    desk.wait(60)
+    assert [asker for asker, _ in desk.answers()] == ["somebody"]
+    assert desk.asking == 0
 
 
 def test_a_workflow_that_raises_ends_alone(engine, params):
