@@ -2,12 +2,13 @@
 
 python benchmarks/rollout.py [--size tiny|small|qwen05b] [--json FILE]
 
-Serves one seeded workload through four programs: (a) `RolloutDriver`, as training does; (b) the same sampler in lock
-step, in the loop that the published trainer has around its own: every generation of a batch goes on until its slowest
-row has ended, and every prompt is computed from nothing; (c) transformers' `generate` in that loop; (d) as (b), but a
-row that has ended looks at nothing while it waits, as only this sampler can. Lengths are forced and weights random.
-Prints trajectories and generated tokens per second, the prompt tokens that were computed, how much of the decoding
-steps the slots used, and the ratios.
+Serves one seeded workload through four programs: (a) `RolloutDriver`, with an engine for each device; (b) the same
+sampler in lock step, one program for the batch, in the loop that the published trainer has around its own: every
+generation goes on until the slowest row has ended, and every prompt is computed from nothing; (c) transformers'
+`generate` in that loop; (d) as (b), with what else this sampler can do: a row that has ended looks at nothing while it
+waits, and no device waits for another before a generation is over. Lengths are forced and weights random. Prints
+trajectories and generated tokens per second, the prompt tokens that were computed, how much of the decoding steps the
+slots used, and the ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def main(flags: Flags) -> None:
     jax.config.update("jax_num_cpu_devices", flags.cpu_devices)
     model = sizes.model_of(flags.size, flags.dtype)
     load = work.make_workload(flags.trajectories, flags.rollouts, model.vocab_size)
-    waiting = partial(lock_step, padded=False)
+    waiting = partial(lock_step, at_its_best=True)
     makers = {"engine": engine, "lock step": lock_step, "transformers": turn_loop, "waiting": waiting}
     programs = {name: makers[name](model, load, flags) for name in flags.programs}
     runs: dict[str, list[Served]] = {name: [] for name in programs}
@@ -161,24 +162,26 @@ def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[]
     return serve
 
 
-def lock_step(model: ModelConfig, load: work.Workload, flags: Flags, padded: bool = True) -> Callable[[], Served]:
-    """(b) The same programs, but a batch goes on to the end of its slowest row; (d) where the others wait for it."""
+def lock_step(model: ModelConfig, load: work.Workload, flags: Flags, at_its_best: bool = False) -> Callable[[], Served]:
+    """(b) The same programs, but a batch goes on to the end of its slowest row; (d) where the others only wait."""
     mesh = sizes.mesh_of(flags.tensor)
     params = sizes.random_params(model, mesh)
     widths = PromptWidths(prefix=1, question=work.CONTEXT, bridge=0, memory=0, suffix=0)
-    sampler = make_sampler(model, settings_of(flags, work.CONTEXT + 1), widths, (), mesh)
+    settings = replace(settings_of(flags, work.CONTEXT + 1), apart=at_its_best)
+    sampler = make_sampler(model, settings, widths, (), mesh)
     sampler.warm_up(params)
 
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
         sampler.start(params, jax.random.key(0))
-        for slot, (ids, count) in enumerate(zip(prompts, counts, strict=True)):
+        slots = sampler.free[: len(prompts)]
+        for slot, ids, count in zip(slots, prompts, counts, strict=True):
             # Its own first token, so that no prompt shares a beginning with another.
             prompt = PromptIds((slot,), tuple(ids), (), (), ())
-            sampler.begin(slot, prompt, (slot, 0), max(counts) if padded else count)
+            sampler.begin(slot, prompt, (slot, 0), count if at_its_best else max(counts))
         while sampler.speaking:
             sampler.tick()
         counted.append(sampler.counters)
-        said = [list(sampler.take(slot).ids)[1 + len(ids) :] for slot, ids in enumerate(prompts)]
+        said = [list(sampler.take(slot).ids)[1 + len(ids) :] for slot, ids in zip(slots, prompts, strict=True)]
         return [ids[:count] for ids, count in zip(said, counts, strict=True)]
 
     counted: list = []
