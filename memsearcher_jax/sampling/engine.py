@@ -36,14 +36,6 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """A tick under way."""
-
-    receive: Callable[[], list[Spoken]]
-    """Waits for it, and returns the generations that ended. To be called once."""
-
-
-@dataclass(frozen=True)
 class _Begin:
     prompt: PromptIds
     stream: tuple[int, int]
@@ -159,10 +151,10 @@ class Engine:
 
     def tick(self) -> list[Spoken]:
         """Carries out what was asked for, decodes once, and returns the generations that ended."""
-        return self.send().receive()
+        return self.send()()
 
-    def send(self) -> Decoding:
-        """The first half of a tick: all of its work is given to the devices, and nothing waited for."""
+    def send(self) -> Callable[[], list[Spoken]]:
+        """Gives a tick's work to the devices; what it returns is to be called once, and waits for the generations."""
         with jax.set_mesh(self._mesh):
             self._open_contexts()
             self._append_text()
@@ -172,7 +164,7 @@ class Engine:
         self.counters.ticks += 1
         self.counters.speaking_slots += len(self._speaking)
         self.counters.slots += self.settings.slots
-        return Decoding(lambda: self._ended(jax.device_get(drawn), seats))
+        return lambda: self._ended(jax.device_get(drawn), seats)
 
     def take(self, slot: int) -> Recorded:
         """The slot's context as it stands after the last tick; the slot is free then."""

@@ -8,7 +8,7 @@ others decode. In exchange each compiles its own programs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.sampling.buffer import PromptIds, PromptWidths
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.engine import Decoding, Engine, Spoken
+from memsearcher_jax.sampling.engine import Engine, Spoken
 from memsearcher_jax.sampling.ledger import Counters, Recorded
 
 
@@ -45,7 +45,7 @@ class Pool:
         self._meshes = [Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types) for devices in parts]
         own = replace(settings, slots=self._size)
         self._engines = [Engine(model, own, widths, stop_ids, part) for part in self._meshes]
-        self._under_way: deque[tuple[int, Decoding]] = deque()
+        self._under_way: deque[tuple[int, Callable[[], list[Spoken]]]] = deque()
 
     @property
     def free(self) -> list[int]:
@@ -92,8 +92,8 @@ class Pool:
                 self._under_way.append((number, engine.send()))
         if not self._under_way:
             return []
-        number, decoding = self._under_way.popleft()
-        return [replace(spoken, slot=number * self._size + spoken.slot) for spoken in decoding.receive()]
+        number, receive = self._under_way.popleft()
+        return [replace(spoken, slot=number * self._size + spoken.slot) for spoken in receive()]
 
     def take(self, slot: int) -> Recorded:
         """As `Engine.take`."""

@@ -48,7 +48,7 @@ def test_what_is_printed_can_be_read(capsys):
     text = plan_text.Text(RunConfig(), Load(efficiency=0.5), roofline.slice_of("v6e", (4, 8), 32, 8))
     text.setting("v6e:4x8", {"data": 1, "fsdp": 32, "tensor": 1}, copies=4)
     text.stays(Resident(params=10**9, moments=2 * 10**9, reference=4 * 10**9, weights=5 * 10**9, cache=6 * 10**9))
-    program = Program("update", 3 * 10**9, 7 * 10**9, 9 * 10**9, 3 * 10**9, 15 * 10**9, 8e12, 40e9, 55.0)
+    program = Program("update", 3 * 10**9, 7 * 10**9, 9 * 10**9, 3 * 10**9, 15 * 10**9, 8e12, 40e9, 55.0, 99.0)
     text.program(program)
     text.fits(program)
     found = text.step([Phase("decode", 1, 30, 2), Phase("update", 20, 3, 4)])
