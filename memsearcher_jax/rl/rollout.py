@@ -111,7 +111,6 @@ class RolloutDriver:
                     elif isinstance(request, Outcome):
                         del batch.runs[run.slot]
                         yield run.job, self._trajectory(run, request)
-                batch.desk.start()
         finally:
             self.engine.release()
 
@@ -122,9 +121,11 @@ class RolloutDriver:
                 job = batch.waiting.popleft()
                 batch.runs[slot] = _Run(job, self._workflow(job.problem), slot)
                 yield batch.runs[slot], None
-        if batch.desk.busy:
+        batch.desk.start()
+        if batch.desk.asking:
             batch.desk.wait(self._patience(batch))
             yield from batch.desk.answers()
+            batch.desk.start()  # what they ask next is searched during the tick
         if self.engine.speaking:
             began = time.monotonic()
             ended = self.engine.tick()

@@ -50,9 +50,9 @@ class SearchDesk(Generic[Asker]):
         self._under_way: list[_UnderWay[Asker]] = []
 
     @property
-    def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
-        return bool(self._waiting or self._under_way)
+    def asking(self) -> int:
+        """How many wait for an answer."""
+        return len(self._waiting) + sum(len(call.asked) for call in self._under_way)
 
     def ask(self, asker: Asker, find: Find) -> None:
         self._waiting.append(_Request(asker, find))
@@ -78,11 +78,6 @@ class SearchDesk(Generic[Asker]):
             for one, answer in zip(call.asked, found, strict=True):
                 self._waited.append(now - one.since)
                 yield one.asker, answer
-
-    @property
-    def asking(self) -> int:
-        """How many wait for an answer."""
-        return len(self._waiting) + sum(len(call.asked) for call in self._under_way)
 
     def wait(self, most: float = math.inf) -> None:
         """Returns when `answers` has something to look at, or after so many seconds."""

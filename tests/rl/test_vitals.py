@@ -30,7 +30,7 @@ class SlowIndex:
 
 def answered(desk):
     found = []
-    while desk.busy:
+    while desk.asking:
         desk.start()
         desk.wait()
         found += desk.answers()

@@ -27,7 +27,11 @@ SETTINGS = SamplingConfig(
     top_p=1.0,
 )
 STOP = 7
-KEY = jax.random.key(11)
+
+
+def key():
+    """Not made at import: that would start JAX before tests/conftest.py has set its flags."""
+    return jax.random.key(11)
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +116,7 @@ def assert_recorded_truly(params, recorded):
 
 def run_all(engine, params, numbers):
     """As many conversations side by side as there are slots, each starting when a slot is free."""
-    engine.start(params, KEY)
+    engine.start(params, key())
     waiting, running, done = list(numbers), {}, {}
     while waiting or running:
         for slot in engine.free:
@@ -136,6 +140,6 @@ def run_all(engine, params, numbers):
 @pytest.fixture(scope="session")
 def nano() -> SimpleNamespace:
     """The names of this file."""
-    names = ("WIDTHS", "SETTINGS", "STOP", "KEY", "make_engine", "prompt", "flat", "speak", "converse", "predictions")
+    names = ("WIDTHS", "SETTINGS", "STOP", "key", "make_engine", "prompt", "flat", "speak", "converse", "predictions")
     more = ("assert_recorded_truly", "run_all")
     return SimpleNamespace(**{name: globals()[name] for name in (*names, *more)})

@@ -13,7 +13,7 @@ from memsearcher_jax.testing import NANO
 
 
 def test_recorded_logprobs_are_those_of_the_full_forward(params, engine, nano):
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     for number in range(4):
         nano.assert_recorded_truly(params, nano.converse(engine, number))
 
@@ -21,7 +21,7 @@ def test_recorded_logprobs_are_those_of_the_full_forward(params, engine, nano):
 def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, nano):
     """Decode equals forward, and the padded buffers equal the contiguous prompt, token by token."""
     engine = nano.make_engine(replace(nano.SETTINGS, temperature=0.0))
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     for number in range(4):
         recorded = nano.converse(engine, number)
         ids = np.array(recorded.ids)
@@ -32,7 +32,7 @@ def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, nano):
 
 def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params, nano):
     engine = nano.make_engine(stop_ids=tuple(range(0, 264, 3)))
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     ends = set()
     for number in range(16):
         engine.begin(0, nano.prompt(number), (number, 0), max_tokens=4)
@@ -45,7 +45,7 @@ def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params, nano):
 
 
 def test_a_context_may_fill_its_slot_to_the_last_token(params, engine, nano):
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     engine.begin(0, nano.prompt(0), (0, 0), max_tokens=1)
     nano.speak(engine, 0)
     left = nano.SETTINGS.context_tokens - len(nano.prompt(0)) - 1
@@ -72,7 +72,7 @@ def test_slots_order_and_company_do_not_matter(params, engine, nano):
 
 def test_another_stream_or_key_draws_other_tokens(params, engine, nano):
     drawn = set()
-    for key, stream in ((nano.KEY, (0, 0)), (nano.KEY, (1, 0)), (nano.KEY, (0, 1)), (jax.random.key(12), (0, 0))):
+    for key, stream in ((nano.key(), (0, 0)), (nano.key(), (1, 0)), (nano.key(), (0, 1)), (jax.random.key(12), (0, 0))):
         engine.start(params, key)
         engine.begin(0, nano.prompt(0), stream, max_tokens=9)
         drawn.add(nano.speak(engine, 0).ids)
@@ -107,7 +107,7 @@ def test_no_token_is_prefilled_twice(params, engine, nano):
 def test_nothing_compiles_after_warm_up(params, compilations, nano):
     engine = nano.make_engine(replace(nano.SETTINGS, decode_rows=(1, 2)))
     engine.warm_up(params)
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     with compilations() as count:
         nano.run_all(engine, params, range(5))
     assert count == []
@@ -125,10 +125,10 @@ def test_a_call_is_for_as_few_slots_as_have_room():
 
 
 def test_weights_can_not_change_under_a_context(params, engine, nano):
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     engine.begin(0, nano.prompt(0), (0, 0), max_tokens=3)
     with pytest.raises(RuntimeError, match="1 slots still hold contexts"):
-        engine.start(params, nano.KEY)
+        engine.start(params, nano.key())
     with pytest.raises(RuntimeError, match="slot 0 is still speaking"):
         engine.take(0)
     nano.speak(engine, 0)

@@ -41,7 +41,7 @@ def test_a_pool_samples_what_one_engine_does(params, engine, pool, placed, nano)
 
 def test_no_engine_waits_for_another(pool, placed, nano):
     """The first one's ticks go on while the second, whose generation ended, has nothing to do."""
-    pool.start(placed, nano.KEY)
+    pool.start(placed, nano.key())
     pool.begin(0, nano.prompt(1), (1, 0), max_tokens=40)
     pool.begin(2, nano.prompt(2), (2, 0), max_tokens=1)
     ended = [spoken.slot for _ in range(2) for spoken in pool.tick()]
@@ -56,7 +56,7 @@ def test_no_engine_waits_for_another(pool, placed, nano):
 
 def test_what_is_under_way_can_be_dropped(params, engine, pool, placed, nano):
     """The caller of a rollout may stop at any moment; what comes next is not touched by what ran."""
-    pool.start(placed, nano.KEY)
+    pool.start(placed, nano.key())
     for slot in range(8):
         pool.begin(slot, nano.prompt(slot), (slot, 0), max_tokens=60)
     pool.tick()
@@ -70,7 +70,7 @@ def test_what_is_under_way_can_be_dropped(params, engine, pool, placed, nano):
 
 def test_nothing_compiles_after_warm_up(pool, placed, compilations, nano):
     pool.warm_up(placed)
-    pool.start(placed, nano.KEY)
+    pool.start(placed, nano.key())
     with compilations() as count:
         nano.run_all(pool, placed, range(9))
     assert count == []

@@ -53,7 +53,7 @@ def turns(engine, numbers, rollouts, length=2):
 
 def test_rollouts_and_turns_share_what_they_begin_with(params, engine, nano):
     """The system prefix is computed once, each question once; after that, only what is new in a prompt."""
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     done = turns(engine, range(3), rollouts=2)
     for contexts in done.values():
         for recorded in contexts:
@@ -71,10 +71,10 @@ def test_rollouts_and_turns_share_what_they_begin_with(params, engine, nano):
 
 
 def test_new_weights_compute_the_prefix_again(params, engine, nano):
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     turns(engine, [1], rollouts=1)
     once = engine.counters.prefilled_tokens
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     turns(engine, [1], rollouts=1)
     assert engine.counters.prefilled_tokens == once
     assert once >= len(SYSTEM)
@@ -82,7 +82,7 @@ def test_new_weights_compute_the_prefix_again(params, engine, nano):
 
 def test_a_cache_is_copied_before_its_owner_opens_another_context(params, engine, nano):
     """Between two ticks slot 0 goes on to another question while slots 1 and 2 want the one that it held."""
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     engine.begin(0, prompt(1), (0, 0), max_tokens=3)
     nano.speak(engine, 0)
     engine.take(0)
@@ -100,7 +100,7 @@ def test_parts_of_a_mesh_share_among_their_own_slots(params, nano):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     engine = nano.make_engine(nano.SETTINGS, mesh)
     placed = jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
-    engine.start(placed, nano.KEY)
+    engine.start(placed, nano.key())
     done = turns(engine, range(3), rollouts=3)
     for contexts in done.values():
         for recorded in contexts:
@@ -112,7 +112,7 @@ def test_parts_of_a_mesh_share_among_their_own_slots(params, nano):
 
 def test_contexts_with_another_prefix_stand_beside_those_that_share_it(params, engine, nano):
     """The first prompt's prefix is shared; another is cached with its context, as is a prompt that ends with it."""
-    engine.start(params, nano.KEY)
+    engine.start(params, nano.key())
     other = PromptIds(tuple(range(30, 40)), (3, 4), (5, 6), (), (8, 9))
     bare = PromptIds(SYSTEM, (), (), (), ())
     prompts = [prompt(0), other, bare, prompt(1)]
@@ -136,7 +136,7 @@ def test_contexts_with_another_prefix_stand_beside_those_that_share_it(params, e
 def test_new_weights_get_a_prefix_of_their_own(params, engine, nano):
     doubled = jax.tree.map(lambda x: 1.1 * x, params)
     for weights in (params, doubled):
-        engine.start(weights, nano.KEY)
+        engine.start(weights, nano.key())
         engine.begin(0, prompt(0), (0, 0), max_tokens=6)
         nano.speak(engine, 0)
         nano.assert_recorded_truly(weights, engine.take(0))

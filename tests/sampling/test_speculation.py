@@ -68,7 +68,7 @@ def repeated() -> PromptIds:
 def test_what_is_easy_to_guess_takes_fewer_steps(engine, guessing, copying, nano):
     steps = {}
     for name, one in (("plain", engine), ("guessing", guessing)):
-        one.start(copying, nano.KEY)
+        one.start(copying, nano.key())
         one.begin(0, repeated(), (0, 0), max_tokens=24)
         ids = nano.speak(one, 0).ids
         one.take(0)
