@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 
 def rotary_angles(position_BT: jax.Array, head_size: int, theta: float) -> jax.Array:
@@ -42,6 +43,10 @@ LOWEST = jnp.finfo(jnp.float32).min
 """The score of what is hidden. A finite number, because inf - inf would poison a gradient."""
 
 
+SAVED = "attention"
+"""Name under which a remat policy finds what attention gave, without which the backward pass would run it again."""
+
+
 def attend(
     q_BNTH: jax.Array,
     k_BKTH: jax.Array,
@@ -54,24 +59,53 @@ def attend(
     Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) sees padding and
     the past only, so no row of the softmax is empty. Scores and the softmax are float32.
     """
-    B, N, T, H = q_BNTH.shape
-    q_BKGTH = q_BNTH.reshape(B, -1, N // k_BKTH.shape[1], T, H)
-    k_BKHT = jnp.swapaxes(k_BKTH, 2, 3)
-    causal_TT = jnp.tril(jnp.ones((T, T), bool))
-    visible_BTT = causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :])
-
-    def look_at_own(first: int, end: int) -> Partial:
-        visible_BtT = visible_BTT[:, first:end, :end]
-        return look(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], v_BKTH[:, :, :end], visible_BtT)
-
-    block = max(QUERY_BLOCK, T // BLOCKS)
-    if T % block:
-        own = look_at_own(0, T)
-    else:
-        parts = [look_at_own(first, first + block) for first in range(0, T, block)]
-        own = Partial(*(jnp.concatenate(x, axis=3) for x in zip(*parts, strict=True)))
+    q_BKGTH = _by_kv_head(q_BNTH, k_BKTH)
+    own = _look_at_own(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
     mixed_BKGTH = join([own, *(part(q_BKGTH) for part in past)])
-    return mixed_BKGTH.reshape(B, N, T, H).astype(q_BNTH.dtype)
+    return mixed_BKGTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype)
+
+
+@jax.custom_vjp
+def attend_to_row(q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array) -> jax.Array:
+    """`attend` without a past, to be trained through: the backward pass works the scores out again, block by block.
+
+    So no score is kept. Its derivative is that of Dao et al. 2022, algorithm 4, written so that of the products no one
+    asks for scores that lie across: a CPU would copy them first, number by number.
+    """
+    return attend(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+
+
+def _attend_to_row_forward(q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array):
+    own = _look_at_own(_by_kv_head(q_BNTH, k_BKTH), k_BKTH, v_BKTH, segment_BT)
+    mixed_BNTH = checkpoint_name(join([own]).reshape(q_BNTH.shape).astype(q_BNTH.dtype), SAVED)
+    log_total_BKGT = checkpoint_name(own.top_BKGT + jnp.log(own.total_BKGT), SAVED)
+    return mixed_BNTH, (q_BNTH, k_BKTH, v_BKTH, segment_BT, mixed_BNTH, log_total_BKGT)
+
+
+def _attend_to_row_backward(saved: tuple[jax.Array, ...], by_mixed_BNTH: jax.Array):
+    """With w the weights, o what they mix and g its gradient: dv = w' g, d score = w (g v' - g · o)."""
+    q_BNTH, k_BKTH, v_BKTH, segment_BT, mixed_BNTH, log_total_BKGT = saved
+    q_BKGTH, mixed_BKGTH, by_mixed_BKGTH = (_by_kv_head(x, k_BKTH) for x in (q_BNTH, mixed_BNTH, by_mixed_BNTH))
+    k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
+    visible_BTT = _visible(segment_BT)
+    product_BKGT1 = jnp.sum(by_mixed_BKGTH.astype(jnp.float32) * mixed_BKGTH, axis=-1, keepdims=True)
+    by_q, by_k_BKHT, by_v_BKHT = [], jnp.zeros(k_BKHT.shape, jnp.float32), jnp.zeros(v_BKHT.shape, jnp.float32)
+    for first, end in _blocks(segment_BT.shape[1]):
+        q_BKGtH, g_BKGtH = (x[:, :, :, first:end] for x in (q_BKGTH, by_mixed_BKGTH))
+        score_BKGtS = _scores(q_BKGtH, k_BKHT[..., :end], visible_BTT[:, first:end, :end])
+        weight_BKGtS = jnp.exp(score_BKGtS - log_total_BKGT[:, :, :, first:end, None])
+        by_weight_BKGtS = _einsum("BKGtH,BKHS->BKGtS", g_BKGtH, v_BKHT[..., :end])
+        by_score_BKGtS = weight_BKGtS * (by_weight_BKGtS - product_BKGT1[:, :, :, first:end]) * q_BNTH.shape[-1] ** -0.5
+        weight_BKGtS, by_score_BKGtS = (x.astype(q_BNTH.dtype) for x in (weight_BKGtS, by_score_BKGtS))
+        by_q.append(_einsum("BKGtS,BKSH->BKGtH", by_score_BKGtS, k_BKTH[:, :, :end]))
+        by_k_BKHT = by_k_BKHT.at[..., :end].add(_einsum("BKGtH,BKGtS->BKHS", q_BKGtH, by_score_BKGtS))
+        by_v_BKHT = by_v_BKHT.at[..., :end].add(_einsum("BKGtH,BKGtS->BKHS", g_BKGtH, weight_BKGtS))
+    by_q_BNTH = jnp.concatenate(by_q, axis=3).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
+    by_k_BKTH, by_v_BKTH = (jnp.swapaxes(x, 2, 3).astype(k_BKTH.dtype) for x in (by_k_BKHT, by_v_BKHT))
+    return by_q_BNTH, by_k_BKTH, by_v_BKTH, None
+
+
+attend_to_row.defvjp(_attend_to_row_forward, _attend_to_row_backward)
 
 
 def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: jax.Array) -> Partial:
@@ -79,14 +113,7 @@ def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: 
 
     Keys lie across: with the tokens last, one score is a sum over rows of a matrix, which a CPU reads as it lies.
     """
-    score_BKGTS = jnp.einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, preferred_element_type=jnp.float32)
-    score_BKGTS = jnp.where(visible_BTS[:, None, None], score_BKGTS * q_BKGTH.shape[-1] ** -0.5, LOWEST)
-    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
-    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
-    mixed_BKGTH = jnp.einsum(
-        "BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH, preferred_element_type=jnp.float32
-    )
-    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
+    return _mix(_scores(q_BKGTH, k_BKHS, visible_BTS), v_BKSH)
 
 
 def nothing(q_BKGTH: jax.Array) -> Partial:
@@ -110,3 +137,50 @@ def join(parts: Sequence[Partial]) -> jax.Array:
     """mixed_BKGTH, float32: the values under one softmax over all that the parts lie over."""
     whole = merge(parts) if len(parts) > 1 else parts[0]
     return whole.mixed_BKGTH / whole.total_BKGT[..., None]
+
+
+def _by_kv_head(x_BNTH: jax.Array, k_BKTH: jax.Array) -> jax.Array:
+    """x_BKGTH: query heads in groups, of which each reads one head of keys."""
+    B, N, T, H = x_BNTH.shape
+    K = k_BKTH.shape[1]
+    return x_BNTH.reshape(B, K, N // K, T, H)
+
+
+def _visible(segment_BT: jax.Array) -> jax.Array:
+    """visible_BTT: which tokens of its row each token sees."""
+    T = segment_BT.shape[1]
+    return jnp.tril(jnp.ones((T, T), bool)) & (segment_BT[:, :, None] == segment_BT[:, None, :])
+
+
+def _blocks(T: int) -> list[tuple[int, int]]:
+    """The first query of each block and the first behind it."""
+    block = max(QUERY_BLOCK, T // BLOCKS)
+    return [(0, T)] if T % block else [(first, first + block) for first in range(0, T, block)]
+
+
+def _look_at_own(q_BKGTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array) -> Partial:
+    k_BKHT, visible_BTT = jnp.swapaxes(k_BKTH, 2, 3), _visible(segment_BT)
+
+    def look_at(first: int, end: int) -> Partial:
+        visible_BtS = visible_BTT[:, first:end, :end]
+        return _mix(_scores(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], visible_BtS), v_BKTH[:, :, :end])
+
+    parts = [look_at(first, end) for first, end in _blocks(segment_BT.shape[1])]
+    return Partial(*(jnp.concatenate(x, axis=3) for x in zip(*parts, strict=True)))
+
+
+def _scores(q_BKGTH: jax.Array, k_BKHS: jax.Array, visible_BTS: jax.Array) -> jax.Array:
+    """Scaled q · k, float32; LOWEST for what is hidden."""
+    score_BKGTS = _einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS)
+    return jnp.where(visible_BTS[:, None, None], score_BKGTS * q_BKGTH.shape[-1] ** -0.5, LOWEST)
+
+
+def _mix(score_BKGTS: jax.Array, v_BKSH: jax.Array) -> Partial:
+    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
+    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
+    mixed_BKGTH = _einsum("BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH)
+    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
+
+
+def _einsum(subscripts: str, *operands: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)

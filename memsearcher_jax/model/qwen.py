@@ -15,14 +15,14 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from memsearcher_jax.model import splash
-from memsearcher_jax.model.attention import attend, rotary_angles, rotate
+from memsearcher_jax.model.attention import SAVED, attend, attend_to_row, rotary_angles, rotate
 from memsearcher_jax.model.axes import constrain, exchange, fetch, part_of
 from memsearcher_jax.model.cache import Cache, Growing, Reading, Recent
 from memsearcher_jax.model.config import ModelConfig
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
 PROJECTIONS = "projections"  # name of queries, keys and values, for a remat policy
-KEPT = {"full": (), "attention": (splash.SAVED,), "projections": (splash.SAVED, PROJECTIONS)}
+KEPT = {"full": (), "attention": (SAVED,), "projections": (SAVED, PROJECTIONS)}
 """By `ModelConfig.remat`: what the backward pass finds beside each layer's input."""
 
 
@@ -161,7 +161,7 @@ class Block(nn.Module):
         elif c.attention == "splash":
             mixed_BNTH = splash.attend(q_BNTH, k_BKTH, v_BKTH, segment_BT)
         else:
-            mixed_BNTH = checkpoint_name(attend(q_BNTH, k_BKTH, v_BKTH, segment_BT), splash.SAVED)
+            mixed_BNTH = attend_to_row(q_BNTH, k_BKTH, v_BKTH, segment_BT)
         x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)

@@ -9,13 +9,11 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask
 
+from memsearcher_jax.model.attention import SAVED
 from memsearcher_jax.model.axes import per_device
 
 BLOCKS = (1_024, 512, 256, 128)
 """Tokens that the kernel works on at a time: the widest that divides a row."""
-
-SAVED = "attention"
-"""Name under which a remat policy finds the kernel's output, without which the backward pass would run it again."""
 
 
 def attend(

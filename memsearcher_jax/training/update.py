@@ -45,11 +45,8 @@ def learning_rate(config: TrainingConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
-    """AdamW on gradients clipped by their global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(learning_rate(config), b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay),
-    )
+    """AdamW, of gradients that `make_update` has clipped."""
+    return optax.adamw(learning_rate(config), b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay)
 
 
 def abstract_params(model_config: ModelConfig, mesh: Mesh) -> dict:
@@ -137,6 +134,14 @@ def make_update(
         gradient = jax.tree.map(summed, gradient, weight_axes)
         return jax.tree.map(lambda x, weight: x.astype(weight.dtype), gradient, params), merge_rows(scores)
 
+    def step(state: TrainState, gradient: dict, grad_norm: jax.Array) -> TrainState:
+        # Not by optax.clip_by_global_norm: it divides each number, which XLA does once for all who read it, into a
+        # second gradient; and it takes the norm again.
+        scale = jnp.minimum(1, config.max_grad_norm / grad_norm)
+        gradient = jax.tree.map(lambda x: (x * scale).astype(x.dtype), gradient)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+
     def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
         if jax.sharding.get_abstract_mesh().empty:
             raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
@@ -147,11 +152,10 @@ def make_update(
 
         differentiate = by_rows(gradient_here, (weight_axes, axes_BT, axes_BT), (weight_axes, axes_BT))
         gradient, scores = differentiate(state.params, batch, weight_BT)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        taken = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
-        new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), taken, state)
+        # A branch, because a choice for each number keeps most of the old state beside the new one on a CPU.
+        new_state = jax.lax.cond(finite, step, lambda state, *_: state, state, gradient, grad_norm)
 
         _, metrics = objective(config, *scores, batch, weight_BT)
         filled = filled_parts(split_rows(batch.segment_BT, config.accumulate))

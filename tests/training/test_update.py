@@ -33,8 +33,8 @@ ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
 
 
 def step(nano, batch, *, optimizer=DESCENT, mesh=None, **changes):
-    """One update of fresh weights: (the weights' change, metrics) on the host."""
-    mesh = mesh or nano.mesh()
+    """One update of fresh weights: (the weights' change, metrics) on the host. Gradients are as long as they are."""
+    mesh, changes = mesh or nano.mesh(), {"max_grad_norm": np.inf} | changes
     with jax.set_mesh(mesh):
         state = init_state(nano.params(), nano.model, optimizer, mesh)
         new_state, metrics = nano.update(optimizer, mesh, **changes)(state, batch)
@@ -89,6 +89,14 @@ def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
         np.testing.assert_allclose(plain[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
     norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(plain[0])))
     np.testing.assert_allclose(plain[1]["grad_norm"], norm, rtol=1e-3)
+
+
+def test_a_gradient_that_is_too_long_is_shortened(nano, plain):
+    norm = plain[1]["grad_norm"]
+    change, metrics = step(nano, nano.batch, max_grad_norm=norm / 4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 4, rtol=1e-3, atol=1e-6), change, plain[0])
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert_same_step(plain, step(nano, nano.batch, max_grad_norm=norm * 1.01))
 
 
 @pytest.mark.parametrize("changes", [*({"aggregate": name} for name in AGGREGATES), GSPO], ids=str)
