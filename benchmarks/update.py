@@ -80,13 +80,11 @@ def main(flags: Flags) -> None:
     if flags.child:
         print(json.dumps({"ours": ours, "torch": torch_steps}[flags.child](flags, flags.sizes[0])))
         return
-    results = [measure(size, flags) for size in flags.sizes]
-    for result in results:
-        print(
-            "  ".join(
-                f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in result.items()
-            )
-        )
+    results = []
+    for size in flags.sizes:
+        results.append(measure(size, flags))
+        cells = (f"{key} {x:,.4g}" if isinstance(x, float) else f"{key} {x}" for key, x in results[-1].items())
+        print("  ".join(cells), flush=True)
     if flags.json:
         flags.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

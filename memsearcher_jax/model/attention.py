@@ -39,9 +39,11 @@ QUERY_BLOCK, BLOCKS = 128, 8
 """Queries look at their own text so many at a time, or as many as make that many blocks, and never at what stands
 behind the block: nearly half of the scores of a long text are not worked out, and few exist at one time."""
 
+ROW_SCORES = 2**21
+"""Of rows that train, so many scores are worked out at one time, of at least one row."""
+
 LOWEST = jnp.finfo(jnp.float32).min
 """The score of what is hidden. A finite number, because inf - inf would poison a gradient."""
-
 
 SAVED = "attention"
 """Name under which a remat policy finds what attention gave, without which the backward pass would run it again."""
@@ -72,19 +74,52 @@ def attend_to_row(q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segme
     So no score is kept. Its derivative is that of Dao et al. 2022, algorithm 4, written so that of the products no one
     asks for scores that lie across: a CPU would copy them first, number by number.
     """
-    return attend(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+    return _attend_to_row_forward(q_BNTH, k_BKTH, v_BKTH, segment_BT)[0]
 
 
-def _attend_to_row_forward(q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array):
+def _attend_to_row_forward(*qkv_and_segment: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    saved = [checkpoint_name(x, SAVED) for x in _few_rows_at_once(_mix_rows, *qkv_and_segment)]
+    return saved[0], (*qkv_and_segment, *saved)
+
+
+def _attend_to_row_backward(saved: tuple[jax.Array, ...], by_mixed_BNTH: jax.Array) -> tuple[jax.Array | None, ...]:
+    return *_few_rows_at_once(_differentiate_rows, by_mixed_BNTH, *saved), None
+
+
+attend_to_row.defvjp(_attend_to_row_forward, _attend_to_row_backward)
+
+
+def _few_rows_at_once(function: Callable, *arrays: jax.Array) -> Sequence[jax.Array]:
+    """`function` of arrays [B, ...], the first [B, N, T, H], on so many rows that a block has at most ROW_SCORES."""
+    B, N, T, _ = arrays[0].shape
+    first, end = _blocks(T)[0]
+    most = ROW_SCORES // (N * (end - first) * T)
+    rows = max(rows for rows in range(1, B + 1) if rows == 1 or (B % rows == 0 and rows <= most))
+    if rows == B:
+        return function(*arrays)
+    groups = [x.reshape(B // rows, rows, *x.shape[1:]) for x in arrays]
+    return [x.reshape(B, *x.shape[2:]) for x in jax.lax.map(lambda group: function(*group), groups)]
+
+
+def _mix_rows(
+    q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(mixed_BNTH, log_total_BKGT: the logarithm of the sum of the exponentials of a query's scores)."""
     own = _look_at_own(_by_kv_head(q_BNTH, k_BKTH), k_BKTH, v_BKTH, segment_BT)
-    mixed_BNTH = checkpoint_name(join([own]).reshape(q_BNTH.shape).astype(q_BNTH.dtype), SAVED)
-    log_total_BKGT = checkpoint_name(own.top_BKGT + jnp.log(own.total_BKGT), SAVED)
-    return mixed_BNTH, (q_BNTH, k_BKTH, v_BKTH, segment_BT, mixed_BNTH, log_total_BKGT)
+    return join([own]).reshape(q_BNTH.shape).astype(q_BNTH.dtype), own.top_BKGT + jnp.log(own.total_BKGT)
 
 
-def _attend_to_row_backward(saved: tuple[jax.Array, ...], by_mixed_BNTH: jax.Array):
-    """With w the weights, o what they mix and g its gradient: dv = w' g, d score = w (g v' - g · o)."""
-    q_BNTH, k_BKTH, v_BKTH, segment_BT, mixed_BNTH, log_total_BKGT = saved
+def _differentiate_rows(
+    by_mixed_BNTH: jax.Array,
+    q_BNTH: jax.Array,
+    k_BKTH: jax.Array,
+    v_BKTH: jax.Array,
+    segment_BT: jax.Array,
+    mixed_BNTH: jax.Array,
+    log_total_BKGT: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(by_q_BNTH, by_k_BKTH, by_v_BKTH). With w the weights, o what they mix and g its gradient: by v = w' g,
+    by score = w (g v' - g · o)."""
     q_BKGTH, mixed_BKGTH, by_mixed_BKGTH = (_by_kv_head(x, k_BKTH) for x in (q_BNTH, mixed_BNTH, by_mixed_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
     visible_BTT = _visible(segment_BT)
@@ -102,10 +137,7 @@ def _attend_to_row_backward(saved: tuple[jax.Array, ...], by_mixed_BNTH: jax.Arr
         by_v_BKHT = by_v_BKHT.at[..., :end].add(_einsum("BKGtH,BKGtS->BKHS", g_BKGtH, weight_BKGtS))
     by_q_BNTH = jnp.concatenate(by_q, axis=3).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
     by_k_BKTH, by_v_BKTH = (jnp.swapaxes(x, 2, 3).astype(k_BKTH.dtype) for x in (by_k_BKHT, by_v_BKHT))
-    return by_q_BNTH, by_k_BKTH, by_v_BKTH, None
-
-
-attend_to_row.defvjp(_attend_to_row_forward, _attend_to_row_backward)
+    return by_q_BNTH, by_k_BKTH, by_v_BKTH
 
 
 def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: jax.Array) -> Partial:
