@@ -165,8 +165,8 @@ class Block(nn.Module):
         x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
-        gate_BTF = jax.nn.silu(jnp.einsum("BTD,FD->BTF", y_BTD, gate_FD))
-        fed_BTF = constrain(gate_BTF * jnp.einsum("BTD,FD->BTF", y_BTD, up_FD), ("batch", None, "ffn"))
+        gate_BTF = jax.nn.silu(_widen(y_BTD, gate_FD))
+        fed_BTF = constrain(gate_BTF * _widen(y_BTD, up_FD), ("batch", None, "ffn"))
         x_BTD += constrain(jnp.einsum("BTF,DF->BTD", fed_BTF, down_DF), ("batch", None, None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 
@@ -249,6 +249,28 @@ def _rows_of_backward(vocab_size: int, ids_BT: jax.Array, gradient_BTD: jax.Arra
 
 
 _rows_of.defvjp(_rows_of_forward, _rows_of_backward)
+
+
+@jax.custom_vjp
+def _widen(y_BTD: jax.Array, weight_FD: jax.Array) -> jax.Array:
+    """out_BTF. JAX's own gradient of the weight asks for that of the output lying across, this one for y.
+
+    A CPU copies what lies across, and of the two y is several times narrower.
+    """
+    return jnp.einsum("BTD,FD->BTF", y_BTD, weight_FD)
+
+
+def _widen_forward(y_BTD: jax.Array, weight_FD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _widen(y_BTD, weight_FD), (y_BTD, weight_FD)
+
+
+def _widen_backward(saved: tuple[jax.Array, jax.Array], by_out_BTF: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y_BTD, weight_FD = saved
+    by_weight_DF = jnp.einsum("BTD,BTF->DF", y_BTD, by_out_BTF)
+    return jnp.einsum("BTF,FD->BTD", by_out_BTF, weight_FD), by_weight_DF.T
+
+
+_widen.defvjp(_widen_forward, _widen_backward)
 
 
 def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
