@@ -20,6 +20,8 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _GOES_ON = re.compile(r" async-(done|update)\(|^ *(ROOT )?%async-collective-done|calls=%async_collective_fusion")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _HEADER = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
+# What runs beside the program, as collectives do on the sparse cores of a tpu7x, ends with where it runs.
+_END = re.compile(r'\}(, execution_thread="\w+")?$')
 _LIMIT = re.compile(r"constant\((\d+)\)")
 
 
@@ -41,7 +43,7 @@ def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
     for line in program.splitlines():
         if header := _HEADER.match(line):
             name, lines = (header[1] or "") + header[2], []
-        elif line == "}" and name:
+        elif _END.match(line) and name:
             yield name, lines
         else:
             lines.append(line)

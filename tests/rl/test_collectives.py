@@ -103,3 +103,11 @@ def test_a_program_on_one_device_sends_nothing():
         link_bytes("HloModule one\n\nENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %y = f32[2] copy(%x)\n}\n", loops=1)
         == {}
     )
+
+
+def test_what_runs_beside_the_program_is_counted():
+    """On a tpu7x collectives run on the sparse cores, and their computations end with saying so."""
+    gathering = PROGRAM[PROGRAM.index("%gathering") : PROGRAM.index("%body")]
+    beside = PROGRAM.replace(gathering, gathering.replace("\n}", '\n}, execution_thread="sparsecore"'))
+    assert beside != PROGRAM
+    assert link_bytes(beside, loops=1) == link_bytes(PROGRAM, loops=1)
