@@ -145,7 +145,11 @@ def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: 
 
     Keys lie across: with the tokens last, one score is a sum over rows of a matrix, which a CPU reads as it lies.
     """
-    return _mix(_scores(q_BKGTH, k_BKHS, visible_BTS), v_BKSH)
+    score_BKGTS = _scores(q_BKGTH, k_BKHS, visible_BTS)
+    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
+    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
+    mixed_BKGTH = _einsum("BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH)
+    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
 
 
 def nothing(q_BKGTH: jax.Array) -> Partial:
@@ -192,12 +196,10 @@ def _blocks(T: int) -> list[tuple[int, int]]:
 
 def _look_at_own(q_BKGTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array) -> Partial:
     k_BKHT, visible_BTT = jnp.swapaxes(k_BKTH, 2, 3), _visible(segment_BT)
-
-    def look_at(first: int, end: int) -> Partial:
-        visible_BtS = visible_BTT[:, first:end, :end]
-        return _mix(_scores(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], visible_BtS), v_BKTH[:, :, :end])
-
-    parts = [look_at(first, end) for first, end in _blocks(segment_BT.shape[1])]
+    parts = [
+        look(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], v_BKTH[:, :, :end], visible_BTT[:, first:end, :end])
+        for first, end in _blocks(segment_BT.shape[1])
+    ]
     return Partial(*(jnp.concatenate(x, axis=3) for x in zip(*parts, strict=True)))
 
 
@@ -205,13 +207,6 @@ def _scores(q_BKGTH: jax.Array, k_BKHS: jax.Array, visible_BTS: jax.Array) -> ja
     """Scaled q · k, float32; LOWEST for what is hidden."""
     score_BKGTS = _einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS)
     return jnp.where(visible_BTS[:, None, None], score_BKGTS * q_BKGTH.shape[-1] ** -0.5, LOWEST)
-
-
-def _mix(score_BKGTS: jax.Array, v_BKSH: jax.Array) -> Partial:
-    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
-    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
-    mixed_BKGTH = _einsum("BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH)
-    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
 
 
 def _einsum(subscripts: str, *operands: jax.Array) -> jax.Array:
