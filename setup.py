@@ -1,8 +1,8 @@
-"""Package metadata. `pip install -e .` runs the main job on a CPU; the extras add accelerators and tests."""
+"""Package metadata. `pip install -e .` is enough to train on a CPU; the extras add accelerators and tests."""
 
 from setuptools import find_packages, setup
 
-# The lower bound is the version that the tests run with; the upper bound is the next one that may break an interface.
+# Lower bounds are the versions that the tests run with; upper bounds the next that may change an interface.
 RUNTIME = [
     "jax>=0.10.2,<0.11.1",
     "flax>=0.12.8,<0.13",
@@ -14,9 +14,12 @@ RUNTIME = [
     "array_record>=0.8.6,<0.9",
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",
+    "huggingface_hub>=2.4,<3",
     "tokenizers>=0.23.1,<0.24",
     "json-repair>=0.64.5,<0.65",
+    "rouge-score>=0.1.2,<0.2",
     "safetensors>=0.8,<0.9",
+    "annotated-types>=0.8,<0.9",
     "tyro>=1.0.17,<2",
     "rich>=15,<16",
     "tensorboardX>=2.6.5,<3",
@@ -25,32 +28,61 @@ RUNTIME = [
 ]
 
 GCS = ["gcsfs>=2026.9,<2027"]
+DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
+WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
+GGUF = ["torch>=2.13,<2.14", "transformers>=5.23,<6", "gguf>=0.19,<0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],
     "test": [
-        *("pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "ruff>=0.17.5,<0.18", "setuptools>=77"),
+        *WANDB,
+        *(
+            "pytest>=9,<10",
+            "pytest-xdist>=3.8,<4",
+            "hypothesis>=6.170,<7",
+            "ruff>=0.17.5,<0.18",
+            "pyright>=1.1.414,<2",
+            "setuptools>=77",
+        ),
         *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
         *SERVE,
+        *DOCUMENTS,
         *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],
     "serve": SERVE,
+    "documents": DOCUMENTS,
     "gcs": GCS,
     "browser": ["selenium>=4.51,<5"],
+    "docs": ["zensical>=0.0.73,<0.1", "mkdocstrings[python]>=1.0.8,<2"],
+    "wandb": WANDB,
     "bench": ["faiss-cpu>=1.15.1,<2"],
-    "parity": ["torch>=2.13,<2.14", "transformers>=5.23,<6"],
+    "gguf": GGUF,
+    "parity": [*GGUF, "peft>=0.21.2,<0.22"],
+}
+
+# Presets and commands are top-level directories of a checkout and subpackages of a wheel.
+TOP_LEVEL = {
+    "memsearcher_jax.configs": "configs",
+    "memsearcher_jax.launch": "launch",
+    "memsearcher_jax.launch.pod": "launch/pod",
 }
 
 setup(
     name="memsearcher_jax",
-    version="0.1.0",
+    version="0.2.0",
     description="Search agents with a compact memory, trained end to end by multi-context GRPO in JAX",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]),
-    package_data={"memsearcher_jax": ["agent/templates/**", "assets/**", "report/web/*"]},
+    packages=[*find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]), *TOP_LEVEL],
+    package_dir=TOP_LEVEL,
+    package_data={
+        "memsearcher_jax": ["py.typed", "agent/templates/**", "assets/**", "report/page/web/*"],
+        "memsearcher_jax.configs": ["*.toml"],
+        "memsearcher_jax.launch.pod": ["*.toml", "Dockerfile*"],
+    },
+    entry_points={"console_scripts": ["memsearcher = memsearcher_jax.launch.main:main"]},
     install_requires=RUNTIME,
     extras_require=EXTRAS,
 )

@@ -1,9 +1,9 @@
-"""Does it learn? Trains the small model with several seeds and ablations, tests before and after, draws the curves.
+"""Learning curves: trains the small model with several seeds and ablations, and tests it before and after.
 
 python benchmarks/learning.py --out DIR [--variants tiny react ...] [--seeds 0 1 2]
 
-Runs the commands that a user would run, each in its folder of DIR, and goes on where it was stopped. What is in DIR
-then is summarised: a table on the screen and in DIR/learning.md, learning.png and tokens.png beside it.
+Each command runs in a folder of DIR, and an interrupted benchmark continues where it stopped. The summary of all runs
+is a table, printed and written to DIR/learning.md, and the plots DIR/learning.png and DIR/tokens.png.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tyro
+from common import REPOSITORY
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memsearcher_jax.agent.types import Stop
-from memsearcher_jax.report.metrics import FILE_NAME, read_metrics
-from memsearcher_jax.report.page_facts import Facts, read_run
+from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.report.page.run_data import read_run
 from memsearcher_jax.report.plots import COLORS, running_mean
+from memsearcher_jax.types import StopReason, TrajectorySummary
 
-LAUNCH = Path(__file__).resolve().parents[1] / "launch"
 VARIANTS = {
     "tiny": ["--config", "tiny"],
-    "last context": ["--config", "tiny", "--rl.credit", "last context"],
-    "no memory": ["--config", "tiny", "--agent.remember", "False"],
+    "last context": ["--config", "tiny", "--rl.credit", "last_context"],
+    "no memory": ["--config", "tiny", "--agent.carry_memory", "False"],
     "react": ["--config", "tiny_react"],
 }
 LABELS = {
@@ -41,39 +43,38 @@ LABELS = {
 }
 START = "start"
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
-LONG = ["--data.world.hops", "4", "5", "6", "7", "--agent.question_tokens", "48", "--sampling.context_tokens"]
-"""Questions of so many hops that a trajectory has eight turns; training saw three hops at most."""
-ROOM = {"tiny": "384", "react": "1024"}
-FEW = 10  # trajectories; turns that fewer reached are not drawn
+LONG = ["--data.encyclopedia.hops", "4", "5", "6", "7", "--agent.question_tokens", "48", "--sampling.context_tokens"]
+"""Questions with enough hops for trajectories of eight turns; training has at most three hops."""
+CONTEXT_TOKENS = {"tiny": "384", "react": "1024"}
+MIN_TRAJECTORIES = 10  # turns that fewer trajectories reached are not drawn
 
 
-@dataclass(frozen=True)
-class Flags:
-    """What to run."""
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Flags of all learning benchmarks."""
 
     out: Path
     """Folder of all runs and of the summary."""
-    variants: tuple[str, ...] = tuple(VARIANTS)
-    """Which to train: tiny, "last context", "no memory", react."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the training runs; the world is the same."""
+    """Seeds of the training runs; the data is the same."""
     steps: int | None = None
     """Training steps, if not those of the preset."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flags(Runs):
+    """Flags of this benchmark."""
+
+    variants: tuple[Literal["tiny", "last context", "no memory", "react"], ...] = tuple(VARIANTS)
+    """Variants to train."""
+
+
 def main(flags: Flags) -> None:
-    unknown = set(flags.variants) - set(VARIANTS)
-    if unknown:
-        raise SystemExit(f"error: no variant {unknown.pop()!r}: choose among {', '.join(VARIANTS)}")
     examine(flags.out, START, ["--config", "tiny"])
-    for variant in flags.variants:
-        for seed in flags.seeds:
-            name = f"{variant}, seed {seed}"
-            train(flags.out / name, [*VARIANTS[variant], "--seed", str(seed)], flags.steps)
-            examine(flags.out, name, ["--checkpoint", str(flags.out / name)])
-    for variant in set(flags.variants) & set(ROOM):
+    train_all(flags, {variant: VARIANTS[variant] for variant in flags.variants})
+    for variant in set(flags.variants) & set(CONTEXT_TOKENS):
         run = flags.out / f"{variant}, seed {flags.seeds[0]}"
-        evaluate(flags.out / f"{run.name}, long", ["--checkpoint", str(run), *LONG, ROOM[variant]])
+        evaluate(flags.out / f"{run.name}, long", ["--checkpoint", str(run), *LONG, CONTEXT_TOKENS[variant]])
     table = summary(flags.out)
     (flags.out / "learning.md").write_text(table, encoding="utf-8")
     draw_learning(flags.out).savefig(flags.out / "learning.png", dpi=120)
@@ -81,70 +82,78 @@ def main(flags: Flags) -> None:
     print(table)
 
 
-def train(folder: Path, arguments: Sequence[str], steps: int | None) -> None:
-    """One run, or what is left of it."""
-    told = ["--resume"] if (folder / "run.json").is_file() else list(arguments)
-    command("tpu_train", [*told, "--out", str(folder), *(["--rl.steps", str(steps)] if steps else [])])
+def train_all(runs: Runs, variants: Mapping[str, Sequence[str]]) -> None:
+    """Train every variant, given by its arguments, with every seed, and test the results."""
+    for variant, arguments in variants.items():
+        for seed in runs.seeds:
+            name = f"{variant}, seed {seed}"
+            steps = ["--rl.steps", str(runs.steps)] if runs.steps else []
+            command("tpu_train", runs.out / name, [*arguments, "--seed", str(seed)], steps)
+            examine(runs.out, name, ["--checkpoint", str(runs.out / name)])
 
 
 def examine(out: Path, name: str, arguments: Sequence[str]) -> None:
-    """All test questions, drawn and greedy."""
-    for how, temperature in TEMPERATURES.items():
-        evaluate(out / f"{name}, {how}", [*arguments, "--evaluation.temperature", str(temperature)])
+    """Evaluate on all test questions, sampled and greedy."""
+    for decoding, temperature in TEMPERATURES.items():
+        evaluate(out / f"{name}, {decoding}", [*arguments, "--evaluation.temperature", str(temperature)])
 
 
 def evaluate(folder: Path, arguments: Sequence[str]) -> None:
     if not (folder / "results.json").is_file():
-        told = ["--resume"] if (folder / "run.json").is_file() else list(arguments)
-        command("evaluate", [*told, "--out", str(folder)])
+        command("evaluate", folder, arguments)
 
 
-def command(program: str, arguments: Sequence[str]) -> None:
-    print(f"$ python launch/{program}.py", *arguments, flush=True)
-    subprocess.run([sys.executable, str(LAUNCH / f"{program}.py"), *arguments], check=True)
+def command(program: str, folder: Path, arguments: Sequence[str], changes: Sequence[str] = ()) -> None:
+    """Run a program, or resume it if the folder contains a run of it."""
+    arguments = ["--resume"] if (folder / "run.json").is_file() else arguments
+    words = [*arguments, "--out", str(folder), *changes]
+    print(f"$ python launch/{program}.py", *words, flush=True)
+    subprocess.run([sys.executable, str(REPOSITORY / "launch" / f"{program}.py"), *words], check=True)
 
 
 def summary(out: Path) -> str:
-    """Markdown: exact match on the test questions, by hops too, and the time of training; medians over seeds last."""
-    head = ["run", "minutes", *(f"{how}{part}" for how in TEMPERATURES for part in ("", " 1", " 2", " 3"))]
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
-    for name in (START, *(f"{variant}, seed {seed}" for variant, seed in trained(out))):
-        scores = [score for how in TEMPERATURES for score in exact_matches(out / f"{name}, {how}")]
-        lines.append(" | ".join([name, minutes(out / name), *(f"{score:.3f}" for score in scores)]))
-    return "".join(f"| {line} |\n" for line in lines)
+    """Markdown: exact match on the test questions, also by hops, and the minutes of training."""
+    head = ["run", "minutes", *(f"{name}{part}" for name in TEMPERATURES for part in ("", " 1", " 2", " 3"))]
+    rows = []
+    for name in (START, *trained(out, VARIANTS)):
+        scores = [score for decoding in TEMPERATURES for score in exact_matches(out / f"{name}, {decoding}")]
+        rows.append([name, minutes(out / name), *(f"{score:.3f}" for score in scores)])
+    return markdown(head, rows)
 
 
-def trained(out: Path) -> list[tuple[str, int]]:
-    """The runs in the folder that have been examined."""
-    found = []
-    for variant in VARIANTS:
-        for folder in sorted(out.glob(f"{variant}, seed *, greedy/results.json")):
-            found.append((variant, int(folder.parent.name.split()[-2].rstrip(","))))
-    return found
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
+
+
+def trained(out: Path, variants: Iterable[str]) -> list[str]:
+    """The tested runs of these variants in the folder."""
+    suffix = ", greedy"
+    folders = [file.parent for name in variants for file in sorted(out.glob(f"{name}, seed *{suffix}/results.json"))]
+    return [folder.name.removesuffix(suffix) for folder in folders]
 
 
 def exact_matches(folder: Path) -> list[float]:
-    """Of all questions, and of those of one, two and three hops."""
+    """Exact match of all questions, and of questions with one, two and three hops."""
     metrics = json.loads((folder / "results.json").read_text())["metrics"]
     return [metrics["exact_match"], *(metrics[f"exact_match/{hops}_hops"] for hops in (1, 2, 3))]
 
 
 def minutes(folder: Path) -> str:
-    if not (folder / FILE_NAME).is_file():
+    if not (folder / METRICS_FILE).is_file():
         return ""
-    phases = [value for step in read_metrics(folder / FILE_NAME) for name, value in step.items() if "seconds/" in name]
+    phases = [value for step in read_metrics(folder / METRICS_FILE) for name, value in step.items() if "time/" in name]
     return f"{sum(phases) / 60:.1f}"
 
 
 def draw_learning(out: Path) -> Figure:
-    """Exact match of the sampled trajectories, all and by hops; a line for each variant, thin ones for its seeds."""
+    """Plots exact match of sampled trajectories, in total and by hops: a line per variant, thin lines for its seeds."""
     figure = Figure(figsize=(14, 3.7), layout="constrained", facecolor="white")
     panels = {"All questions": "exact_match"} | {
         f"{hops} hop{'s' * (hops > 1)}": f"exact_match/{hops}_hops" for hops in (1, 2, 3)
     }
     for axes, (title, metric) in zip(figure.subplots(1, 4, sharey=True), panels.items(), strict=True):
         for color, variant in zip(COLORS, VARIANTS, strict=False):
-            curves = [curve(out / f"{variant}, seed {seed}", metric) for one, seed in trained(out) if one == variant]
+            curves = [curve(out / name, metric) for name in trained(out, [variant])]
             draw_curves(axes, curves, color, LABELS[variant])
         style(axes, title, "step")
     figure.axes[0].set_ylim(0, 1)
@@ -155,7 +164,7 @@ def draw_learning(out: Path) -> Figure:
 
 def curve(folder: Path, metric: str) -> np.ndarray:
     """float64 [steps], a running mean over eight of them."""
-    return running_mean(np.array([step.get(metric, np.nan) for step in read_metrics(folder / FILE_NAME)]), 8)
+    return running_mean(np.array([step.get(metric, np.nan) for step in read_metrics(folder / METRICS_FILE)]), 8)
 
 
 def draw_curves(axes: Axes, curves: Sequence[np.ndarray], color: str, label: str) -> None:
@@ -167,12 +176,12 @@ def draw_curves(axes: Axes, curves: Sequence[np.ndarray], color: str, label: str
 
 
 def draw_tokens(out: Path) -> Figure:
-    """Tokens in context by turn, of trajectories with many turns; the slopes stand in the legend."""
+    """Plots context tokens by turn, for trajectories with many turns; the legend shows their slopes."""
     figure = Figure(figsize=(6, 3.8), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    for color, variant in zip(COLORS, ROOM, strict=False):
+    for color, variant in zip(COLORS, CONTEXT_TOKENS, strict=False):
         for folder in sorted(out.glob(f"{variant}, seed *, long/results.json"))[:1]:
-            lengths = searched(read_run(folder.parent, most=1_000_000).facts)
+            lengths = search_turns(read_run(folder.parent, max_trajectories=1_000_000).summaries)
             turns = by_turn(lengths)
             label = f"{LABELS[variant]}: {slope(lengths):+.1%} a turn"
             axes.plot(list(turns), list(turns.values()), color=color, marker="o", label=label)
@@ -182,28 +191,26 @@ def draw_tokens(out: Path) -> Figure:
     return figure
 
 
-def searched(facts: Iterable[Facts]) -> list[np.ndarray]:
-    """For each trajectory its tokens by turn, without the turn that answers: nothing is read in it."""
-    return [
-        np.array(one.tokens_of_turns[: len(one.tokens_of_turns) - (one.stop is Stop.ANSWERED)], float) for one in facts
-    ]
+def search_turns(summaries: Iterable[TrajectorySummary]) -> list[np.ndarray]:
+    """The context tokens of each trajectory by turn, without the answering turn, which reads nothing."""
+    return [np.array(s.context_lengths[: -1 if s.stop is StopReason.ANSWERED else None], float) for s in summaries]
 
 
 def by_turn(lengths: Sequence[np.ndarray]) -> dict[int, float]:
-    """Mean tokens of the turns, from the first on, that enough trajectories reached."""
-    most = max(map(len, lengths))
-    reached = {turn: [one[turn - 1] for one in lengths if len(one) >= turn] for turn in range(1, most + 1)}
-    return {turn: statistics.fmean(values) for turn, values in reached.items() if len(values) >= FEW}
+    """Mean context tokens of each turn that at least MIN_TRAJECTORIES trajectories reached."""
+    turns = enumerate(zip_longest(*lengths), start=1)
+    reached = {turn: [value for value in values if value is not None] for turn, values in turns}
+    return {turn: statistics.fmean(values) for turn, values in reached.items() if len(values) >= MIN_TRAJECTORIES}
 
 
 def slope(lengths: Sequence[np.ndarray]) -> float:
-    """Growth of a trajectory's tokens from the second turn on, a turn, as a share of their mean.
+    """Growth of context tokens per turn from the second turn on, relative to their mean.
 
-    Least squares with an intercept for each trajectory: long questions have more turns and more tokens in all of them.
+    Least squares with an intercept per trajectory, because long questions have more turns and more tokens per turn.
     """
-    late = [one[1:8] for one in lengths if len(one) > 2]
-    turn = np.concatenate([np.arange(len(one)) - (len(one) - 1) / 2 for one in late])
-    tokens = np.concatenate([one - one.mean() for one in late])
+    late = [tokens_T[1:8] for tokens_T in lengths if len(tokens_T) > 2]
+    turn = np.concatenate([np.arange(len(tokens_T)) - (len(tokens_T) - 1) / 2 for tokens_T in late])
+    tokens = np.concatenate([tokens_T - tokens_T.mean() for tokens_T in late])
     return float(turn @ tokens / (turn @ turn) / np.concatenate(late).mean())
 
 

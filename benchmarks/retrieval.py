@@ -1,52 +1,70 @@
-"""Search by ScaNN against FAISS: queries/s at the same recall, on one core, and the memory that each takes.
+"""ScaNN against FAISS: queries/s at equal recall on one core, and memory.
 
 pip install -e '.[bench]'
 python benchmarks/retrieval.py                                           # 200,000 and 1,000,000 clustered vectors
-python benchmarks/retrieval.py --rows 200000 --encoder DIR --wiki DIR    # and real ones: a corpus with questions
+python benchmarks/retrieval.py --rows 200000 --encoder DIR --wiki DIR    # and vectors of a corpus
 
-Every engine is tuned to the same recall@5 against exact search on the queries that are timed, and all take turns on one
-core. What took long to make is kept in --cache.
+Every engine is tuned to the same recall@5 on the queries that are timed, and all take turns on one core. Indexes are
+cached in --cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import common
 import faiss
 import numpy as np
+import tyro
 
-from memsearcher_jax.retrieval import approximate
-from memsearcher_jax.retrieval.approximate import TOP, TreeSettings, recall_of
+from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.scann_index import TOP, recall_at_n
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
-from memsearcher_jax.retrieval.workplace import write_json
-from memsearcher_jax.rl import embedder
+from memsearcher_jax.runtime import text_encoder
 
 RECALL = 0.95
 BATCH, QUERIES, ROUNDS = 64, 1_024, 7
 SIZE, ROWS_PER_CLUSTER, DECAY = 384, 200, 0.5
-SPREAD = 1.1  # of the members of a cluster, as a multiple of that of the centres
+SPREAD = 1.1  # standard deviation within a cluster, relative to that of the centres
 QUESTIONS = ("2wikimultihopqa", "hotpotqa", "musique")
-NAMED_WEIGHTS = (0, 0.25, 1)  # beside the one that is set
-PROBED = sorted({int(1.1**power) for power in range(75)})  # lists, and candidates, that are tried in this order
+LINK_WEIGHTS = (0, 0.25, 1)  # compared with the default
+EFFORTS = sorted({int(1.1**power) for power in range(75)})  # values of nprobe and efSearch, in order
 
 Search = Callable[[np.ndarray], np.ndarray]
-"""Queries to the row numbers of the best five."""
+"""Query vectors to the row numbers of the best five."""
 
 
 @dataclass(frozen=True)
-class Data:
-    """What is searched, and by what."""
+class Flags:
+    """Command-line options."""
+
+    rows: tuple[int, ...] = (200_000, 1_000_000)
+    """Sizes of clustered data."""
+    links: tuple[int, ...] = (16, 32)
+    """Links per node of FAISS's HNSW."""
+    wiki: Path | None = None
+    """Folder with corpus.jsonl and NAME/dev.jsonl."""
+    encoder: str = ""
+    """Hugging Face folder of the encoder for --wiki."""
+    cache: Path = Path("runs/benchmark")
+    """Folder for the built indexes."""
+    json: Path | None = None
+    """Also write the results to this file."""
+    memory_of: tuple[str, Path] | None = None
+    """Internal: a library and an index; print the memory that loading it adds."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Vectors and queries."""
 
     name: str
     vectors_RD: np.ndarray
@@ -55,7 +73,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine at the setting that reaches the recall."""
+    """A search library at the lowest setting that reaches the recall."""
 
     name: str
     search: Search
@@ -63,102 +81,89 @@ class Engine:
     memory_mb: float
 
 
-@dataclass(frozen=True)
-class Result:
-    data: str
-    engine: str
-    recall: float
-    queries_per_second: float
-    memory_mb: float
-
-
-def clustered(rows: int) -> Data:
-    """Unit vectors in overlapping clusters, with variances that fall off as those of text embeddings do."""
-    fixed = np.random.default_rng(99)
+def clustered(rows: int) -> Dataset:
+    """Unit vectors in overlapping clusters, whose variances decay like those of text embeddings."""
+    centre_rng = np.random.default_rng(99)
     scale_D = np.arange(1, SIZE + 1, dtype=np.float32) ** -DECAY
-    turn_DD = np.linalg.qr(fixed.standard_normal((SIZE, SIZE)))[0].astype(np.float32)
-    centre_CD = fixed.standard_normal((max(rows // ROWS_PER_CLUSTER, 100), SIZE), np.float32)
+    rotation_DD = np.linalg.qr(centre_rng.standard_normal((SIZE, SIZE)))[0].astype(np.float32)
+    centre_CD = centre_rng.standard_normal((max(rows // ROWS_PER_CLUSTER, 100), SIZE), np.float32)
 
-    def drawn(count: int, seed: int) -> np.ndarray:
-        draw, out_RD = np.random.default_rng(seed), np.empty((count, SIZE), np.float32)
+    def sample(count: int, seed: int) -> np.ndarray:
+        rng, out_RD = np.random.default_rng(seed), np.empty((count, SIZE), np.float32)
         for start in range(0, count, 50_000):
             block_BD = out_RD[start : start + 50_000]
-            chosen_BD = centre_CD[draw.integers(len(centre_CD), size=len(block_BD))]
-            block_BD[:] = (chosen_BD + SPREAD * draw.standard_normal(block_BD.shape, np.float32)) * scale_D @ turn_DD
+            own_centre_BD = centre_CD[rng.integers(len(centre_CD), size=len(block_BD))]
+            block_BD[:] = (
+                (own_centre_BD + SPREAD * rng.standard_normal(block_BD.shape, np.float32)) * scale_D @ rotation_DD
+            )
             block_BD /= np.linalg.norm(block_BD, axis=1, keepdims=True)
         return out_RD
 
-    return Data(f"{rows:,} clustered", drawn(rows, 0), drawn(QUERIES, 1))
+    return Dataset(f"{rows:,} clustered", sample(rows, 0), sample(QUERIES, 1))
 
 
-def real(wiki: Path, encoder: str, cache: Path) -> tuple[Data, list[dict]]:
-    """The vectors of a corpus and of its questions; and how many supporting titles each way of searching finds."""
+def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list[dict]]:
+    """Vectors of a corpus and its questions, and the share of supporting titles that each search method finds."""
     config = RetrievalConfig(corpus=str(wiki / "corpus.jsonl"), encoder=encoder)
-    load = partial(embedder.load, config)
+    load = partial(text_encoder.load, config)
     folder = cache / wiki.name
-    ways = {
-        "MiniLM exact": RetrievalConfig(**asdict(config) | {"kind": "exact"}),
+    methods = {
+        "MiniLM exact": replace(config, index_type="exact"),
         "MiniLM ScaNN": config,
-        "BM25": RetrievalConfig(**asdict(config) | {"method": "bm25"}),
-        "hybrid": RetrievalConfig(**asdict(config) | {"method": "hybrid"}),
+        "BM25": replace(config, method="bm25"),
+        "hybrid": replace(config, method="hybrid"),
     }
-    open_searcher(config, folder, (), load)  # builds what is not there
-    questions = {name: _jsonl(wiki / name / "dev.jsonl") for name in QUESTIONS}
-    searchers = {way: open_searcher(settings, folder, (), load) for way, settings in ways.items()}
-    for weight in NAMED_WEIGHTS:
-        searchers[f"hybrid, names x {weight:g}"] = _with_names(searchers["hybrid"], weight)
+    open_searcher(config, folder, (), load)  # builds the index if it is missing
+    questions = {
+        name: list(map(json.loads, (wiki / name / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
+        for name in QUESTIONS
+    }
+    searchers = {method: open_searcher(settings, folder, (), load) for method, settings in methods.items()}
+    source = searchers["hybrid"].source
+    for weight in LINK_WEIGHTS:
+        retriever = replace(source.retriever, link_weight=weight)
+        searchers[f"hybrid, links x {weight:g}"] = Searcher(replace(source, retriever=retriever))
     table = []
-    for way, searcher in searchers.items():
+    for method, searcher in searchers.items():
         shares = {name: _support(searcher, rows) for name, rows in questions.items()}
-        table.append({"way": way} | shares)
-        print(f"{way:18}", "  ".join(f"{name} {share:.3f}" for name, share in shares.items()), flush=True)
-    asked = load(encoder).queries([row["question"] for rows in questions.values() for row in rows])
-    vectors_RD = open_searcher(ways["MiniLM exact"], folder, (), load).source.ranker.index.vectors_RD
-    return Data(f"{wiki.name}, MiniLM", vectors_RD, asked), table
-
-
-def _with_names(hybrid: Searcher, weight: float) -> Searcher:
-    """The same search, in which what the best passage names weighs more or less."""
-    ranker = replace(hybrid.source.ranker, named_weight=weight)
-    return Searcher(replace(hybrid.source, ranker=ranker))
-
-
-def _jsonl(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        table.append({"method": method} | shares)
+        print(f"{method:18}", "  ".join(f"{name} {share:.3f}" for name, share in shares.items()), flush=True)
+    queries_QD = load(encoder).queries([row["question"] for rows in questions.values() for row in rows])
+    vectors_RD = searchers["MiniLM exact"].source.retriever.index.vectors_RD
+    return Dataset(f"{wiki.name}, MiniLM", vectors_RD, queries_QD), table
 
 
 def _support(searcher: Searcher, rows: Sequence[dict]) -> float:
-    """Share of a question's supporting titles that are in the top five, the mean over questions."""
-    found = searcher.search([row["question"] for row in rows], TOP)
+    """Share of a question's supporting titles among the top five, averaged over questions."""
+    results = searcher.search([row["question"] for row in rows], TOP)
     wanted = [set(row["metadata"]["supporting_titles"]) for row in rows]
-    shares = [len(titles & {p.title for p in top}) / len(titles) for titles, top in zip(wanted, found, strict=True)]
+    shares = [len(titles & {p.title for p in top}) / len(titles) for titles, top in zip(wanted, results, strict=True)]
     return statistics.mean(shares)
 
 
-def exact(data: Data) -> np.ndarray:
+def exact(data: Dataset) -> np.ndarray:
     index = faiss.IndexFlatIP(data.vectors_RD.shape[1])
     index.add(data.vectors_RD)
     return index.search(data.queries_QD, TOP)[1]
 
 
-def scann_engine(data: Data, cache: Path) -> Engine:
+def scann_engine(data: Dataset, cache: Path) -> Engine:
     folder = cache / f"{_file_name(data)}.scann"
     rows, size = data.vectors_RD.shape
-    shape = approximate.shape_for(rows, size)
+    settings = scann_index.untuned_settings(rows, size)
     if not folder.exists():
         started = time.perf_counter()
-        approximate.save_tree(approximate.build_tree(data.vectors_RD, shape), folder)
+        scann_index.save_tree(scann_index.build_tree(data.vectors_RD, settings), folder)
         print(f"ScaNN built in {time.perf_counter() - started:.0f} s", flush=True)
-    settings = TreeSettings(shape.leaves, shape.block_size, shape.leaves, approximate.CANDIDATES[-1], 0.0)
-    tree = approximate.load_tree(folder, rows, settings)
-    tree = approximate.tune(tree, data.queries_QD, exact(data), RECALL)
+    tree = scann_index.load_tree(folder, rows, settings)
+    tree = scann_index.tune(tree, data.queries_QD, exact(data), RECALL)
     s = tree.settings
     name = f"ScaNN, {s.leaves_searched} of {s.leaves} leaves, {s.candidates} candidates"
     return Engine(name, lambda queries: tree.search(queries, TOP)[0], s.recall, memory_of("scann", folder))
 
 
-def faiss_engines(data: Data, cache: Path, links: Sequence[int]) -> Iterator[Engine]:
-    """Every FAISS index worth comparing with, at the least setting with the recall."""
+def faiss_engines(data: Dataset, cache: Path, links: Sequence[int]) -> Iterator[Engine]:
+    """FAISS indexes at the lowest setting with the recall."""
     rows, size = data.vectors_RD.shape
     expected_QN = exact(data)
     for times in (1, 2, 4):
@@ -182,7 +187,7 @@ def faiss_engines(data: Data, cache: Path, links: Sequence[int]) -> Iterator[Eng
 
 
 def _tuned(
-    name: str, data: Data, cache: Path, make: Callable[[], faiss.Index], knob: str, expected_QN: np.ndarray
+    name: str, data: Dataset, cache: Path, make: Callable[[], faiss.Index], parameter: str, expected_QN: np.ndarray
 ) -> Engine:
     file = cache / f"{_file_name(data)}.{name.replace(', ', '.').replace(' ', '')}"
     if not file.exists():
@@ -192,102 +197,79 @@ def _tuned(
         faiss.write_index(index, str(file))
         print(f"{name}: built in {time.perf_counter() - started:.0f} s", flush=True)
     index = faiss.read_index(str(file))
-    for value in PROBED:
-        setattr(index if knob == "nprobe" else index.hnsw, knob, value)
-        recall = recall_of(index.search(data.queries_QD, TOP)[1], expected_QN)
+    for value in EFFORTS:
+        setattr(index if parameter == "nprobe" else index.hnsw, parameter, value)
+        recall = recall_at_n(index.search(data.queries_QD, TOP)[1], expected_QN)
         if recall >= RECALL:
             search = lambda queries: index.search(queries, TOP)[1]  # noqa: E731
-            return Engine(f"{name}, {knob} {value}", search, recall, memory_of("faiss", file))
+            return Engine(f"{name}, {parameter} {value}", search, recall, memory_of("faiss", file))
     raise ValueError(f"{name} reaches a recall of {recall:.3f} only")
 
 
 def memory_of(kind: str, path: Path) -> float:
-    """Megabytes that an engine takes in a process of its own, once it is loaded."""
-    command = [sys.executable, __file__, "--memory_of", kind, str(path)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """Megabytes of a process that loads the index."""
+    return float(common.run_child(__file__, "--memory-of", kind, path))
 
 
 def print_memory(kind: str, path: Path) -> None:
+    """Print the anonymous memory that loading the index adds, without mapped files."""
     import scann
 
-    before = _resident_mb()
+    def resident_mb() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3
+
+    before = resident_mb()
     loaded = faiss.read_index(str(path)) if kind == "faiss" else scann.scann_ops_pybind.load_searcher(str(path))
-    after = _resident_mb()
+    print(resident_mb() - before)
     del loaded
-    print(after - before)
 
 
-def _resident_mb() -> float:
-    """Memory that is this process's own; mapped files are not."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) / 1e3
-
-
-def race(data: Data, engines: Sequence[Engine]) -> list[Result]:
-    """Queries/s of every engine, the median of several rounds in which all take turns on one core."""
+def compare(data: Dataset, cache: Path, links: Sequence[int]) -> list[dict]:
+    """Queries/s of every engine: the median of several rounds in which all take turns on one core."""
+    engines = [scann_engine(data, cache), *faiss_engines(data, cache, links)]
+    batches = [data.queries_QD[start : start + BATCH] for start in range(0, len(data.queries_QD), BATCH)]
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     faiss.omp_set_num_threads(1)
-    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    for _ in range(ROUNDS):
-        for engine in engines:
-            started = time.perf_counter()
-            for start in range(0, len(data.queries_QD), BATCH):
-                engine.search(data.queries_QD[start : start + BATCH])
-            seconds[engine.name].append(time.perf_counter() - started)
+    programs = {engine.name: lambda engine=engine: list(map(engine.search, batches)) and None for engine in engines}
+    runs = common.alternate(programs, ROUNDS)
     os.sched_setaffinity(0, cores)
     faiss.omp_set_num_threads(len(cores))
-    return [
-        Result(
-            data.name, one.name, one.recall, len(data.queries_QD) / statistics.median(seconds[one.name]), one.memory_mb
-        )
-        for one in engines
-    ]
-
-
-def compare(data: Data, cache: Path, links: Sequence[int]) -> list[Result]:
-    results = race(data, [scann_engine(data, cache), *faiss_engines(data, cache, links)])
+    results = []
     print(f"\n{data.name}, recall@{TOP} at least {RECALL}, batches of {BATCH}, one core")
-    for one in results:
-        print(f"{one.engine:44} {one.recall:.3f} {one.queries_per_second:10,.0f} queries/s {one.memory_mb:8,.0f} MB")
-    ours, theirs = results[0], max(results[1:], key=lambda one: one.queries_per_second)
-    least = min(one.memory_mb for one in results[1:])
+    for engine in engines:
+        speed = len(data.queries_QD) / statistics.median(seconds for seconds, _ in runs[engine.name])
+        print(f"{engine.name:44} {engine.recall:.3f} {speed:10,.0f} queries/s {engine.memory_mb:8,.0f} MB")
+        result = {"dataset": data.name, "engine": engine.name, "recall": engine.recall}
+        results.append(result | {"queries_per_second": speed, "memory_mb": engine.memory_mb})
+    ratio = results[0]["queries_per_second"] / max(result["queries_per_second"] for result in results[1:])
+    memory = results[0]["memory_mb"] / min(result["memory_mb"] for result in results[1:])
     print(
-        f"ScaNN is {ours.queries_per_second / theirs.queries_per_second:.2f} times as quick as the better one, "
-        f"with {ours.memory_mb / least:.2f} of the least memory\n",
+        f"ScaNN: {ratio:.2f} x the queries/s of the fastest FAISS index, {memory:.2f} x the memory of the smallest\n",
         flush=True,
     )
     return results
 
 
-def _file_name(data: Data) -> str:
+def _file_name(data: Dataset) -> str:
     return data.name.replace(" ", "-").replace(",", "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="*", default=[200_000, 1_000_000], help="sizes of clustered data")
-    parser.add_argument("--links", type=int, nargs="*", default=[16, 32], help="of FAISS's HNSW")
-    parser.add_argument("--wiki", type=Path, help="a folder with corpus.jsonl and NAME/dev.jsonl")
-    parser.add_argument("--encoder", default="", help="the Hugging Face folder of the encoder for --wiki")
-    parser.add_argument("--cache", type=Path, default=Path("runs/benchmark"), help="keeps what took long to make")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
-    flags = parser.parse_args()
+def main(flags: Flags) -> None:
     if flags.memory_of:
-        return print_memory(flags.memory_of[0], Path(flags.memory_of[1]))
-    # Without it FAISS computes small batches of exact search with matrix products, ten times as slowly on few cores.
+        return print_memory(*flags.memory_of)
+    # By default FAISS uses matrix products for small batches of exact search: ten times slower on few cores.
     faiss.cvar.distance_compute_blas_threshold = 1
     flags.cache.mkdir(parents=True, exist_ok=True)
     results, support = [], []
     if flags.wiki:
-        data, support = real(flags.wiki, flags.encoder, flags.cache)
+        data, support = corpus_dataset(flags.wiki, flags.encoder, flags.cache)
         results += compare(data, flags.cache, flags.links)
     for rows in flags.rows:
         results += compare(clustered(rows), flags.cache, flags.links)
-    if flags.json:
-        write_json(flags.json, {"speed": [asdict(result) for result in results], "support": support})
+    common.write_json({"speed": results, "support": support}, flags.json)
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Flags, description=__doc__))

@@ -1,14 +1,14 @@
-"""Rollouts of search trajectories: this engine, the same sampler in lock step, and transformers in the turn loop.
+"""Rollouts of search trajectories: the engine, the same sampler with static batches, and transformers with them.
 
-python benchmarks/rollout.py [--size tiny|small|qwen05b] [--json FILE]
+python benchmarks/rollout.py [--size tiny|small|qwen05b] [--baseline WORKTREE] [--json FILE]
 
-Serves one seeded workload through four programs: (a) `RolloutDriver`, with an engine for each device; (b) the same
-sampler in lock step, one program for the batch, in the loop that the published trainer has around its own: every
-generation goes on until the slowest row has ended, and every prompt is computed from nothing; (c) transformers'
-`generate` in that loop; (d) as (b), with what else this sampler can do: a row that has ended looks at nothing while it
-waits, and no device waits for another before a generation is over. Lengths are forced and weights random. Prints
-trajectories and generated tokens per second, the prompt tokens that were computed, how much of the decoding steps the
-slots used, and the ratios.
+Runs one seeded workload with four programs: "engine", the `RolloutDriver` with one engine per device; "static", the
+same sampler with one program for all devices in the loop of the published trainer, where every generation continues
+until the longest row has ended and every prompt is prefilled completely; "transformers", `generate` in that loop; and
+"static-tuned", as "static", but a row that has ended is not computed any more, and devices synchronise only at the end
+of a generation. Lengths are forced and weights random. Prints trajectories and generated tokens per second, the
+prefilled prompt tokens, the share of slots in use, and the ratios. `--baseline` compares the engine with that of
+another checkout instead, in processes that alternate.
 """
 
 from __future__ import annotations
@@ -16,237 +16,244 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import time
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import common
 import jax
 import numpy as np
-import sizes
 import tyro
-import workload as work
+import workload
 
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
-from memsearcher_jax.sampling.buffer import PromptIds, PromptWidths
+from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.pool import make_sampler
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.scheduler import SamplerStats
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(frozen=True)
-class Flags:
-    """What to measure."""
+class Flags(common.Flags):
+    """Command-line options."""
 
-    size: sizes.Size = "small"
+    size: common.Size = "small"
     """Model, with random weights."""
     trajectories: int = 200
     """Trajectories of the workload, 1 to 6 turns each."""
     rollouts: int = 5
     """Trajectories that share a question."""
     slots: int = 32
-    """Contexts side by side, in all of them."""
+    """Concurrent contexts of every program."""
     dtype: str = "float32"
-    """Type of weights, activations and cache."""
+    """Data type of weights, activations and cache."""
     cpu_devices: int = os.cpu_count() or 1
-    """Devices that a CPU is cut into, each with a share of the slots: XLA does most of a decoding step on one core."""
+    """Devices that a CPU is split into: XLA runs most of a decoding step on one core."""
     tensor: int = 1
     """Devices that share one copy of the weights."""
-    draft_tokens: int = 0
-    """Tokens that the engine guesses ahead."""
-    repeats: int = 3
-    """Runs of each, taking turns; the median counts."""
-    programs: tuple[str, ...] = ("engine", "lock step", "transformers", "waiting")
-    """Which of them to run, (a) to (d); transformers needs the extra `parity`."""
-    json: Path | None = None
-    """Also write the numbers to this file."""
+    speculative_tokens: int = 0
+    """Draft tokens of the engine."""
+    baseline: Path | None = None
+    """Another checkout, such as a git worktree of the commit before."""
+    programs: tuple[str, ...] = ("engine", "static", "transformers", "static-tuned")
+    """Programs to run; transformers needs the extra `parity`."""
 
 
 @dataclass(frozen=True)
-class Served:
+class Measurement:
     """One run of one program over the whole workload."""
 
-    seconds: float
-    generated_tokens: int  # that the workload asked for
-    prompt_tokens: int  # before each generation, together
-    computed_tokens: int  # of them
-    room: int  # for generated tokens in all decoding steps and all slots, used or not
-    compilations: int
+    generated_tokens: int  # that the workload requests
+    prompt_tokens: int  # sum of the context lengths before each generation
+    prefilled_tokens: int
+    token_capacity: int  # tokens that all slots could have generated in all decoding steps
+    compilations: int = 0
 
 
 def main(flags: Flags) -> None:
+    if flags.baseline:
+        compare(flags, flags.baseline)
+        return
     jax.config.update("jax_num_cpu_devices", flags.cpu_devices)
-    model = sizes.model_of(flags.size, flags.dtype)
-    load = work.make_workload(flags.trajectories, flags.rollouts, model.vocab_size)
-    waiting = partial(lock_step, at_its_best=True)
-    makers = {"engine": engine, "lock step": lock_step, "transformers": turn_loop, "waiting": waiting}
-    programs = {name: makers[name](model, load, flags) for name in flags.programs}
-    runs: dict[str, list[Served]] = {name: [] for name in programs}
-    for _ in range(flags.repeats):
-        for name, serve in programs.items():
-            runs[name].append(serve())
-    rows = {name: summary(some, flags.trajectories) for name, some in runs.items()}
+    model = common.model_of(flags.size, flags.dtype)
+    load = workload.make_workload(flags.trajectories, flags.rollouts, model.vocab_size)
+    makers = {
+        "engine": engine_program,
+        "static": static_program,
+        "transformers": transformers_program,
+        "static-tuned": partial(static_program, tuned=True),
+    }
+    programs = {name: partial(count_compilations, makers[name](model, load, flags)) for name in flags.programs}
+    runs = common.alternate(programs, flags.repeats)
+    rows = {name: summary(repeats, flags.trajectories) for name, repeats in runs.items()}
     for name, row in rows.items():
         ratio = rows["engine"]["trajectories/s"] / row["trajectories/s"] if "engine" in rows else float("nan")
         print(
             f"{name:14}" + "  ".join(f"{key} {value:,.4g}" for key, value in row.items()) + f"  engine is {ratio:.2f}x"
         )
-    if flags.json:
-        result = {"flags": {key: str(value) for key, value in asdict(flags).items()}, "programs": rows}
-        flags.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"flags": {key: str(value) for key, value in asdict(flags).items()}, "programs": rows}
+    common.write_json(result, flags.json)
 
 
-def summary(runs: Sequence[Served], trajectories: int) -> dict[str, float]:
-    """Medians over the runs."""
-    seconds = statistics.median(run.seconds for run in runs)
-    last = runs[-1]
+def compare(flags: Flags, baseline: Path) -> None:
+    """Trajectories per second of the engine of this checkout and of another one, and the ratio of the medians."""
+    arguments = ["--programs", "engine", "--repeats", "1"]
+    for name in ("size", "dtype", "trajectories", "rollouts", "slots", "cpu_devices", "tensor"):
+        arguments += [f"--{name}", str(getattr(flags, name))]
+
+    def engine_of(checkout: Path, file: Path) -> dict[str, float]:
+        command = [sys.executable, "benchmarks/rollout.py", *arguments, "--json", str(file)]
+        subprocess.run(command, cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True)
+        return json.loads(file.read_text())["programs"]["engine"]
+
+    with tempfile.TemporaryDirectory(prefix="rollout-") as folder:
+        checkouts = {"baseline": baseline.resolve(), "this": common.REPOSITORY}
+        programs = {name: partial(engine_of, path, Path(folder) / "result.json") for name, path in checkouts.items()}
+        runs = common.alternate(programs, flags.repeats)
+    medians = {name: statistics.median(row["trajectories/s"] for _, row in repeats) for name, repeats in runs.items()}
+    print(f"this is {medians['this'] / medians['baseline']:.2f}x the baseline", medians)
+    common.write_json({name: [row for _, row in repeats] for name, repeats in runs.items()}, flags.json)
+
+
+def summary(runs: Sequence[tuple[float, Measurement]], trajectories: int) -> dict[str, float]:
+    """Medians over the runs, which are (seconds, measurement)."""
+    seconds = statistics.median(seconds for seconds, _ in runs)
+    _, last = runs[-1]
     return {
         "trajectories/s": trajectories / seconds,
         "generated tokens/s": last.generated_tokens / seconds,
-        "prompt tokens computed": float(last.computed_tokens),
-        "share never recomputed": 1 - last.computed_tokens / last.prompt_tokens,
-        "slots busy": last.generated_tokens / last.room,
-        "compilations": float(max(run.compilations for run in runs)),
+        "prefilled tokens": float(last.prefilled_tokens),
+        "prefix hit rate": 1 - last.prefilled_tokens / last.prompt_tokens,
+        "slot utilisation": last.generated_tokens / last.token_capacity,
+        "compilations": float(max(run.compilations for _, run in runs)),
     }
 
 
-def settings_of(flags: Flags, context_tokens: int, decode_rows: tuple[int, ...] = ()) -> SamplingConfig:
-    copies = jax.device_count() // flags.tensor
+def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple[int, ...] = ()) -> SamplingConfig:
+    replicas = jax.device_count() // flags.tensor
     return SamplingConfig(
         slots=flags.slots,
         tensor=flags.tensor,
-        apart=True,
+        engine_per_replica=True,
         context_tokens=context_tokens,
-        decode_tokens=16,
-        decode_rows=decode_rows,
-        rows_per_call=8,
-        prefill_piece=64,
-        prefill_buckets=(max(64, 128 // copies), max(64, 512 // copies)),
-        draft_tokens=flags.draft_tokens,
+        decode_steps_per_call=16,
+        decode_batch_sizes=decode_batch_sizes,
+        prefill_chunk=64,
+        prefill_buckets=(max(64, 128 // replicas), max(64, 512 // replicas)),
+        speculative_tokens=flags.speculative_tokens,
         top_k=0,
         top_p=1.0,
     )
 
 
-def engine(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[], Served]:
-    """(a) As training runs it."""
-    mesh = sizes.mesh_of(flags.tensor)
-    params = sizes.random_params(model, mesh)
-    share = flags.slots * flags.tensor // jax.device_count()  # of a copy of the weights
-    fewer = tuple(share * quarter // 4 for quarter in (1, 2, 3))
-    sampler = make_sampler(model, settings_of(flags, work.CONTEXT, fewer), work.WIDTHS, (), mesh)
-    sampler.warm_up(params)
-    driver = RolloutDriver(sampler, work.NumberTokenizer(), work.EmptyIndex(), work.serve(load))
-    jobs = jobs_for(work.problems(load), 1)
+def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], Measurement]:
+    """The rollout as training runs it."""
+    mesh = common.mesh_of(flags.tensor)
+    params = common.random_params(model, mesh)
+    slots = flags.slots * flags.tensor // jax.device_count()  # of one replica
+    settings = sampling_config(flags, workload.CONTEXT, tuple(slots * quarter // 4 for quarter in (1, 2, 3)))
+    engine = Engine(model, settings, (), mesh)
+    engine.warm_up(params)
+    executor = WorkflowExecutor(engine, workload.NumberTokenizer(), workload.OnePassageIndex())
+    driver = RolloutDriver(executor, workload.workflow_of(load))
+    jobs = make_jobs(workload.problems(load), 1)
 
-    def serve() -> Served:
-        with compilations() as compiled:
-            began = time.perf_counter()
-            done = sum(1 for _ in driver.run(jobs, params, jax.random.key(0)))
-            seconds = time.perf_counter() - began
-        assert done == len(jobs)
-        counters = sampler.counters
-        assert counters.generated_tokens == asked(load)
-        return Served(
-            seconds,
-            counters.generated_tokens,
-            counters.prompt_tokens,
-            counters.prefilled_tokens,
-            counters.slots * sampler.settings.decode_tokens,
-            len(compiled),
-        )
+    def run() -> Measurement:
+        trajectories, rollout = driver.rollout(jobs, params, jax.random.key(0), lambda message: None)
+        stats = rollout.sampler
+        assert len(trajectories) == len(jobs) and stats.generated_tokens == requested_tokens(load)
+        capacity = stats.slots * settings.decode_steps_per_call
+        return Measurement(stats.generated_tokens, stats.prompt_tokens, stats.prefilled_tokens, capacity)
 
-    return serve
+    return run
 
 
-def lock_step(model: ModelConfig, load: work.Workload, flags: Flags, at_its_best: bool = False) -> Callable[[], Served]:
-    """(b) The same programs, but a batch goes on to the end of its slowest row; (d) where the others only wait."""
-    mesh = sizes.mesh_of(flags.tensor)
-    params = sizes.random_params(model, mesh)
-    widths = PromptWidths(prefix=1, question=work.CONTEXT, bridge=0, memory=0, suffix=0)
-    settings = replace(settings_of(flags, work.CONTEXT + 1), apart=at_its_best)
-    sampler = make_sampler(model, settings, widths, (), mesh)
-    sampler.warm_up(params)
+def static_program(
+    model: ModelConfig, load: workload.Workload, flags: Flags, tuned: bool = False
+) -> Callable[[], Measurement]:
+    """The sampler with static batches, which continue until their longest row has ended unless `tuned`."""
+    mesh = common.mesh_of(flags.tensor)
+    params = common.random_params(model, mesh)
+    settings = replace(sampling_config(flags, workload.CONTEXT + 1), engine_per_replica=tuned)
+    engine = Engine(model, settings, (), mesh)
+    engine.warm_up(params)
+    batches: list[SamplerStats] = []
 
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
-        sampler.start(params, jax.random.key(0))
-        slots = sampler.free[: len(prompts)]
+        engine.start(params, jax.random.key(0))
+        slots = engine.free_slots[: len(prompts)]
         for slot, ids, count in zip(slots, prompts, counts, strict=True):
-            # Its own first token, so that no prompt shares a beginning with another.
-            prompt = PromptIds((slot,), tuple(ids), (), (), ())
-            sampler.begin(slot, prompt, (slot, 0), count if at_its_best else max(counts))
-        while sampler.speaking:
-            sampler.tick()
-        counted.append(sampler.counters)
-        said = [list(sampler.take(slot).ids)[1 + len(ids) :] for slot, ids in zip(slots, prompts, strict=True)]
-        return [ids[:count] for ids, count in zip(said, counts, strict=True)]
+            # The first token differs, so that no prompt shares a prefix with another.
+            engine.open_context(slot, [slot, *ids], (slot, 0), count if tuned else max(counts))
+        while engine.active:
+            engine.step()
+        contexts = [engine.pop_context(slot).ids for slot in slots]
+        batches.append(engine.stop())
+        generated = [ids[1 + len(prompt) :] for ids, prompt in zip(contexts, prompts, strict=True)]
+        return [list(ids[:count]) for ids, count in zip(generated, counts, strict=True)]
 
-    counted: list = []
+    def run() -> Measurement:
+        batches.clear()
+        run_turn_by_turn(load, flags.slots, generate)
+        stats = sum(batches, SamplerStats())
+        capacity = stats.slots * settings.decode_steps_per_call
+        return Measurement(requested_tokens(load), stats.prompt_tokens, stats.prefilled_tokens, capacity)
 
-    def serve() -> Served:
-        counted.clear()
-        with compilations() as compiled:
-            began = time.perf_counter()
-            turn_by_turn(load, flags.slots, generate)
-            seconds = time.perf_counter() - began
-        prompts = sum(counters.prompt_tokens for counters in counted)
-        computed = sum(counters.prefilled_tokens for counters in counted)
-        room = sum(counters.slots for counters in counted) * sampler.settings.decode_tokens
-        return Served(seconds, asked(load), prompts, computed, room, len(compiled))
-
-    return serve
+    return run
 
 
-def turn_loop(model: ModelConfig, load: work.Workload, flags: Flags) -> Callable[[], Served]:
-    """(c) transformers, prompts padded on the left, as many rows at once as we have slots."""
+def transformers_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], Measurement]:
+    """transformers with static batches and left-padded prompts."""
     import torch
 
-    twin = sizes.transformers_twin(model)
-    computed, room = [0], [0]
+    torch_model = common.transformers_model(model)
+    prefilled, capacity = [0], [0]
 
     @torch.inference_mode()
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
-        width, most = max(map(len, prompts)), max(counts)
+        width, new_tokens = max(map(len, prompts)), max(counts)
         ids_BT, mask_BT = np.zeros((2, len(prompts), width), np.int64)
         for row, ids in enumerate(prompts):
             ids_BT[row, width - len(ids) :] = ids
             mask_BT[row, width - len(ids) :] = 1
-        said_BT = twin.generate(
+        generated_BT = torch_model.generate(
             torch.from_numpy(ids_BT),
             attention_mask=torch.from_numpy(mask_BT),
             do_sample=True,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            min_new_tokens=most,
-            max_new_tokens=most,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
         )[:, width:]
-        computed[0] += sum(map(len, prompts))
-        room[0] += most * flags.slots
-        return [said_BT[row, :count].tolist() for row, count in enumerate(counts)]
+        prefilled[0] += sum(map(len, prompts))
+        capacity[0] += new_tokens * flags.slots
+        return [generated_BT[row, :count].tolist() for row, count in enumerate(counts)]
 
-    def serve() -> Served:
-        computed[0] = room[0] = 0
-        began = time.perf_counter()
-        turn_by_turn(load, flags.slots, generate)
-        return Served(time.perf_counter() - began, asked(load), computed[0], computed[0], room[0], 0)
+    def run() -> Measurement:
+        prefilled[0] = capacity[0] = 0
+        run_turn_by_turn(load, flags.slots, generate)
+        return Measurement(requested_tokens(load), prefilled[0], prefilled[0], capacity[0])
 
-    return serve
+    return run
 
 
-def turn_by_turn(load: work.Workload, rows: int, generate: Callable[..., list[list[int]]]) -> None:
-    """The reference's loop: everybody thinks, everybody reads, everybody rewrites, then the next turn begins."""
+def run_turn_by_turn(load: workload.Workload, batch_size: int, generate: Callable[..., list[list[int]]]) -> None:
+    """The reference's loop: all trajectories generate, read and rewrite their memory before the next turn starts."""
     memory: dict[int, list[int]] = {number: [] for number in range(len(load.plans))}
     for turn in range(max(len(plan.turns) for plan in load.plans)):
         active = [number for number, plan in enumerate(load.plans) if len(plan.turns) > turn]
-        for some in (active[start : start + rows] for start in range(0, len(active), rows)):
-            plans = [load.plans[number] for number in some]
+        for batch in (active[start : start + batch_size] for start in range(0, len(active), batch_size)):
+            plans = [load.plans[number] for number in batch]
             prompts = [
                 [*load.system, *plan.question, *load.bridge, *memory[number], *load.suffix]
-                for number, plan in zip(some, plans, strict=True)
+                for number, plan in zip(batch, plans, strict=True)
             ]
             thoughts = generate(prompts, [plan.turns[turn].think for plan in plans])
             searching = [row for row, plan in enumerate(plans) if len(plan.turns) > turn + 1]
@@ -255,29 +262,29 @@ def turn_by_turn(load: work.Workload, rows: int, generate: Callable[..., list[li
             prompts = [[*prompts[row], *thoughts[row], *plans[row].turns[turn].observation] for row in searching]
             rewritten = generate(prompts, [plans[row].turns[turn].memory for row in searching])
             for row, ids in zip(searching, rewritten, strict=True):
-                memory[some[row]] = ids
+                memory[batch[row]] = ids
 
 
-def asked(load: work.Workload) -> int:
-    """Tokens that the workload generates: a last turn rewrites no memory."""
+def requested_tokens(load: workload.Workload) -> int:
+    """Tokens that the workload generates; a last turn rewrites no memory."""
     thoughts = sum(turn.think for plan in load.plans for turn in plan.turns)
     return thoughts + sum(turn.memory for plan in load.plans for turn in plan.turns[:-1])
 
 
-class compilations:
-    """Lists what XLA compiles while it is open."""
+def count_compilations(program: Callable[[], Measurement]) -> Measurement:
+    """Run the program, and add what XLA compiles meanwhile to its measurement."""
+    compiled = []
 
-    def __enter__(self) -> list[str]:
-        self._seen: list[str] = []
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        return self._seen
+    def listen(event: str, duration: float, **details) -> None:
+        if event == COMPILE_EVENT:
+            compiled.append(event)
 
-    def __exit__(self, *_) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def _listen(self, event: str, duration: float, **details) -> None:
-        if event == COMPILED:
-            self._seen.append(str(details.get("fun_name", event)))
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        measurement = program()
+        return replace(measurement, compilations=len(compiled))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The search service under load: many clients at once, over loopback, with no query remembered.
+"""The search service under load: concurrent clients over loopback, without the query cache.
 
-python benchmarks/service.py                                                       # 64 clients, 60 s, embedded world
+python benchmarks/service.py                                                # 64 clients, 60 s, synthetic encyclopedia
 python benchmarks/service.py --seconds 10 --questions FILE --serve="--retrieval.corpus FILE"
 
-Starts the service, sends it questions without pause from every client, and prints errors, latencies, throughput and
-how the service's memory went. Exit status 1 if a request failed or the memory grew. The clients take their share of
-the same processor cores: a service on a machine of its own answers more.
+Starts the service, sends questions from every client without a pause, and prints errors, latencies, throughput and the
+memory of the service. Exit status 1 if a request failed or the memory grew. The clients share the processor cores with
+the service: a dedicated machine has a higher throughput.
 """
 
 from __future__ import annotations
@@ -19,145 +19,136 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import common
 import numpy as np
 import tyro
 
-from memsearcher_jax.data.questions import read_questions
-from memsearcher_jax.data.world import WorldConfig, make_world
+from memsearcher_jax.data.readers import read_problems
+from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 
-SERVER = Path(__file__).resolve().parents[1] / "launch" / "serve_search.py"
-GROWTH = 1.05  # of resident memory from the middle of the run to its end; what is more counts as a leak
+SERVER = common.REPOSITORY / "launch" / "serve_search.py"
+MAX_GROWTH = 1.05  # of resident memory from the middle of the run to its end; more counts as a leak
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much load, on what."""
+    """The load, and the service."""
 
     clients: int = 64
-    """Clients that ask at the same time, each over a connection of its own."""
+    """Concurrent clients, each with one connection."""
     seconds: float = 60.0
-    """Time that they ask for."""
+    """Duration of the load."""
     top_n: int = 5
     """Passages per query."""
     questions: Path | None = None
-    """JSONL file of questions to ask; without it, those of the embedded world."""
+    """JSONL file of questions; default: those of the synthetic encyclopedia."""
     serve: str = ""
-    """Flags for launch/serve_search.py; without any, it serves the embedded world."""
+    """Flags for launch/serve_search.py; default: it serves the synthetic encyclopedia."""
     json: Path | None = None
     """Also write the numbers to this file."""
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What came of it. Latencies are in milliseconds, memory in MB."""
+class Measurement:
+    """Latencies are in milliseconds, memory in MB."""
 
     requests: int
     errors: int
-    per_second: float
+    requests_per_second: float
     p50: float
     p90: float
     p99: float
-    slowest: float
+    max_latency: float
     memory_middle: float
     memory_end: float
 
 
 def main(load: Load) -> int:
-    problems = read_questions(load.questions) if load.questions else make_world(WorldConfig()).train
+    problems = read_problems(load.questions) if load.questions else make_encyclopedia(EncyclopediaConfig()).train
     with serving(shlex.split(load.serve)) as (server, url):
-        numbers = measure(load, [problem.question for problem in problems], url, server.pid)
-    for name, value in asdict(numbers).items():
-        print(f"{name:14} {value:,.1f}" if isinstance(value, float) else f"{name:14} {value:,}")
-    if load.json:
-        load.json.write_text(json.dumps(asdict(load) | asdict(numbers), default=str, indent=2) + "\n")
-    return int(numbers.errors > 0 or numbers.memory_end > GROWTH * numbers.memory_middle)
+        result = measure(load, [problem.question for problem in problems], url, server.pid)
+    for name, value in asdict(result).items():
+        print(f"{name:19} {value:,.1f}" if isinstance(value, float) else f"{name:19} {value:,}")
+    common.write_json(asdict(load) | asdict(result), load.json)
+    return int(result.errors > 0 or result.memory_end > MAX_GROWTH * result.memory_middle)
 
 
 @contextmanager
 def serving(flags: Sequence[str]) -> Iterator[tuple[subprocess.Popen, str]]:
-    """The service as a process of its own, and its address."""
-    command = [sys.executable, str(SERVER), "--port", "0", "--retrieval.cached_queries", "0", *flags]
+    """The service in a subprocess, and its address."""
+    command = [sys.executable, str(SERVER), "--port", "0", "--retrieval.query_cache_size", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            said = []
+            lines = []
             while " at http://" not in (line := server.stderr.readline()):
-                said.append(line)
+                lines.append(line)
                 if not line:
-                    raise SystemExit("".join(said).strip() or "the service did not start")
-            threading.Thread(target=server.stderr.read, daemon=True).start()  # or a full pipe would stop it
+                    raise SystemExit("".join(lines).strip() or "the service did not start")
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the service
             yield server, line.split()[-1]
         finally:
             server.terminate()
 
 
-def measure(load: Load, questions: Sequence[str], url: str, server: int) -> Numbers:
-    """Lets the clients ask until the time is over."""
+def measure(load: Load, questions: Sequence[str], url: str, server: int) -> Measurement:
+    """Run the clients for the duration of the load."""
     address = urllib.parse.urlsplit(url).netloc
     started = time.monotonic()
-    until = started + load.seconds
-    latencies: list[list[float]] = [[] for _ in range(load.clients)]
-    errors: list[list[str]] = [[] for _ in range(load.clients)]
-    clients = [
-        threading.Thread(target=ask, args=(address, load, questions, number, until, latencies[number], errors[number]))
-        for number in range(load.clients)
-    ]
-    for client in clients:
-        client.start()
-    time.sleep(load.seconds / 2)
-    middle = resident_megabytes(server)
-    time.sleep(max(0.0, until - time.monotonic()))
-    end = resident_megabytes(server)
-    for client in clients:
-        client.join()
+    deadline = started + load.seconds
+    with ThreadPoolExecutor(load.clients) as pool:
+        run = partial(run_client, address, load, questions, deadline)
+        clients = [pool.submit(run, number) for number in range(load.clients)]
+        time.sleep(load.seconds / 2)
+        middle = resident_megabytes(server)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        end = resident_megabytes(server)
     took = time.monotonic() - started
-    seconds_R = np.array([seconds for one in latencies for seconds in one])
-    failures = [error for one in errors for error in one]
+    results = [result for client in clients for result in client.result()]
+    seconds_R = np.array([result for result in results if isinstance(result, float)])
+    failures = [result for result in results if isinstance(result, str)]
     for error in islice(failures, 3):
         print(f"error: {error}", file=sys.stderr)
     if not len(seconds_R):
-        raise SystemExit("no request was answered")
-    p50, p90, p99, slowest = 1_000 * np.percentile(seconds_R, (50, 90, 99, 100))
-    requests = len(seconds_R) + len(failures)
-    return Numbers(requests, len(failures), len(seconds_R) / took, p50, p90, p99, slowest, middle, end)
+        raise SystemExit("no request succeeded")
+    p50, p90, p99, max_latency = 1_000 * np.percentile(seconds_R, (50, 90, 99, 100))
+    return Measurement(len(results), len(failures), len(seconds_R) / took, p50, p90, p99, max_latency, middle, end)
 
 
-def ask(
-    address: str,
-    load: Load,
-    questions: Sequence[str],
-    number: int,
-    until: float,
-    latencies: list[float],
-    errors: list[str],
-) -> None:
-    """One client: the next question as soon as the last is answered. An answer counts if it holds passages."""
+def run_client(address: str, load: Load, questions: Sequence[str], deadline: float, number: int) -> list[float | str]:
+    """Send the next question as soon as the previous response arrives. A response must contain passages.
+
+    Returns the latency in seconds of every request, or its error.
+    """
     connection = http.client.HTTPConnection(address, timeout=30)
-    row = number
-    while time.monotonic() < until:
+    results, row = list[float | str](), number
+    while time.monotonic() < deadline:
         body = json.dumps({"query": questions[row % len(questions)], "top_n": load.top_n})
         row += load.clients
         started = time.monotonic()
         try:
             connection.request("POST", "/search", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read()
-            if answer.status != 200 or not json.loads(text)[0]["contents"]:
-                raise ValueError(f"status {answer.status}: {text[:100]!r}")
+            response = connection.getresponse()
+            text = response.read()
+            if response.status != 200 or not json.loads(text)[0]["contents"]:
+                raise ValueError(f"status {response.status}: {text[:100]!r}")
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            errors.append(f"{type(error).__name__}: {error}")
+            results.append(f"{type(error).__name__}: {error}")
             connection.close()
         else:
-            latencies.append(time.monotonic() - started)
+            results.append(time.monotonic() - started)
     connection.close()
+    return results
 
 
 def resident_megabytes(process: int) -> float:
-    """What the process holds in memory, as Linux counts it."""
+    """Resident memory of a process."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1_024
 

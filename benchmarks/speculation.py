@@ -1,101 +1,96 @@
-"""When guessing ahead pays: rollouts of a trained agent with drafts of several lengths, side by side with none.
+"""When speculative decoding pays: rollouts of a trained agent with drafts of several lengths and without drafts.
 
 python benchmarks/speculation.py [--path DIR] [--slots 1 16] [--json FILE]
 
-Questions of the small world, MemSearcher's turns, temperature 1, a draft of so many tokens looked up in the context and
-verified in one pass. Draws are keyed by position, so that every draft gives the same text and only time differs. Prints
-what a row of a decoding step adds in the mean (more than one token where guesses are right), and the time against no
-draft. Random weights never say what was guessed: benchmarks/rollout.py --draft-tokens shows what guessing costs then.
+Questions over the synthetic corpus, MemSearcher's turns, temperature 1. Draft tokens are looked up in the context and
+verified in one pass. Draws are keyed by position, so every draft length gives the same text and only the time differs.
+Prints the mean tokens that a decoding step adds to a row (more than one where drafts are accepted), and the speed-up
+over the first draft length. Random weights never repeat their context: benchmarks/rollout.py --speculative-tokens shows
+the cost of rejected drafts.
 """
 
 from __future__ import annotations
 
-import json
-import runpy
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import common
 import jax
 import tyro
 
-from memsearcher_jax.rl import build, start
-from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
+from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 
-TINY = Path(__file__).resolve().parents[1] / "configs" / "tiny.py"
-STEPS = 8  # of a tick, whatever the draft
+STEPS = 8  # decoding steps per call, for every draft length
 
 
 @dataclass(frozen=True)
-class Flags:
-    """What to measure."""
+class Flags(common.Flags):
+    """Command-line options."""
 
     path: str = "package:tiny"
-    """Weights: the packaged start, a run of `tiny`, or an export of one."""
+    """Weights: the packaged initial checkpoint, a run of `tiny`, or an export of one."""
     drafts: tuple[int, ...] = (0, 2, 4, 8)
-    """Tokens guessed ahead; the first is what the others are compared with."""
+    """Draft lengths; the first is the baseline."""
     slots: tuple[int, ...] = (1, 16)
-    """Contexts side by side."""
+    """Concurrent contexts."""
     questions: int = 16
-    """Trajectories of one run."""
-    repeats: int = 3
-    """Runs of each, taking turns; the median counts."""
-    json: Path | None = None
-    """Also write the numbers to this file."""
+    """Trajectories per measurement."""
 
 
 def main(flags: Flags) -> None:
-    config = runpy.run_path(str(TINY))["tiny"]()
+    config = common.preset("tiny")
     config = replace(config, model=replace(config.model, path=flags.path))
     with tempfile.TemporaryDirectory(prefix="speculation-") as folder:
-        run = build.prepare(config, Path(folder), training=False)
+        run = setup.prepare(config, Path(folder), training=False)
         with jax.set_mesh(run.meshes.train):
-            params = build.sampler_params(run, start.starting_params(run))
-        rows = [row for slots in flags.slots for row in measured(run, params, slots, flags)]
-    for row in rows:
-        print("  ".join(f"{key} {value:,.4g}" for key, value in row.items()))
-    if flags.json:
-        flags.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+            params = setup.publish(run, init_state.initial_params(run))
+        common.report((row for slots in flags.slots for row in measure(run, params, slots, flags)), flags.json)
 
 
-def measured(run: build.Run, params, slots: int, flags: Flags) -> list[dict[str, float]]:
-    """A row of the table for each draft."""
-    drivers = {draft: driver(run, slots, draft) for draft in flags.drafts}
-    jobs = jobs_for(run.problems.test[: flags.questions], 1)
-    texts: dict[int, list[str]] = {}
-    seconds: dict[int, list[float]] = {draft: [] for draft in drivers}
-    for one in drivers.values():
-        one.engine.warm_up(params)
-    for _ in range(flags.repeats):
-        for draft, one in drivers.items():
-            began = time.perf_counter()
-            done = {job.number: trajectory.transcript for job, trajectory in one.run(jobs, params, jax.random.key(0))}
-            seconds[draft].append(time.perf_counter() - began)
-            texts[draft] = [done[number] for number in sorted(done)]
-    first, rows = flags.drafts[0], []
-    for draft, one in drivers.items():
-        counters = one.engine.counters
-        rows.append(
-            {
-                "slots": slots,
-                "draft": draft,
-                "tokens a step": counters.generated_tokens / (counters.speaking_slots * STEPS),
-                "seconds": statistics.median(seconds[draft]),
-                "times as fast": statistics.median(seconds[first]) / statistics.median(seconds[draft]),
-                "same text": sum(map(str.__eq__, texts[first], texts[draft])) / len(jobs),
-            }
-        )
-    return rows
+def measure(run: setup.Run, params: Params, slots: int, flags: Flags) -> list[dict[str, float]]:
+    """The results of each draft length."""
+    drivers = {draft: make_driver(run, slots, draft) for draft in flags.drafts}
+    jobs = make_jobs(run.problems.test[: flags.questions], 1)
+    for driver in drivers.values():
+        driver.executor.engine.warm_up(params)
+    programs = {
+        draft: partial(driver.rollout, jobs, params, jax.random.key(0), lambda message: None)
+        for draft, driver in drivers.items()
+    }
+    runs = common.alternate(programs, flags.repeats)
+    seconds = {draft: statistics.median(seconds for seconds, _ in repeats) for draft, repeats in runs.items()}
+    results = {draft: repeats[-1][1] for draft, repeats in runs.items()}
+    texts = {draft: [trajectory.transcript for trajectory in results[draft][0]] for draft in drivers}
+    stats = {draft: results[draft][1].sampler for draft in drivers}
+    baseline = flags.drafts[0]
+    return [
+        {
+            "slots": slots,
+            "draft tokens": draft,
+            "tokens per step": stats[draft].generated_tokens / (stats[draft].active_slots * STEPS),
+            "seconds": seconds[draft],
+            "speed-up": seconds[baseline] / seconds[draft],
+            "same text": sum(map(str.__eq__, texts[baseline], texts[draft])) / len(jobs),
+        }
+        for draft in drivers
+    ]
 
 
-def driver(run: build.Run, slots: int, draft: int) -> RolloutDriver:
-    """Training's driver with that many slots and tokens guessed ahead."""
+def make_driver(run: setup.Run, slots: int, draft: int) -> RolloutDriver:
+    """The driver of training with other slots and speculative tokens."""
     sampling = replace(
-        run.config.sampling, slots=slots, decode_rows=(), draft_tokens=draft, decode_tokens=STEPS * (1 + draft)
+        run.config.sampling,
+        slots=slots,
+        decode_batch_sizes=(),
+        speculative_tokens=draft,
+        decode_steps_per_call=STEPS * (1 + draft),
     )
-    return build.make_driver(replace(run, config=replace(run.config, sampling=sampling)))
+    return setup.make_driver(replace(run, config=replace(run.config, sampling=sampling)))
 
 
 if __name__ == "__main__":

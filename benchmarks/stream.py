@@ -1,7 +1,7 @@
-"""One very long stream, read by the small model: does anything grow with the position but the memory itself?
+"""Measures whether anything but the memory grows with the position in one very long stream, read by a small model.
 
 python benchmarks/stream.py --checkpoint runs/NAME [--tokens N]                 # a run of tiny_memalpha
-python benchmarks/stream.py --config tiny_memalpha --evaluation.temperature 1   # its start, which stores a part
+python benchmarks/stream.py --config tiny_memalpha --evaluation.temperature 1   # its initial policy
 
 A rollout of one trajectory by the engine that training uses. The stream is stories of 130 chunks one after the other,
 in which people recur. Prints a table: tokens of a context, time of a chunk and resident memory by the position in the
@@ -24,37 +24,35 @@ from typing import Any
 
 import numpy as np
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
-
-import cli
-
-from memsearcher_jax.agent.memalpha_search import index
-from memsearcher_jax.agent.memalpha_view import LISTS, Reader
-from memsearcher_jax.agent.types import Problem, Ruler, Stop, Stream, Trajectory, Workflow
+from memsearcher_jax.agent.memalpha.search import BM25Index
+from memsearcher_jax.agent.memalpha.view import ITEM_STORES, EvidenceRetriever
+from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.stream_world import SOURCE, Story, StreamConfig, make_stories
+from memsearcher_jax.data.synthetic.streams import SOURCE, Story, SyntheticStreamConfig, make_stories, select_statements
+from memsearcher_jax.launch import cli
+from memsearcher_jax.types import Problem, StopReason, Stream, TokenCounter, Trajectory, Workflow
 
 STORY_CHUNKS = 130
 FIRST_SEED = 10_000_000  # of the stories; no policy has seen them
-ITEMS = 4  # that an index has to follow, as many as a chunk adds
 WARM_UP = 20  # chunks whose time and memory are not looked at
 PAGE = 4_096
 
 
 @dataclass(frozen=True)
 class Read(cli.Command):
-    """Read one long stream and tell what that takes, by the position in it."""
+    """Read one long stream and report its cost by position."""
 
     tokens: int = 420_000
     """Tokens of the stream, at least; it ends with a whole story."""
 
-    def adjusted(self) -> Read:
+    def with_settings(self) -> Read:
         """One slot, which is enough for one trajectory."""
         run = self.run
-        if run.agent.workflow != "memalpha":
-            raise ValueError("this reads a stream: give --config tiny_memalpha, or --checkpoint with a run of it")
-        return replace(self, run=replace(run, sampling=replace(run.sampling, slots=1, rows_per_call=1, decode_rows=())))
+        if not WORKFLOWS[run.agent.workflow].reads_streams:
+            raise ValueError(
+                "this benchmark reads streams: give --config tiny_memalpha, or a run of it as --checkpoint"
+            )
+        return replace(self, run=replace(run, sampling=replace(run.sampling, slots=1, decode_batch_sizes=())))
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ class Mark:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Read, argv)
-        cli.refuse_resume(flags, "a reading")
-        cli.need_weights(flags)
+        cli.require_checkpoint(flags)
     numbers = measure(flags.run, flags.tokens)
     print("".join(f"| {name} | {value} |\n" for name, value in numbers.items()))
     cli.write_json(flags.json, numbers)
@@ -86,49 +83,51 @@ def main(argv: Sequence[str]) -> None:
 
 def measure(config: RunConfig, tokens: int) -> dict[str, str]:
     """The table's lines."""
-    # JAX takes seconds to load; --help and a wrong flag are answered without it.
-    from memsearcher_jax.rl import build, start
-    from memsearcher_jax.rl.keys import key_for
+    # JAX takes seconds to import; --help and errors do not need it.
+    from memsearcher_jax.rl import init_state, setup
+    from memsearcher_jax.rl.rng import named_key
 
-    tokenizer = build.open_tokenizer(config.model)
+    tokenizer = setup.open_tokenizer(config.model)
     long = long_stream(config.data.streams, tokens, tokenizer)
     with tempfile.TemporaryDirectory() as workspace:
-        run = build.prepare(config, Path(workspace), training=False, asked=[long.problem])
-    driver, marks = build.make_driver(run, evaluation=True), list[Mark]()
+        run = setup.prepare(config, Path(workspace), training=False, questions=[long.problem])
+    driver, marks = setup.make_driver(run, evaluation=True), list[Mark]()
     make = driver.make_workflow
-    driver = replace(driver, make_workflow=lambda one: watched(make(one), marks))
-    params, key = build.sampler_params(run, start.starting_params(run)), key_for(config.seed, "evaluate", 0)
-    driver.engine.warm_up(params)
+    driver = replace(driver, make_workflow=lambda one: with_marks(make(one), marks))
+    params, key = setup.publish(run, init_state.initial_params(run)), named_key(config.seed, "evaluate", 0)
+    driver.executor.engine.warm_up(params)
     trajectory = read(driver, long.problem, params, key)
-    exam = start.open_exam(run, evaluation=True)
-    reader = Reader(Stream.of(long.problem), trajectory.outcome.memory, config.memalpha, tokenizer)
+    reward_fn = init_state.open_reward_fn(run, evaluation=True)
+    retriever = EvidenceRetriever(long.problem.stream, trajectory.outcome.memory, config.memalpha, tokenizer)
     return (
-        of_contexts(trajectory)
-        | of_chunks(marks)
-        | of_memory(trajectory, marks)
-        | of_index(trajectory, reader)
-        | of_questions(long, reader)
-        | of_answers(trajectory, lambda one: exam.grade([one], key, lambda _: None)[0].scores["accuracy"])
+        context_rows(trajectory)
+        | time_rows(marks)
+        | memory_rows(trajectory, marks)
+        | index_rows(trajectory, retriever)
+        | question_rows(long, retriever)
+        | answer_rows(trajectory, lambda one: reward_fn([one], key, lambda line: None)[0].scores["accuracy"])
     )
 
 
-def long_stream(settings: StreamConfig, tokens: int, ruler: Ruler) -> Long:
-    """Stories, joined until there are so many tokens. What can be asked of two sentences is not asked."""
+def long_stream(settings: SyntheticStreamConfig, tokens: int, token_counter: TokenCounter) -> Long:
+    """Stories joined until they have `tokens` tokens, without the questions that two sentences answer."""
     stories, held = list[Story](), 0
     while held < tokens:
         story_settings = replace(settings, seed=FIRST_SEED + len(stories), train_chunks=STORY_CHUNKS)
         stories += make_stories(story_settings, 1)
-        held += sum(map(ruler.count, stories[-1].stream.chunks))
-    told = [one for story in stories for chunk in story.sentences_C for one in chunk if one.question]
-    times = Counter(one.question.text for one in told)
-    questions = [one for story in stories for one in story.questions if times[one.text] == 1]
+        held += sum(map(token_counter.count, stories[-1].stream.chunks))
+    statements = [
+        statement for story in stories for chunk in story.sentences_C for statement in select_statements(chunk)
+    ]
+    occurrences = Counter(statement.question.text for statement in statements)
+    questions = [question for story in stories for question in story.questions if occurrences[question.text] == 1]
     chunks = [chunk for story in stories for chunk in story.stream.chunks]
-    problem = Stream(SOURCE, tuple(chunks), tuple(questions)).problem("long")
-    return Long(problem, {one.question.text: one.text for one in told})
+    problem = Problem.of_stream("long", Stream(SOURCE, tuple(chunks), tuple(questions)))
+    return Long(problem, {statement.question.text: statement.text for statement in statements})
 
 
-def watched(workflow: Workflow, marks: list[Mark]) -> Workflow:
-    """The same workflow; before each of its contexts a look at the clocks and at the memory of the process."""
+def with_marks(workflow: Workflow, marks: list[Mark]) -> Workflow:
+    """The same workflow; records time and resident memory before each of its contexts."""
     answer = None
     while True:
         began, busy = time.perf_counter(), time.thread_time()
@@ -141,36 +140,40 @@ def watched(workflow: Workflow, marks: list[Mark]) -> Workflow:
 
 
 def read(driver: Any, problem: Problem, params: Any, key: Any) -> Trajectory:
-    """The trajectory of the whole stream. Raises RuntimeError if it ends before."""
-    from memsearcher_jax.rl.rollout import jobs_for
+    """The trajectory of the stream. Raises RuntimeError if the stream is not read to its end."""
+    from memsearcher_jax.rl.rollout import make_jobs
 
-    ((_, trajectory),) = driver.run(jobs_for([problem], 1), params, key)
-    if trajectory.outcome.stop is not Stop.REMEMBERED:
+    ((_, trajectory),) = driver.run(make_jobs([problem], 1), params, key)
+    if trajectory.outcome.stop is not StopReason.STREAM_READ:
         raise RuntimeError(f"the stream was not read to its end: {trajectory.outcome.stop.value}")
     return trajectory
 
 
-def of_contexts(trajectory: Trajectory) -> dict[str, str]:
+def context_rows(trajectory: Trajectory) -> dict[str, str]:
     counts, lengths = trajectory.outcome.counts, [len(context.ids) for context in trajectory.contexts]
     return {
         "stream": f"{counts['stream_tokens']:,} tokens in {counts['chunks']:,} chunks",
         "memory at the end": f"{counts['memory_tokens']:,} tokens in {counts['memory_items']:,} items",
-        "tokens of a context, mean of the first and of the last third": told(lengths, statistics.mean, "{:.1f}"),
+        "tokens of a context, mean of the first and of the last third": first_and_last_third(
+            lengths, statistics.mean, "{:.1f}"
+        ),
         "longest context": f"{max(lengths)} tokens",
     }
 
 
-def of_chunks(marks: Sequence[Mark]) -> dict[str, str]:
+def time_rows(marks: Sequence[Mark]) -> dict[str, str]:
     whole = [(after.began - before.began) * 1e3 for before, after in itertools.pairwise(marks[WARM_UP:])]
     host = [mark.host_seconds * 1e3 for mark in marks[WARM_UP:]]
     return {
-        "time of a chunk, median of the first and of the last third": told(whole, statistics.median, "{:.1f} ms"),
-        "of it the workflow on the host": told(host, statistics.median, "{:.2f} ms"),
+        "time of a chunk, median of the first and of the last third": first_and_last_third(
+            whole, statistics.median, "{:.1f} ms"
+        ),
+        "of it the workflow on the host": first_and_last_third(host, statistics.median, "{:.2f} ms"),
     }
 
 
-def of_memory(trajectory: Trajectory, marks: Sequence[Mark]) -> dict[str, str]:
-    """What the process grew by while it read, beside the sizes of what it holds of that."""
+def memory_rows(trajectory: Trajectory, marks: Sequence[Mark]) -> dict[str, str]:
+    """Growth of the process while it reads, and the sizes of the values that explain it."""
     outcome, seen = trajectory.outcome, set[int]()
     held_bytes(trajectory.problem, seen)  # was there before
     sizes = {
@@ -190,33 +193,31 @@ def of_memory(trajectory: Trajectory, marks: Sequence[Mark]) -> dict[str, str]:
     }
 
 
-def of_index(trajectory: Trajectory, reader: Reader) -> dict[str, str]:
+def index_rows(trajectory: Trajectory, retriever: EvidenceRetriever) -> dict[str, str]:
     memory = trajectory.outcome.memory
     texts = [item.text for item in (*memory.semantic, *memory.episodic)]
-    followed = index(texts[:-ITEMS])
-    questions = reader.stream.questions
-    reader.about(questions[0].text)  # builds its indices
+    questions = retriever.stream.questions
+    retriever.retrieve(questions[0].text)  # builds its indices
     return {
-        "the index of all items anew": f"{milliseconds(lambda: index(texts)):.1f} ms",
-        f"{ITEMS} items more in it": f"{milliseconds(lambda: index(texts, followed)):.1f} ms",
-        "retrieval for one question": f"{statistics.median(asked_in(reader, questions)):.1f} ms",
+        "index of all items": f"{milliseconds(lambda: BM25Index.build(texts)):.1f} ms",
+        "retrieval for one question": f"{statistics.median(asked_in(retriever, questions)):.1f} ms",
     }
 
 
-def asked_in(reader: Reader, questions: Sequence[Any]) -> list[float]:
-    return [milliseconds(lambda text=question.text: reader.about(text)) for question in questions]
+def asked_in(retriever: EvidenceRetriever, questions: Sequence[Any]) -> list[float]:
+    return [milliseconds(lambda text=question.text: retriever.retrieve(text)) for question in questions]
 
 
-def of_questions(long: Long, reader: Reader) -> dict[str, str]:
-    """Of how many questions the sentence that answers them is in the memory, and of how many it is found."""
-    stored = {item.text for store in LISTS for item in reader.memory.items(store)}
-    parts = thirds(reader.stream.questions)
+def question_rows(long: Long, retriever: EvidenceRetriever) -> dict[str, str]:
+    """Fractions of questions whose answering sentence is in the memory, and is retrieved."""
+    stored = {item.text for store in ITEM_STORES for item in retriever.memory.items(store)}
+    parts = thirds(retriever.stream.questions)
     sentences = [[long.sentences[question.text] for question in part] for part in parts]
     found = [
-        [sentence in reader.about(question.text) for question, sentence in zip(part, some, strict=True)]
+        [sentence in retriever.retrieve(question.text) for question, sentence in zip(part, some, strict=True)]
         for part, some in zip(parts, sentences, strict=True)
     ]
-    about = f"of {len(reader.stream.questions)} questions, about each third of the stream,"
+    about = f"of {len(retriever.stream.questions)} questions, about each third of the stream,"
     return {
         f"{about} what answers them is in the memory word for word": shares(
             [[sentence in stored for sentence in some] for some in sentences]
@@ -225,11 +226,11 @@ def of_questions(long: Long, reader: Reader) -> dict[str, str]:
     }
 
 
-def of_answers(trajectory: Trajectory, grade: Callable[[Trajectory], float]) -> dict[str, str]:
+def answer_rows(trajectory: Trajectory, grade: Callable[[Trajectory], float]) -> dict[str, str]:
     """Questions are in the order of what they ask about."""
-    stream = Stream.of(trajectory.problem)
+    stream = trajectory.problem.stream
     asked = [replace(stream, questions=part) for part in thirds(stream.questions)]
-    scores = [grade(replace(trajectory, problem=one.problem("long"))) for one in asked]
+    scores = [grade(replace(trajectory, problem=Problem.of_stream("long", one))) for one in asked]
     return {"and is answered": ", ".join(f"{score:.2f}" for score in scores)}
 
 
@@ -243,14 +244,14 @@ def shares(several: Sequence[Sequence[bool]]) -> str:
     return ", ".join(f"{statistics.fmean(some):.2f}" for some in several)
 
 
-def told(values: Sequence[float], mean: Callable[[Sequence[float]], float], form: str) -> str:
-    """A mean of the first third and one of the last."""
+def first_and_last_third(values: Sequence[float], mean: Callable[[Sequence[float]], float], form: str) -> str:
+    """The mean of the first third and of the last."""
     first, _, last = thirds(values)
     return f"{form.format(mean(first))}, {form.format(mean(last))}"
 
 
 def milliseconds(do: Callable[[], object]) -> float:
-    """Of the processor."""
+    """Processor time of a call."""
     began = time.process_time()
     do()
     return (time.process_time() - began) * 1e3
@@ -261,7 +262,7 @@ def resident_bytes() -> int:
 
 
 def held_bytes(value: object, seen: set[int]) -> int:
-    """Bytes of a value and of all that it reaches and was not `seen` before."""
+    """Bytes of a value and of everything that it references and that is not in `seen`."""
     total, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

@@ -1,13 +1,16 @@
-"""One optimiser step on a CPU: tokens per second and peak memory of our update, and of TRL's GRPO loss on transformers.
+"""Contexts per second and peak memory of one optimiser step: our update, an earlier one, and TRL's loss on torch.
 
-python benchmarks/update.py                                     # tiny, small and qwen05b in float32, against torch
-python benchmarks/update.py --sizes tiny small --repeats 3
-python benchmarks/update.py --sizes qwen3b --dtype bfloat16 --rows 4 --tokens 8192 --no-torch     # on an accelerator
+python benchmarks/update.py                                      # tiny and small in float32, against torch
+python benchmarks/update.py --sizes qwen05b --contexts 8 --repeats 1
+python benchmarks/update.py --no-torch --baseline ../before      # a worktree of an earlier commit
+python benchmarks/update.py --isa avx2                           # all programs without AVX-512
 
-Both start from the same weights and train the same positions of the same rows: the second half of each. A step is
-forward, backward, clipped gradient and AdamW. Each program has processes of its own, in turn with the other's, and the
-first step of each, which compiles, is not counted; medians count. The losses of that step must agree. Peak memory is
-the process's, libraries included.
+The contexts are those of workload.py: MemSearcher's lengths, with the system prompt of all contexts at their beginning.
+Our programs pack them into rows as short as possible. Torch takes micro-batches of contexts of similar length, padded.
+All programs start from the same weights. A step is forward, backward, gradient clipping and AdamW. The programs run in
+processes of their own that alternate; compiling is not timed. Losses and gradient norms must agree. Results are
+medians, and ratios those of neighbouring runs, with their range. "CPU ratio" compares the CPU seconds of all threads,
+which other work on the machine changes less. Peak memory is that of the process with all libraries.
 """
 
 from __future__ import annotations
@@ -15,248 +18,290 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import common
 import numpy as np
-import sizes
 import tyro
+import workload
 
-SHAPES = {"tiny": (16, 512), "small": (8, 512)}  # rows and tokens; of the others 2 and 512
-CLIP, KL, DECAY, RATE, NORM = 0.2, 0.001, 0.01, 1e-6, 1.0
-BOUND = 10.0  # of one token's divergence, as in training/grpo.py, whose jax would count as torch's memory
-AGREEMENT = {"float32": 1e-4, "bfloat16": 1e-2}  # absolute, of losses around 0.1
+CONTEXTS = {"tiny": 48, "small": 24}  # default 6
+CLIP, KL_COEFFICIENT, WEIGHT_DECAY, LEARNING_RATE, MAX_GRAD_NORM = 0.2, 0.001, 0.01, 1e-6, 1.0
+MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}  # relative to 0.1 for losses, to the value for gradient norms
+INSTRUCTION_SETS = {
+    "all": {},
+    "avx2": {
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
+"""Environment variables of the programs, by the value of --isa."""
 
 
 @dataclass(frozen=True)
-class Flags:
+class Flags(common.Flags):
     """What to measure."""
 
-    sizes: tuple[sizes.Size, ...] = ("tiny", "small", "qwen05b")
-    """Models, all with random weights."""
-    rows: int = 0
-    """Rows of a step; 0: 16 for tiny, 8 for small, 2 for the others."""
-    tokens: int = 512
-    """Tokens of a row."""
-    micro_batches: int = 1
-    """Parts that the rows are cut into, for both programs."""
-    remat: str = "projections"
-    """What our backward pass computes again: none, projections, attention or full."""
-    chunk: int = 64
-    """Tokens of a row whose logits exist at one time in our program."""
-    dtype: str = "float32"
-    """Type of weights and activations."""
-    steps: int = 4
-    """Steps that are counted in each process."""
-    repeats: int = 3
-    """Processes of each program."""
+    sizes: tuple[common.Size, ...] = ("tiny", "small")
+    """Models, with random weights."""
+    contexts: int = 0
+    """Contexts per step; 0: 48 for tiny, 24 for small, 6 for the others."""
+    seq_len: int = 8_192
+    """Longest packed rows of our update."""
+    baseline: Path | None = None
+    """Also measure the update of this worktree."""
+    baseline_seq_len: int = 2_560
+    """Longest packed rows of the baseline."""
     torch: bool = True
     """Also measure transformers on torch CPU (extra: parity)."""
-    json: Path | None = None
-    """Also write the numbers to this file."""
+    torch_contexts: int = 2
+    """Contexts of a micro-batch of torch."""
+    grad_accum_steps: int = 1
+    """Micro-batches per step of our update."""
+    remat: str = "save_qkv_attention"
+    """Remat policy of our update: none, save_qkv_attention, save_attention or nothing_saveable."""
+    logit_chunk: int = 128
+    """Tokens of a row whose logits exist at a time in our update."""
+    dtype: str = "float32"
+    """Type of weights and activations."""
+    isa: Literal["all", "avx2"] = "all"
+    """Instruction sets that the programs may use."""
+    steps: int = 2
+    """Timed steps per process."""
     child: str = ""
-    """Of this benchmark itself: ours or torch, with one size and its folder."""
+    """Internal: ours, baseline or torch, to run as a child process."""
     folder: Path | None = None
-    """Of this benchmark itself: where the weights are."""
+    """Internal: the folder of the weights."""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows to train on; all [B, T]."""
+class Context:
+    """One context to train on; arrays have one entry per token."""
 
     ids: np.ndarray
-    mask: np.ndarray
-    advantage: np.ndarray
+    sampled: np.ndarray
+    advantage: float
     old_logprob: np.ndarray
     ref_logprob: np.ndarray
 
 
 def main(flags: Flags) -> None:
     if flags.child:
-        print(json.dumps({"ours": ours, "torch": torch_steps}[flags.child](flags, flags.sizes[0])))
+        program = torch_steps if flags.child == "torch" else update_steps
+        print(json.dumps(program(flags, flags.sizes[0])))
         return
-    results = []
-    for size in flags.sizes:
-        results.append(measure(size, flags))
-        cells = (f"{key} {x:,.4g}" if isinstance(x, float) else f"{key} {x}" for key, x in results[-1].items())
-        print("  ".join(cells), flush=True)
-    if flags.json:
-        flags.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    common.report((measure(size, flags) for size in flags.sizes), flags.json)
 
 
-def measure(size: sizes.Size, flags: Flags) -> dict:
-    """One line of the table."""
-    names = ["ours", "torch"] if flags.torch else ["ours"]
-    runs: dict[str, list[dict]] = {name: [] for name in names}
+def measure(size: common.Size, flags: Flags) -> dict:
+    """One row of the table."""
+    names = ["ours", *(["baseline"] if flags.baseline else []), *(["torch"] if flags.torch else [])]
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
-        # In a process of its own too: this one stays small.
-        run_child("ours", size, flags, Path(folder), save=True)
-        for _ in range(flags.repeats):
-            for name in names:
-                runs[name].append(run_child(name, size, flags, Path(folder)))
-    rows, tokens = shape_of(size, flags)
-    result: dict = {"size": size, "rows": rows, "tokens": tokens, "dtype": flags.dtype}
-    for name, found in runs.items():
-        seconds = statistics.median(second for one in found for second in one["seconds"])
-        result[f"{name} tokens/s"] = rows * tokens / seconds
-        result[f"{name} peak GB"] = statistics.median(one["peak"] for one in found) / 1e9
-    result["FLOP/s"] = runs["ours"][0]["flops"] * result["ours tokens/s"] / (rows * tokens)
-    if flags.torch:
-        losses = [runs[name][0]["loss"] for name in names]
-        if abs(losses[0] - losses[1]) > AGREEMENT[flags.dtype]:
-            raise SystemExit(f"{size}: the losses are {losses[0]} and {losses[1]}: these are two different steps")
-        result["ratio"] = result["ours tokens/s"] / result["torch tokens/s"]
-        result["memory ratio"] = result["ours peak GB"] / result["torch peak GB"]
+        # In a child process, too: the memory of this process must stay small.
+        run_child("ours", size, replace(flags, steps=0), Path(folder))
+        programs = {name: partial(run_child, name, size, flags, Path(folder)) for name in names}
+        runs = {
+            name: [result for _, result in repeats]
+            for name, repeats in common.alternate(programs, flags.repeats).items()
+        }
+    result: dict = {"size": size, "contexts": num_contexts(size, flags), "dtype": flags.dtype, "isa": flags.isa}
+    seconds, cpu_seconds = (
+        {name: [statistics.median(run[clock]) for run in runs[name]] for name in names}
+        for clock in ("seconds", "cpu_seconds")
+    )
+    for name in names:
+        result[f"{name} contexts/s"] = result["contexts"] / statistics.median(seconds[name])
+        result[f"{name} tokens"] = runs[name][0]["tokens"]
+        result[f"{name} peak GB"] = statistics.median(run["peak_bytes"] for run in runs[name]) / 1e9
+    for name in names[1:]:
+        for key, scale in (("loss", 0.1), ("grad_norm", runs["ours"][0]["grad_norm"])):
+            ours, theirs = runs["ours"][0][key], runs[name][0][key]
+            if abs(ours - theirs) > TOLERANCE[flags.dtype] * scale:
+                raise SystemExit(f"{size}: {key} differs: ours {ours}, {name} {theirs}")
+        ratios = sorted(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
+        result[f"ratio to {name}"] = statistics.median(ratios)
+        result[f"range of {name}"] = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        result[f"CPU ratio to {name}"] = statistics.median(cpu_seconds[name]) / statistics.median(cpu_seconds["ours"])
+        result[f"memory ratio to {name}"] = result["ours peak GB"] / result[f"{name} peak GB"]
     return result
 
 
-def run_child(name: str, size: str, flags: Flags, folder: Path, *, save: bool = False) -> dict:
-    """What one process says."""
-    given = {
-        one: getattr(flags, one) for one in ("rows", "tokens", "micro_batches", "remat", "chunk", "dtype", "steps")
-    }
-    if save:
-        given["steps"] = 0
-    words = [word for one, value in given.items() for word in (f"--{one.replace('_', '-')}", str(value))]
-    command = [sys.executable, __file__, "--sizes", size, *words, "--child", name, "--folder", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed on {size}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def shape_of(size: str, flags: Flags) -> tuple[int, int]:
-    rows, tokens = SHAPES.get(size, (2, 512))
-    return flags.rows or rows, flags.tokens or tokens
-
-
-def batch_of(size: str, flags: Flags, vocab_size: int) -> Batch:
-    """The rows of a step; log-probabilities near those of random weights, so that some ratios are clipped."""
-    rows, tokens = shape_of(size, flags)
-    draw = np.random.default_rng(0)
-    mask = np.broadcast_to(np.arange(tokens) >= tokens // 2, (rows, tokens))
-    near = -np.log(vocab_size) + 0.3 * draw.standard_normal((2, rows, tokens))
-    return Batch(
-        ids=draw.integers(0, vocab_size, (rows, tokens)).astype(np.int32),
-        mask=mask,
-        advantage=np.where(mask, draw.standard_normal((rows, 1)), 0).astype(np.float32),
-        old_logprob=np.where(mask, near[0], 0).astype(np.float32),
-        ref_logprob=np.where(mask, near[1], 0).astype(np.float32),
+def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
+    """The result of one program in a process of its own."""
+    if name == "baseline":
+        flags = replace(flags, seq_len=flags.baseline_seq_len)
+    fields = ("contexts", "seq_len", "grad_accum_steps", "remat", "logit_chunk", "dtype", "steps", "torch_contexts")
+    arguments = [word for field in fields for word in (f"--{field.replace('_', '-')}", str(getattr(flags, field)))]
+    environment = dict(INSTRUCTION_SETS[flags.isa])
+    if name == "baseline":
+        environment["PYTHONPATH"] = str(flags.baseline)
+    output = common.run_child(
+        __file__, "--sizes", size, *arguments, "--child", name, "--folder", folder, environment=environment
     )
+    return json.loads(output.splitlines()[-1])
 
 
-def ours(flags: Flags, size: str) -> dict:
-    """Our update. With no steps: writes the weights that both start from."""
-    from dataclasses import replace
+def num_contexts(size: str, flags: Flags) -> int:
+    return flags.contexts or CONTEXTS.get(size, 6)
 
+
+def make_contexts(size: str, flags: Flags, vocab_size: int) -> list[Context]:
+    """The contexts of a step, with log-probabilities close to those of random weights, so that some are clipped."""
+    count, rng = num_contexts(size, flags), np.random.default_rng(0)
+    load, contexts = workload.make_workload(count, 5, vocab_size), []
+    for plan in load.plans:
+        memory: tuple[int, ...] = ()
+        for turn in plan.turns:
+            prompt = (*load.system, *plan.question, *load.bridge, *memory, *load.suffix)
+            memory = tuple(rng.integers(0, vocab_size, turn.memory).tolist())
+            spans = [(prompt, False), (rng.integers(0, vocab_size, turn.think), True)]
+            spans += [(turn.observation, False), (memory, True)] if turn is not plan.turns[-1] else []
+            ids = np.concatenate([np.asarray(ids, np.int32) for ids, _ in spans])
+            logprob = -np.log(vocab_size) + 0.3 * rng.standard_normal((2, len(ids)))
+            sampled = np.concatenate([np.full(len(ids), sampled) for ids, sampled in spans])
+            contexts.append(Context(ids, sampled, rng.standard_normal(), *logprob.astype(np.float32)))
+    return [contexts[index] for index in rng.permutation(len(contexts))[:count]]
+
+
+def update_steps(flags: Flags, size: str) -> dict:
+    """Times the update of the package. Without steps, writes the initial weights instead."""
     import jax
 
     from memsearcher_jax.model import weights
-    from memsearcher_jax.model.arithmetic import forward_work, training_flops
     from memsearcher_jax.training.config import TrainingConfig
-    from memsearcher_jax.training.rows import Rows
+    from memsearcher_jax.training.packing import TrainingExample, pack
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
 
-    model, mesh = replace(sizes.model_of(size, flags.dtype), remat=flags.remat), sizes.mesh_of(1)
+    mesh = common.mesh_of(1)
     if not flags.steps:
-        weights.save(flags.folder, model, sizes.random_params(model, mesh), None)
+        model = common.model_of(size, flags.dtype)
+        weights.save(flags.folder, model, common.random_params(model, mesh), None)
         return {}
-    batch = batch_of(size, flags, model.vocab_size)
-    rows, tokens = batch.ids.shape
+    # Not from the preset, which the package of an earlier commit cannot read.
+    model, params = weights.load(flags.folder, mesh=mesh)
+    model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat)
+    contexts = make_contexts(size, flags, model.vocab_size)
+
+    def packed(seq_len: int, rows: int, logprobs: Callable[[Context], np.ndarray]):
+        examples = [TrainingExample(one.ids, logprobs(one), one.sampled, one.advantage) for one in contexts]
+        return pack(examples, seq_len, rows, np.random.default_rng(0))
+
+    def fits(seq_len: int, rows: int) -> bool:
+        return len(packed(seq_len, rows, lambda context: context.old_logprob).ids_BT) == rows
+
+    # The fewest rows that hold all contexts, and their shortest length.
+    longest = max(len(context.ids) for context in contexts)
+    rows = next(rows for rows in range(1, len(contexts) + 1) if fits(flags.seq_len, rows))
+    seq_len = next(length for length in range(-(-longest // 128) * 128, flags.seq_len + 1, 128) if fits(length, rows))
+    batch = packed(seq_len, rows, lambda context: context.old_logprob)
+    batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, lambda context: context.ref_logprob).old_logprob_BT)
     settings = TrainingConfig(
-        row_tokens=tokens,
-        rows_per_update=rows,
-        accumulate=flags.micro_batches,
-        logit_chunk=min(flags.chunk, tokens),
-        learning_rate=RATE,
-        weight_decay=DECAY,
-        max_grad_norm=NORM,
+        seq_len=seq_len,
+        minibatch_rows=rows,
+        grad_accum_steps=flags.grad_accum_steps,
+        logit_chunk=flags.logit_chunk,
+        learning_rate=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=MAX_GRAD_NORM,
         clip_low=CLIP,
         clip_high=CLIP,
-        clip_c=1e6,  # TRL has no dual clip
-        kl_coefficient=KL,
+        dual_clip=1e6,  # TRL has no dual clip
+        kl_coefficient=KL_COEFFICIENT,
         entropy_coefficient=0.0,
-    )
-    position = np.broadcast_to(np.arange(tokens, dtype=np.int32), batch.ids.shape)
-    packed = Rows(
-        batch.ids, position, np.ones_like(batch.ids), batch.mask, batch.advantage, batch.old_logprob, batch.ref_logprob
     )
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
-        state = init_state(weights.load(flags.folder, mesh=mesh)[1], model, optimizer, mesh)
-        update = make_update(model, settings, optimizer, mesh, temperature=1.0)
+        state = init_state(params, model, optimizer, mesh)
+        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch).compile()
 
-        def step() -> float:
+        def step() -> tuple[float, float]:
             nonlocal state
-            state, metrics = update(state, packed)
-            return float(jax.block_until_ready((state, metrics))[1]["loss"])
+            state, metrics = jax.block_until_ready(update(state, batch))
+            return float(metrics["loss"]), float(metrics["grad_norm"])
 
-        result = timed(step, flags.steps)
-    trained = rows * tokens / 2
-    work = forward_work(model, rows * tokens, rows * tokens * (tokens + 1) / 2, trained)
-    return result | {"flops": training_flops(replace(model, remat="none"), work) - work.output}
+        return time_steps(step, flags.steps) | {"tokens": batch.ids_BT.size}
 
 
 def torch_steps(flags: Flags, size: str) -> dict:
-    """The same step as TRL's GRPOTrainer takes it, with logits of what is trained alone, and their sums in float32.
+    """Times the same step as TRL's GRPOTrainer takes it; logits are computed from the first trained token on.
 
-    Its loss (trl/trainer/grpo_trainer.py, `_compute_loss` with loss_type "dapo" on one process): with r the ratio of
-    policies, -min(r A, clip(r) A) + beta (e^d - d - 1), d = reference - policy, summed over trained tokens and divided
-    by their number in the whole batch. The divergence has our bound, which TRL's has not: with random weights tokens
-    are beyond it.
+    The loss is that of trl/trainer/grpo_trainer.py, `_compute_loss` with loss_type "dapo" on one process: with r the
+    policy ratio, -min(r A, clip(r) A) + beta (e^d - d - 1), d = reference - policy, summed over the trained tokens and
+    divided by their number in the whole batch. Unlike TRL's, the KL term has our bound, which random weights exceed.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(flags.folder, dtype=getattr(torch, flags.dtype)).train()
     model.config.use_cache = False
-    batch = batch_of(size, flags, model.config.vocab_size)
-    kept = int(batch.mask[0].sum())
-    ids = torch.from_numpy(batch.ids).long()
-    fields = (batch.advantage, batch.old_logprob, batch.ref_logprob)
-    parts = [x.chunk(flags.micro_batches) for x in (ids, *(torch.from_numpy(x[:, -kept:].copy()) for x in fields))]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-    tokens = int(batch.mask.sum())
+    contexts = sorted(make_contexts(size, flags, model.config.vocab_size), key=lambda context: len(context.ids))
+    microbatches = [
+        contexts[first : first + flags.torch_contexts] for first in range(0, len(contexts), flags.torch_contexts)
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    trained = sum(int(context.sampled.sum()) for context in contexts)
 
-    def loss_of(ids, advantage, old, reference):
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=kept + 1).logits[:, :-1]
+    def padded(microbatch: list[Context], field: Callable[[Context], np.ndarray]):
+        return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(field(one)) for one in microbatch], batch_first=True)
+
+    def loss_fn(microbatch: list[Context]):
+        ids, mask = padded(microbatch, lambda one: one.ids).long(), padded(microbatch, lambda one: one.sampled)
+        attended = padded(microbatch, lambda one: np.ones(len(one.ids), np.int64))
+        kept = ids.shape[1] - min(int(np.argmax(one.sampled)) for one in microbatch)
+        old_logprob, ref_logprob = (
+            padded(microbatch, field)[:, -kept:] for field in (lambda one: one.old_logprob, lambda one: one.ref_logprob)
+        )
+        advantage = torch.tensor([[one.advantage] for one in microbatch])
+        logits = model(input_ids=ids, attention_mask=attended, logits_to_keep=kept + 1).logits[:, :-1]
         targets = ids[:, -kept:]
-        # Row by row, as trl.trainer.utils.selective_log_softmax does, to hold one row's sums at a time.
+        # Row by row, as trl.trainer.utils.selective_log_softmax does, to save memory.
         chosen = torch.gather(logits, -1, targets.unsqueeze(-1)).squeeze(-1).float()
         logprob = chosen - torch.stack([torch.logsumexp(row.float(), dim=-1) for row in logits])
-        ratio = torch.exp(logprob - old)
+        ratio = torch.exp(logprob - old_logprob)
         policy = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * advantage)
-        difference = reference - logprob
-        divergence = torch.clamp(torch.exp(difference) - difference - 1, max=BOUND)
-        return (policy + KL * divergence).sum() / tokens
+        log_ratio = ref_logprob - logprob
+        kl = torch.clamp(torch.exp(log_ratio) - log_ratio - 1, max=MAX_K3)
+        return ((policy + KL_COEFFICIENT * kl) * mask[:, -kept:]).sum() / trained
 
-    def step() -> float:
-        whole = 0.0
-        for part in zip(*parts, strict=True):
-            loss = loss_of(*part)
+    def step() -> tuple[float, float]:
+        total = 0.0
+        for microbatch in microbatches:
+            loss = loss_fn(microbatch)
             loss.backward()
-            whole += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), NORM)
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return whole
+        return total, float(norm)
 
-    return timed(step, flags.steps)
+    tokens = sum(len(microbatch) * len(microbatch[-1].ids) for microbatch in microbatches)
+    return time_steps(step, flags.steps) | {"tokens": tokens}
 
 
-def timed(step: Callable[[], float], steps: int) -> dict:
-    """The first step's loss, the seconds of those that follow, and the process's peak memory in bytes."""
-    loss, seconds = step(), []
+def time_steps(step: Callable[[], tuple[float, float]], steps: int) -> dict:
+    """Loss and gradient norm of the first step, the seconds of each, and the peak memory of the process."""
+    results, seconds, cpu_seconds = [], [], []
     for _ in range(steps):
-        began = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - began)
-    return {"loss": loss, "seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        start, cpu_start = time.perf_counter(), time.process_time()
+        results.append(step())
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu_start)
+    return {
+        "loss": results[0][0],
+        "grad_norm": results[0][1],
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
 if __name__ == "__main__":

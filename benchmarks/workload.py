@@ -1,36 +1,35 @@
-"""A seeded workload of search trajectories with forced lengths, as text that is numbers: one word per token id."""
+"""A seeded workload of search trajectories with forced lengths; a text is a list of token ids, one word per id."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from memsearcher_jax.agent.types import (
-    Find,
-    Finish,
+from memsearcher_jax.testing import make_prompt
+from memsearcher_jax.types import (
+    Completion,
+    FinishReason,
+    Generate,
     Outcome,
     Passage,
-    Piece,
     Problem,
     Prompt,
     Query,
-    Reply,
-    Say,
-    Stop,
+    Search,
+    StopReason,
+    TextSpan,
     Workflow,
 )
-from memsearcher_jax.sampling.buffer import PromptIds, PromptWidths
 
-SYSTEM, BRIDGE, SUFFIX = 449, 4, 6  # tokens of the published prompt's fixed parts, about
-WIDTHS = PromptWidths(prefix=SYSTEM, question=60, bridge=BRIDGE, memory=400, suffix=SUFFIX)
-CONTEXT = 2_400  # holds the longest turn
+SYSTEM, BRIDGE, SUFFIX = 449, 4, 6  # approximate tokens of the fixed segments of the published prompt
+CONTEXT = 2_400  # tokens of the longest turn, rounded up
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn's lengths, in tokens: what is said, read, and said again. The last turn of a trajectory only says."""
+    """Lengths of one turn, in tokens. The last turn of a trajectory has only a thought."""
 
     think: int
     observation: tuple[int, ...]  # ids
@@ -39,7 +38,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """One trajectory to serve."""
+    """One trajectory to generate."""
 
     question: tuple[int, ...]  # ids
     turns: tuple[Turn, ...]
@@ -47,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Workload:
-    """What all programs serve."""
+    """The input of all programs."""
 
     system: tuple[int, ...]
     bridge: tuple[int, ...]
@@ -56,45 +55,45 @@ class Workload:
 
 
 def make_workload(trajectories: int, rollouts: int, vocab_size: int, seed: int = 0) -> Workload:
-    """`trajectories` in groups of `rollouts` that share a question; every number is uniform in its range."""
-    draw = np.random.default_rng(seed)
+    """`trajectories` in groups of `rollouts` that share a question; all lengths are uniform in their range."""
+    rng = np.random.default_rng(seed)
 
     def ids(count: int) -> tuple[int, ...]:
-        return tuple(draw.integers(0, vocab_size, count).tolist())
+        return tuple(rng.integers(0, vocab_size, count).tolist())
 
     def turn() -> Turn:
-        return Turn(int(draw.integers(30, 151)), ids(int(draw.integers(300, 901))), int(draw.integers(50, 401)))
+        return Turn(int(rng.integers(30, 151)), ids(int(rng.integers(300, 901))), int(rng.integers(50, 401)))
 
     system, bridge, suffix = ids(SYSTEM), ids(BRIDGE), ids(SUFFIX)
-    questions = [ids(int(draw.integers(20, 61))) for _ in range(-(-trajectories // rollouts))]
+    questions = [ids(int(rng.integers(20, 61))) for _ in range(-(-trajectories // rollouts))]
     plans = tuple(
-        Plan(questions[number // rollouts], tuple(turn() for _ in range(int(draw.integers(1, 7)))))
+        Plan(questions[number // rollouts], tuple(turn() for _ in range(int(rng.integers(1, 7)))))
         for number in range(trajectories)
     )
     return Workload(system, bridge, suffix, plans)
 
 
 def problems(workload: Workload) -> list[Problem]:
-    """A problem for each trajectory, with its plan."""
+    """One problem for each trajectory, with its plan."""
     return [
         Problem(str(number), words(plan.question), (), {"plan": plan}) for number, plan in enumerate(workload.plans)
     ]
 
 
-def serve(workload: Workload):
-    """The workflow of MemSearcher's turns, with the plan's lengths: what a `RolloutDriver` runs."""
+def workflow_of(workload: Workload) -> Callable[[Problem], Workflow]:
+    """MemSearcher's turns with the lengths of the plan, for a `RolloutDriver`."""
     system, bridge, suffix = words(workload.system), words(workload.bridge), words(workload.suffix)
 
     def workflow(problem: Problem) -> Workflow:
         memory = ""
         turns = problem.metadata["plan"].turns
         for number, turn in enumerate(turns, start=1):
-            yield Say(Prompt(system, problem.question, bridge, memory, suffix), turn.think)
+            yield Generate(make_prompt(system, problem.question, bridge, memory, suffix), turn.think)
             if number == len(turns):
-                return Outcome(Stop.ANSWERED)
-            yield Find((Query(problem.question, 1),))
-            reply = yield Say((Piece(words(turn.observation), False),), turn.memory)
-            memory = reply.text
+                return Outcome(StopReason.ANSWERED)
+            yield Search((Query(problem.question, 1),))
+            completion = yield Generate((TextSpan(words(turn.observation), False),), turn.memory)
+            memory = completion.text
         raise AssertionError("a trajectory has at least one turn")
 
     return workflow
@@ -105,17 +104,19 @@ def words(ids: Sequence[int]) -> str:
 
 
 class NumberTokenizer:
-    """What a `RolloutDriver` needs of a tokenizer, for text that is numbers."""
+    """The part of a tokenizer that a `RolloutDriver` calls, for texts of token ids."""
 
-    def prompt(self, prompt: Prompt) -> PromptIds:
-        parts = (prompt.prefix, prompt.question, prompt.bridge, prompt.memory, prompt.suffix)
-        return PromptIds(*map(self._encode, parts))
+    stop_ids = ()
 
-    def pieces(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
-        return tuple(id for piece in pieces for id in self._encode(piece.text))
+    def prompt(self, prompt: Prompt) -> tuple[tuple[int, ...], ...]:
+        segments = (prompt["prefix"], prompt["question"], prompt["bridge"], prompt["memory"], prompt["suffix"])
+        return tuple(map(self._encode, segments))
 
-    def reply(self, ids: Sequence[int]) -> Reply:
-        return Reply(words(ids), Finish.LENGTH)
+    def encode_spans(self, spans: Sequence[TextSpan]) -> tuple[int, ...]:
+        return tuple(id for span in spans for id in self._encode(span.text))
+
+    def completion(self, ids: Sequence[int], *, found_stop: bool = False) -> Completion:
+        return Completion(words(ids), FinishReason.LENGTH)
 
     def transcript(self, ids: Sequence[int]) -> str:
         return words(ids)
@@ -124,8 +125,8 @@ class NumberTokenizer:
         return tuple(map(int, text.split()))
 
 
-class EmptyIndex:
-    """Finds the same passage for everything: the observations are in the plans."""
+class OnePassageIndex:
+    """Returns the same passage for every query: the observations are in the plans."""
 
     def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
         return [[Passage("0", "")] for _ in queries]

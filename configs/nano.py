@@ -1,9 +1,9 @@
-"""The whole loop on a laptop: a random nano Qwen on the embedded toy world, no download.
+"""Every part of training on a laptop: a random Qwen of a few layers on a synthetic encyclopedia, no download.
 
 python launch/tpu_train.py --config nano
 """
 
-from memsearcher_jax.agent.types import AgentConfig
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
@@ -12,7 +12,7 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def nano() -> RunConfig:
-    """A few steps in under three minutes on two CPU cores, compiling included."""
+    """A few steps in under three minutes on two CPU cores, compilation included."""
     return RunConfig(
         model=ModelConfig(
             vocab_size=2_048,
@@ -22,7 +22,7 @@ def nano() -> RunConfig:
             heads=4,
             kv_heads=2,
             head_size=16,
-            tied=True,
+            tie_embeddings=True,
             max_positions=1_024,
             compute_dtype="float32",
         ),
@@ -30,7 +30,7 @@ def nano() -> RunConfig:
         agent=AgentConfig(
             prompts="brief",
             max_turns=4,
-            reply_tokens=64,
+            completion_tokens=64,
             question_tokens=64,
             memory_tokens=96,
             observation_tokens=256,
@@ -40,20 +40,19 @@ def nano() -> RunConfig:
         sampling=SamplingConfig(
             slots=32,
             context_tokens=768,
-            decode_tokens=16,
-            rows_per_call=8,
-            prefill_piece=32,
+            decode_steps_per_call=16,
+            prefill_chunk=32,
             prefill_buckets=(128, 512),
             top_k=0,
             top_p=1.0,
         ),
         training=TrainingConfig(
-            row_tokens=768,
-            rows_per_update=8,
-            accumulate=1,
+            seq_len=768,
+            minibatch_rows=8,
+            grad_accum_steps=1,
             logit_chunk=128,
             learning_rate=1e-3,
         ),
-        rl=RLConfig(steps=4, problems=16, rollouts=4, checkpoint_every=2),
-        evaluation=EvaluationConfig(max_turns=4, questions=32),
+        rl=RLConfig(steps=4, prompts_per_step=16, group_size=4, checkpoint_every=2),
+        evaluation=EvaluationConfig(max_turns=4, max_questions=32),
     )

@@ -1,12 +1,12 @@
-"""Learns to search and to remember on a laptop: multi-context GRPO from the packaged warm start, no download.
+"""Multi-context GRPO on a laptop, from the packaged warm start, no download.
 
 python launch/tpu_train.py --config tiny
 """
 
-from memsearcher_jax.agent.types import AgentConfig
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.problems import DataConfig
-from memsearcher_jax.data.world import WorldConfig
+from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -14,7 +14,7 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
-    """18 minutes on two CPU cores, compiling included; docs/learning.md shows what it reaches."""
+    """18 minutes on two CPU cores, compilation included; docs/learning.md has the results."""
     return RunConfig(
         model=ModelConfig(
             path="package:tiny",
@@ -26,7 +26,7 @@ def tiny() -> RunConfig:
             kv_heads=2,
             head_size=32,
             rope_theta=10_000.0,
-            tied=True,
+            tie_embeddings=True,
             max_positions=1_024,
             compute_dtype="float32",
         ),
@@ -34,7 +34,7 @@ def tiny() -> RunConfig:
         agent=AgentConfig(
             prompts="terse",
             max_turns=8,
-            reply_tokens=40,
+            completion_tokens=40,
             question_tokens=32,
             memory_tokens=32,
             observation_tokens=96,
@@ -44,20 +44,22 @@ def tiny() -> RunConfig:
         sampling=SamplingConfig(
             slots=64,
             context_tokens=360,
-            decode_tokens=8,
-            decode_rows=(16, 32, 48),
-            rows_per_call=8,
-            prefill_piece=32,
+            decode_steps_per_call=8,
+            decode_batch_sizes=(16, 32, 48),
+            prefill_chunk=32,
             prefill_buckets=(128, 512),
             top_k=0,
             top_p=1.0,
         ),
-        # Large enough that no question comes twice and no name can be learnt by heart.
-        data=DataConfig(world=WorldConfig(train_people=256, train_questions=3_000, test_people=64, test_questions=300)),
+        # Large enough that no question is repeated and no name can be memorised.
+        data=DataConfig(
+            encyclopedia=EncyclopediaConfig(train_people=256, train_questions=3_000, test_people=64, test_questions=300)
+        ),
         training=TrainingConfig(
-            row_tokens=384,
-            rows_per_update=16,
-            accumulate=8,
+            seq_len=384,
+            minibatch_contexts=60,
+            minibatch_rows=16,
+            grad_accum_steps=8,
             logit_chunk=96,
             learning_rate=3e-4,
             warmup_steps=10,
@@ -66,6 +68,8 @@ def tiny() -> RunConfig:
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=130, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
+        rl=RLConfig(
+            steps=130, prompts_per_step=16, group_size=8, keep_constant_reward_groups=False, checkpoint_every=25
+        ),
         evaluation=EvaluationConfig(max_turns=8),
     )

@@ -1,71 +1,21 @@
-"""The ReAct baseline of `tiny`: the same start, budget and reward; the whole history instead of a memory.
+"""The ReAct baseline of `tiny`: the complete history instead of a memory; same weights, data and reward.
 
 python launch/tpu_train.py --config tiny_react
 """
 
-from memsearcher_jax.agent.types import AgentConfig
+from dataclasses import replace
+
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.problems import DataConfig
-from memsearcher_jax.data.world import WorldConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
-from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.configs.tiny import tiny
 
 
 def tiny_react() -> RunConfig:
-    """As long as `tiny`; docs/learning.md shows both."""
-    return RunConfig(
-        model=ModelConfig(
-            path="package:tiny",
-            vocab_size=1_536,
-            embed_size=128,
-            ffn_size=320,
-            layers=4,
-            heads=4,
-            kv_heads=2,
-            head_size=32,
-            rope_theta=10_000.0,
-            tied=True,
-            max_positions=1_024,
-            compute_dtype="float32",
-        ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-        agent=AgentConfig(
-            workflow="react",
-            prompts="terse_react",
-            max_turns=8,
-            reply_tokens=40,
-            question_tokens=32,
-            observation_tokens=96,
-            max_calls=1,
-            default_top_n=1,
-        ),
-        sampling=SamplingConfig(
-            slots=64,
-            context_tokens=1_024,
-            decode_tokens=8,
-            decode_rows=(16, 32, 48),
-            rows_per_call=8,
-            prefill_piece=32,
-            prefill_buckets=(128, 512),
-            top_k=0,
-            top_p=1.0,
-        ),
-        # Large enough that no question comes twice and no name can be learnt by heart.
-        data=DataConfig(world=WorldConfig(train_people=256, train_questions=3_000, test_people=64, test_questions=300)),
-        training=TrainingConfig(
-            row_tokens=1_024,
-            rows_per_update=6,
-            accumulate=6,
-            logit_chunk=128,
-            learning_rate=3e-4,
-            warmup_steps=10,
-            decay_steps=800,
-            adam_b2=0.99,
-            kl_coefficient=0.0,
-            entropy_coefficient=0.0,
-        ),
-        rl=RLConfig(steps=130, problems=16, rollouts=8, even_groups=False, checkpoint_every=25),
-        evaluation=EvaluationConfig(max_turns=8),
+    """Takes as long as `tiny`; docs/learning.md shows both."""
+    base = tiny()
+    return replace(
+        base,
+        agent=replace(base.agent, workflow="react", prompts="terse_react", memory_tokens=AgentConfig.memory_tokens),
+        sampling=replace(base.sampling, context_tokens=1_024),
+        training=replace(base.training, seq_len=1_024, minibatch_rows=6, grad_accum_steps=6, logit_chunk=128),
     )

@@ -1,76 +1,44 @@
-"""Makes `package:tiny`: supervised steps on the scripted agent's trajectories, with a memory and with a history.
+"""Makes `package:tiny`: SFT on the scripted agent's trajectories, with a memory and with a history.
 
 python launch/tpu_train.py --config tiny_warmstart --out DIR && python launch/export_hf.py --checkpoint DIR --out DIR
 
-Errors in the memory are kept rare, since they teach reading badly; answering early alone makes the start bad.
+Errors in the memory are kept rare, since they teach misreading; answering early alone gives a bad initial policy.
 """
 
-from memsearcher_jax.agent.types import AgentConfig
+from dataclasses import replace
+
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.rl.config import DemonstrationConfig, EvaluationConfig, RLConfig
-from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.configs.tiny import tiny
+from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.sft.config import SFTConfig
 
 
 def tiny_warmstart() -> RunConfig:
-    """About a million parameters, a fresh world for every step; 40 minutes of one CPU core."""
-    return RunConfig(
-        model=ModelConfig(
-            vocab_size=1_536,
-            embed_size=128,
-            ffn_size=320,
-            layers=4,
-            heads=4,
-            kv_heads=2,
-            head_size=32,
-            rope_theta=10_000.0,
-            tied=True,
-            max_positions=1_024,
-            compute_dtype="float32",
-        ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-        agent=AgentConfig(
-            prompts="terse",
-            max_turns=8,
-            reply_tokens=40,
-            question_tokens=32,
-            memory_tokens=32,
-            observation_tokens=96,
-            max_calls=1,
-            default_top_n=1,
-        ),
-        sampling=SamplingConfig(
-            slots=64,
-            context_tokens=360,
-            decode_tokens=16,
-            rows_per_call=8,
-            prefill_piece=32,
-            prefill_buckets=(128, 512),
-            top_k=0,
-            top_p=1.0,
-        ),
-        training=TrainingConfig(
-            row_tokens=384,
-            rows_per_update=8,
-            accumulate=4,
-            logit_chunk=96,
+    """About a million parameters, a new encyclopedia for every step; 40 minutes of one CPU core."""
+    base = tiny()
+    return replace(
+        base,
+        model=replace(base.model, path=""),
+        sampling=replace(base.sampling, decode_steps_per_call=16, decode_batch_sizes=()),
+        data=DataConfig(),
+        training=replace(
+            base.training,
+            minibatch_rows=8,
+            grad_accum_steps=4,
             learning_rate=2e-3,
             warmup_steps=50,
             decay_steps=4_200,
             adam_b2=0.98,
-            kl_coefficient=0.0,
-            entropy_coefficient=0.0,
         ),
-        rl=RLConfig(method="demonstrations", steps=400, problems=28, checkpoint_every=50),
-        demonstrations=DemonstrationConfig(
+        rl=RLConfig(method="sft", steps=400, prompts_per_step=28, checkpoint_every=50),
+        sft=SFTConfig(
             answer_early=0.6,
             wrong_query=0.1,
             bad_memory=0.1,
-            histories=12,
-            copies=60,
-            recitations=150,
-            decisions=80,
+            react_problems=12,
+            copy_examples=60,
+            extraction_examples=150,
+            action_examples=80,
         ),
-        evaluation=EvaluationConfig(max_turns=8),
     )

@@ -1,7 +1,8 @@
-"""Asks one question and shows every turn as it happens: memory, thought, search, passages, rewritten memory.
+"""Asks one question and prints each turn as it happens: memory, thought, search, passages, rewritten memory.
 
 python launch/ask.py --checkpoint runs/NAME "Who directed the film ...?"
-python launch/ask.py --human "Who directed the film ...?"          # you are the policy
+python launch/ask.py --checkpoint runs/MEMALPHA --files DIR "..."   # from a memory of the documents in DIR
+python launch/ask.py --human "Who directed the film ...?"          # you write the policy's replies
 """
 
 from __future__ import annotations
@@ -14,142 +15,204 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import cli
 import tyro
 from rich.console import Console
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.play import play
-from memsearcher_jax.agent.types import AgentConfig, Outcome, Problem, Prompt, Reply, Say, Workflow
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.launch import cli
 from memsearcher_jax.report import console as show
+from memsearcher_jax.retrieval.documents import find_documents, read_passages
+from memsearcher_jax.types import (
+    Completion,
+    Generate,
+    Outcome,
+    Problem,
+    Prompt,
+    Search,
+    StopReason,
+    Stream,
+    StreamQuestion,
+    TokenCounter,
+    Workflow,
+)
 
 if TYPE_CHECKING:
-    from memsearcher_jax.rl.build import Run
+    from memsearcher_jax.rl.setup import Run
 
-Answer = Callable[[Problem, Console], Outcome]
+
+WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into passages
 
 
 @dataclass(frozen=True)
-class Question(cli.Command):
-    """Ask one question and watch the agent at work."""
+class Ask(cli.Command):
+    """Ask one question and watch the agent."""
 
     question: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUESTION")] = ""
     """The question, in quotes."""
+    out: cli.Directory = None
+    """Directory to keep the answer, data and index in; it must be new. Default: nothing is kept."""
     human: bool = False
-    """You write the replies instead of a model."""
+    """Write the replies yourself instead of a model."""
+    files: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """memalpha: read the Markdown, text, HTML and PDF files of this directory into a memory, and answer from it."""
 
 
 def main(argv: Sequence[str]) -> None:
     console = Console(highlight=False)
-    with contextlib.ExitStack() as workspace:
+    with contextlib.ExitStack() as resources:
         with cli.one_line_errors():
-            flags = cli.parse(Question, argv)
-            cli.refuse_resume(flags, "a question")
-            if flags.run.agent.workflow == "memalpha":
-                raise ValueError(
-                    "agent.workflow memalpha reads streams and takes no single question: choose another one"
-                )
+            flags = cli.parse(Ask, argv)
+            streams = WORKFLOWS[flags.run.agent.workflow].reads_streams
+            if streams and not (flags.files and flags.files.is_dir()):
+                raise ValueError("agent.workflow memalpha reads a stream: give a directory of documents with --files")
+            if flags.files and not streams:
+                raise ValueError("--files fills a memory of documents: it needs agent.workflow memalpha")
+            if flags.human and streams:
+                raise ValueError("--human writes replies of search agents: choose another agent.workflow")
             if not flags.question.strip():
-                raise ValueError('there is no question: give one in quotes, such as "Who directed the film ...?"')
+                raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
             if not flags.human:
-                cli.need_weights(flags, otherwise=", or write the replies yourself with --human")
+                cli.require_checkpoint(flags, alternative=", or write the replies yourself with --human")
+                cli.require_inputs(flags.run)
             problem = Problem("asked", flags.question, ())
-            scratch = workspace.enter_context(tempfile.TemporaryDirectory())
-            with cli.new_folder(flags.out, "ask") if flags.out else contextlib.nullcontext(Path(scratch)) as folder:
-                # JAX takes seconds to load; --help and a wrong flag are answered without it.
-                from memsearcher_jax.rl import build
+            scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            with cli.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder:
+                # JAX takes seconds to import; --help and errors do not need it.
+                from memsearcher_jax.rl import setup
+                from memsearcher_jax.runtime import hub
 
-                run = build.prepare(
-                    flags.run, folder, training=False, asked=[problem], index=cli.standing_index(flags.run)
-                )
-                ask = by_hand(run) if flags.human else by_model(run)
+                if flags.files:
+                    tokenizer, limit = setup.open_tokenizer(hub.local(flags.run).model), flags.run.memalpha.chunk_tokens
+                    chunks = document_chunks(flags.files, limit, tokenizer)
+                    stream = Stream("files", chunks, (StreamQuestion(flags.question, ""),))
+                    problem = replace(problem, stream=stream)
+                index = cli.reusable_index(flags.run)
+                run = setup.prepare(flags.run, folder, training=False, questions=[problem], index=index)
+                answer = human_answer(run) if flags.human else model_answer(run)
         show.show_question(problem, console)
-        outcome = ask(problem, console)
+        outcome = answer(problem, console)
     show.show_end(outcome, problem, console, reward=None, reason="")
-    result = {"question": problem.question, "stop": outcome.stop.value, "answer": outcome.answer}
+    if outcome.stop is StopReason.ANSWERED and not streams:
+        show.show_sources(outcome, cli.RULES.normalize, console)
+    result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
     cli.write_json(flags.out and flags.out / "answer.json", result)
     cli.write_json(flags.json, result)
 
 
-def by_model(run: Run) -> Answer:
-    """The checkpoint answers, under evaluation's settings, in no more slots than one question needs."""
-    from memsearcher_jax.rl import build, start
-    from memsearcher_jax.rl.evaluate import roll_out
-    from memsearcher_jax.rl.keys import key_for
-    from memsearcher_jax.rl.rollout import jobs_for
+def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
+    """The checkpoint is the policy, with evaluation's settings and as few slots as possible."""
+    from memsearcher_jax.rl import init_state, setup
+    from memsearcher_jax.rl.rng import named_key
+    from memsearcher_jax.rl.rollout import make_jobs
+    from memsearcher_jax.rl.stream_reward import StreamRewardFn
 
-    sampling = replace(run.config.sampling, slots=run.meshes.local.shape["data"])
-    run = replace(run, config=replace(run.config, sampling=sampling))
-    params = build.sampler_params(run, start.starting_params(run))
-    driver = build.make_driver(run, evaluation=True)
+    config = run.config
+    sampling = replace(config.sampling, slots=run.meshes.local.shape["data"])
+    run = replace(run, config=replace(config, sampling=sampling))
+    params = setup.publish(run, init_state.initial_params(run))
+    driver = setup.make_driver(run, evaluation=True)
 
-    agent = run.config.agent
+    def answer(problem: Problem, console: Console) -> Outcome:
+        make_workflow = driver.make_workflow
+        shown = replace(driver, make_workflow=lambda one: show_workflow(make_workflow(one), run, console))
+        key = named_key(config.seed, "ask", 0)
+        ((_, trajectory),) = shown.run(make_jobs([problem], 1), params, key)
+        if trajectory.outcome.stop is not StopReason.STREAM_READ:
+            return trajectory.outcome
+        reward_fn = init_state.open_reward_fn(run, evaluation=True)
+        assert isinstance(reward_fn, StreamRewardFn), "only streams are read"
+        ((completion,),) = reward_fn.answers([trajectory], key, lambda line: None)
+        stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
+        return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)
 
-    def ask(problem: Problem, console: Console) -> Outcome:
-        watching = replace(driver, make_workflow=lambda one: watched(driver.make_workflow(one), agent, console))
-        (only,) = roll_out(watching, jobs_for([problem], 1), params, key_for(run.config.seed, "ask", 0), lambda _: None)
-        return only.trajectory.outcome
-
-    return ask
+    return answer
 
 
-def by_hand(run: Run) -> Answer:
-    """A person is the policy. What the model would read is shown as it would read it."""
-    from memsearcher_jax.rl import build
-    from memsearcher_jax.rl.searches import search_all
+def document_chunks(folder: Path, limit: int, token_counter: TokenCounter) -> tuple[str, ...]:
+    """The texts of all documents in order, in chunks of at most `limit` tokens that end where a sentence ends.
+
+    Only longer sentences are cut. Raises ValueError for a directory without text.
+    """
+    documents, _ = find_documents(folder)
+    texts = [
+        passage.to_json()["contents"]
+        for document in documents
+        for passage in read_passages(folder, document, max(1, limit // WORD_TOKENS))
+    ]
+    chunks = [""]
+    for text in texts:
+        joined = f"{chunks[-1]}\n\n{text}".strip()
+        if token_counter.count(joined) <= limit:
+            chunks[-1] = joined
+            continue
+        while rest := text.strip():
+            chunks.append(token_counter.clip(rest, limit))
+            text = rest[len(chunks[-1]) :] if chunks[-1] else ""
+    if not (read := tuple(chunk for chunk in chunks if chunk)):
+        raise ValueError(f"--files {folder}: contains no document with text")
+    return read
+
+
+def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
+    """A person is the policy and sees what the model would see."""
+    from memsearcher_jax.rl import setup
+    from memsearcher_jax.rl.search_executor import search_all
 
     agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
-    make_workflow = build.workflow_maker(agent, run.prompts, run.tokenizer)
+    make_workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
+    system = run.prompts.system
+    assert isinstance(system, str), "only workflows that read streams have several"
 
-    def ask(problem: Problem, console: Console) -> Outcome:
-        console.print(show.plain(run.prompts.system, "dim"))
+    def answer(problem: Problem, console: Console) -> Outcome:
+        console.print(show.safe_text(system, "dim"))
         console.print("Write each reply and end it with an empty line. A turn begins after <think>.")
 
-        def speak(say: Say) -> Reply:
-            if not isinstance(say.text, Prompt):  # an opening says nothing that the turn's heading does not
-                console.print(show.plain("".join(piece.text for piece in say.text), "dim"))
-            return Reply("\n".join(written_lines()))
+        def generate(request: Generate) -> Completion:
+            if not isinstance(request.text, Prompt):  # the heading of a turn shows what its prompt contains
+                console.print(show.safe_text("".join(span.text for span in request.text), "dim"))
+            return Completion("\n".join(stdin_lines()))
 
-        workflow = watched(make_workflow(problem), agent, console)
-        return play(workflow, speak, lambda find: search_all(run.searcher, [find])[0])
+        workflow = show_workflow(make_workflow(problem), run, console)
+        return run_workflow(workflow, generate, lambda request: search_all(run.searcher, [request])[0])
 
-    return ask
+    return answer
 
 
-def written_lines() -> Iterator[str]:
-    """Lines from the keyboard up to an empty one, or to the end of the input."""
+def stdin_lines() -> Iterator[str]:
+    """Lines of stdin up to an empty one or the end of the input."""
     while line := sys.stdin.readline().rstrip("\n"):
         yield line
 
 
-def watched(workflow: Workflow, agent: AgentConfig, console: Console) -> Workflow:
-    """The same workflow; every request and its answer is shown as it passes."""
-    turn, memory, answer = 0, "", None
+def show_workflow(workflow: Workflow, run: Run, console: Console) -> Workflow:
+    """The same workflow; prints every request and its response."""
+    turn, memory, response = 0, "", None
     while True:
         try:
-            request = workflow.send(answer)
+            request = workflow.send(response)
         except StopIteration as end:
             return end.value
-        thinks = isinstance(request, Say) and opens_thought(request)
-        if thinks:
+        if isinstance(request, Search):
+            response = yield request
+            for query, result in zip(request.queries, response, strict=True):
+                show.show_search(query, result, console)
+        elif starts_turn(request):
             turn += 1
-            memory = request.text.memory if isinstance(request.text, Prompt) else ""
-            show.show_turn_start(turn, memory, console, has_memory=agent.workflow == "memsearcher")
-        answer = yield request
-        if thinks:
-            show.show_reply(answer.text, console)
-        elif isinstance(request, Say):
-            show.show_rewrite(memory, protocol.memory(answer.text), answer.text, console)
+            memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
+            show.show_turn_start(turn, memory, console, has_memory=WORKFLOWS[run.config.agent.workflow].keeps_memory)
+            response = yield request
+            show.show_reply(response.text, console)
         else:
-            for query, found in zip(request.queries, answer, strict=True):
-                show.show_search(query, found, console)
+            response = yield request
+            show.show_rewrite(memory, protocol.memory(response.text), response.text, console)
 
 
-def opens_thought(say: Say) -> bool:
-    """Whether the reply begins inside `<think>`; if not, it rewrites a memory."""
-    text = say.text.suffix if isinstance(say.text, Prompt) else say.text[-1].text
-    return text.endswith(protocol.THINK)
+def starts_turn(request: Generate) -> bool:
+    """Whether the reply begins a turn; other replies rewrite the memory."""
+    return isinstance(request.text, Prompt) or request.same_turn or request.text[-1].text.endswith(protocol.THINK)
 
 
 if __name__ == "__main__":

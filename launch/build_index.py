@@ -1,181 +1,195 @@
-"""Builds the index of a corpus of any size. Killed at any moment, the same command goes on where it was.
+"""Builds the index of a corpus of any size. After a kill, the same command continues the build.
 
 python launch/build_index.py --retrieval.corpus FILE --retrieval.encoder DIR --out DIR
-python launch/build_index.py ... --embeddings e5_Flat.index     # vectors that are published need no embedding
-python launch/build_index.py ... --part 3/8                     # one of eight hosts on a shared disk; 0/8 finishes
-python launch/build_index.py --plan --retrieval.encoder DIR     # what 21 million passages would need
+python launch/build_index.py ... --embeddings e5_Flat.index     # published vectors, nothing is embedded
+python launch/build_index.py ... --shard 3/8                    # one of eight hosts on a shared disk; 0/8 finishes
+python launch/build_index.py --plan --retrieval.encoder DIR     # the resources for 21 million passages
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import cli
 import tyro
 
-from memsearcher_jax.report.names import Name
+from memsearcher_jax.launch import cli
+from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.retrieval import approximate, plan
-from memsearcher_jax.retrieval.build import Part, build, prepare_corpus
+from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.builder import index_estimate
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
+from memsearcher_jax.retrieval.builder.index_builder import BuildShard, prepare_corpus
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.corpus import Corpus
-from memsearcher_jax.retrieval.encode import fit_hashing
-from memsearcher_jax.retrieval.index import MANIFEST, IndexConfig
-from memsearcher_jax.retrieval.search import TextEncoder
-from memsearcher_jax.retrieval.vectors import read_published
-from memsearcher_jax.retrieval.workplace import refuse_existing, working_folder
+from memsearcher_jax.retrieval.index import verify_index
+from memsearcher_jax.retrieval.search import TextEncoder, build_dense_index
+from memsearcher_jax.retrieval.vector_files import read_embeddings
+from memsearcher_jax.runtime import hub
 
-WIKI_18 = 21_015_324  # passages of the 2018 Wikipedia as the paper's retriever has it
+WIKI_18 = 21_015_324  # passages in the 2018 Wikipedia index of the paper's retriever
 PLANNED_TOKENS = 160  # of a passage of 100 words with its title
-SHOW_EVERY = {True: 0.5, False: 15.0}  # seconds between two signs of life, on a terminal and elsewhere
+TERMINAL_SECONDS, LOG_SECONDS = 0.5, 15.0  # between progress updates, on a terminal and in a log
 
 
 @dataclass(frozen=True)
 class BuildIndex(cli.Command):
     """Build the index of a corpus of any size."""
 
-    embeddings: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Vectors that were made by the encoder already, in the order of the corpus: .npy, or a flat FAISS index."""
+    out: cli.Directory = None
+    """Directory to write; the same command continues an interrupted build."""
+    embeddings: cli.File = None
+    """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index."""
     shard_rows: int = 16_384
-    """Passages whose vectors are one file; a kill costs the work on one of them at most."""
-    part: str = "0/1"
-    """Which of how many processes this is, counted from 0; they share --out, and the first one finishes the index."""
+    """Passages in one file of vectors; a kill loses the work on one file at most."""
+    shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
+    """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
     plan: bool = False
-    """Build nothing: measure this machine for a minute, and print memory, disk and time with the arithmetic."""
+    """Build nothing: measure this machine for a minute and print the required memory, disk space and time."""
+    verify: bool = False
+    """Build nothing: compare the files of the index in --out with their checksums."""
     passages: int = WIKI_18
     """Passages to plan for."""
 
 
-class Shown:
-    """Shows each step of a build as a bar with passages/s and the time left; a `build.Report`."""
+class BuildProgress:
+    """Shows each stage of a build as a progress bar with passages/s and the time left."""
 
     def __init__(self) -> None:
-        self._step, self._progress, self._done, self._started, self._looked = "", None, 0, (0.0, 0), 0.0
+        self._stage, self._bar, self._done, self._start, self._updated = "", None, 0, (0.0, 0), 0.0
+        self._interval = TERMINAL_SECONDS if sys.stderr.isatty() else LOG_SECONDS
 
-    def __call__(self, step: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if step != self._step:
+        if stage != self._stage:
             self.close()
-            self._step, self._done, self._started, self._looked = step, done, (now, done), 0.0
+            self._stage, self._done, self._start, self._updated = stage, done, (now, done), 0.0
             if total:
-                self._progress = Progress(step, total, done=done).__enter__()
+                self._bar = Progress(stage, total, done=done).__enter__()
             else:
-                print(f"{step} ...", file=sys.stderr, flush=True)
-        if now - self._looked < SHOW_EVERY[sys.stderr.isatty()] and done != total:
+                print(f"{stage} ...", file=sys.stderr, flush=True)
+        if now - self._updated < self._interval and done != total:
             return
-        self._looked = now
-        rate = (done - self._started[1]) / max(now - self._started[0], 1e-9)
-        if self._progress and done > self._done:
-            self._progress.advance({Name.PASSAGES_PER_SECOND: rate}, by=done - self._done)
+        self._updated = now
+        rate = (done - self._start[1]) / max(now - self._start[0], 1e-9)
+        if self._bar and done > self._done:
+            self._bar.advance({MetricName.PASSAGES_PER_SECOND: rate}, by=done - self._done)
             self._done = done
         elif not total and done:
-            print(f"{step}: {done:,}  {rate:,.0f} passages/s", file=sys.stderr, flush=True)
+            print(f"{stage}: {done:,}  {rate:,.0f} passages/s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        if self._progress:
-            self._progress.__exit__()
-            self._progress = None
+        if self._bar:
+            self._bar.__exit__()
+            self._bar = None
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        if "--resume" in argv:
-            raise ValueError("--resume: leave it out, the same command goes on by itself where it was")
         flags = cli.parse(BuildIndex, argv)
-        part = check(flags)
-        result = planned(flags, part.of) if flags.plan else built(flags, part)
+        shard = BuildShard(*cli.parse_shard(flags.shard))
+        check(flags)
+        if flags.verify:
+            result = verify(flags)
+        else:
+            result = plan(flags, shard.count) if flags.plan else build_shard(flags, shard)
         cli.write_json(flags.json, result)
 
 
-def check(flags: BuildIndex) -> Part:
-    """Raises ValueError or OSError for what is known to fail before long work starts."""
+def check(flags: BuildIndex) -> None:
+    """Raises ValueError or OSError for errors that can be found before long work starts."""
     config = flags.run.retrieval
-    if config.kind == "scann":
-        approximate.check_installed()
+    if config.index_type == "scann":
+        scann_index.check_installed()
     if flags.shard_rows < 1 or flags.passages < 1:
         raise ValueError("--shard_rows and --passages must be at least 1")
-    number, slash, of = flags.part.partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal()):
-        raise ValueError(f"--part {flags.part}: write it as 3/8, the fourth of eight")
-    if not flags.plan:
+    if not flags.plan and not flags.verify:
         if not config.corpus:
-            raise ValueError("--retrieval.corpus is missing: name a JSONL file of passages")
+            raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
         if flags.out is None:
-            raise ValueError("--out is missing: name the folder to write")
-        refuse_existing(flags.out)
-    return Part(int(number), int(of))
+            raise ValueError("--out is missing: give the directory to write")
+        check_absent(flags.out)
 
 
-def built(flags: BuildIndex, part: Part) -> dict:
-    """Builds the folder, or this part of it, and says what it is."""
-    out, config = flags.out, flags.run.retrieval
-    published = read_published(flags.embeddings) if flags.embeddings else None
-    model = load_encoder(config)  # before the corpus, which takes longer to be found good
-    shown = Shown()
+def build_shard(flags: BuildIndex, shard: BuildShard) -> dict[str, Any]:
+    """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
+    out, config = flags.out, hub.local(flags.run).retrieval
+    assert out is not None  # by `check`
+    precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
+    model = load_encoder(config)  # before the corpus, which takes longer to validate
+    progress = BuildProgress()
     try:
-        corpus = prepare_corpus(Path(config.corpus), out, shown)
-        encoder, state = (model, {}) if model else fitted(corpus, config.encoder_size)
-        settings = IndexConfig(
-            encoder.name, config.kind, config.embedding_dtype, config.recall, config.batch_limit, flags.shard_rows
-        )
-        build(
+        corpus = prepare_corpus(Path(config.corpus), out, progress)
+        encoder = build_dense_index(
+            config,
             corpus,
-            encoder.passages,
             out,
-            settings,
-            state,
-            queries=encoder.queries,
-            published=published,
-            part=part,
-            report=shown,
+            model,
+            flags.shard_rows,
+            precomputed=precomputed,
+            shard=shard,
+            on_progress=progress,
         )
     finally:
-        shown.close()
-    if part.number:
-        print(f"{working_folder(out)}: part {part.number} of {part.of} is done; part 0 finishes the index")
-        return {"part": asdict(part)}
+        progress.close()
+    if shard.index:
+        print(
+            f"{staging_dir(out)}: shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
+        )
+        return {"shard": asdict(shard)}
     manifest = json.loads((out / MANIFEST).read_text())
-    measured = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} queries" if manifest["tree"] else "exact"
+    quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} queries" if manifest["tree"] else "exact"
     print(
-        f"{out}: {len(corpus):,} passages of {manifest['dimensions']} dimensions by {encoder.name}, {measured}; "
-        f"search it with --retrieval.index {out} --retrieval.encoder {config.encoder}"
+        f"{out}: {len(corpus):,} passages of {manifest['dimensions']} dimensions by {encoder}, {quality}; "
+        f"search it with {search_flags(flags.run.retrieval, out)}"
     )
     return manifest
 
 
+def search_flags(config: RetrievalConfig, index: Path) -> str:
+    """The settings of a run that searches the index, quoted for a shell. Settings with default values are omitted."""
+    same = ("encoder_size", "encoder_prompts", "encoder_dtype", "index_type", "max_query_tokens")
+    values = {"index": index, "encoder": config.encoder}
+    values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
+    return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())
+
+
+def verify(flags: BuildIndex) -> dict[str, Any]:
+    """Reads all files of the index."""
+    if flags.out is None:
+        raise ValueError("--out is missing: give the index to verify")
+    size = verify_index(flags.out)
+    print(f"{flags.out}: all checksums agree ({size / 1e9:,.3g} GB)")
+    return {"verified_bytes": size}
+
+
 def load_encoder(config: RetrievalConfig) -> TextEncoder | None:
-    """The encoder whose folder the settings name, if they name one."""
+    """The encoder model that the settings name; None for the hashing encoder."""
     if config.encoder == HASHING:
         return None
-    # JAX takes seconds to load; --help, a wrong flag and hashing do without it.
-    from memsearcher_jax.rl import embedder
+    # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
+    from memsearcher_jax.runtime import text_encoder
 
-    return embedder.load(config, config.encoder)
-
-
-def fitted(corpus: Corpus, size: int) -> tuple[TextEncoder, dict]:
-    """The hashing encoder of this corpus, and the array that it was fitted with."""
-    hashing = fit_hashing((corpus.contents[row] for row in range(len(corpus))), size)
-    return TextEncoder(hashing.name, hashing, hashing), {"idf": hashing.idf_F}
+    return text_encoder.load(config, config.encoder)
 
 
-def planned(flags: BuildIndex, hosts: int) -> dict:
+def plan(flags: BuildIndex, hosts: int) -> dict[str, Any]:
     """Measures this machine and prints the plan."""
-    from memsearcher_jax.rl import embedder
+    from memsearcher_jax.runtime import text_encoder
 
-    config, model = flags.run.retrieval, load_encoder(flags.run.retrieval)
+    config = flags.run.retrieval
+    model = load_encoder(hub.local(flags.run).retrieval)
     name = config.encoder if model else "an encoder of the shape of e5-base-v2"
-    encode = model.passages if model else embedder.stand_in(PLANNED_TOKENS)
+    encode = model.passages if model else text_encoder.random_e5(PLANNED_TOKENS)
     size = encode(["one passage"]).shape[1]
     print("measuring this machine ...", file=sys.stderr, flush=True)
-    rates = plan.measure(encode, size)
-    lines = plan.plan(flags.passages, size, config.embedding_dtype, rates, hosts)
+    rates = index_estimate.measure_rates(encode, size)
+    lines = index_estimate.estimate(flags.passages, size, config.embedding_dtype, rates, hosts)
     print(f"{flags.passages:,} passages of {size} dimensions by {name}, on machines like this one:")
     for line in lines:
         print(line)

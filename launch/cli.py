@@ -1,12 +1,14 @@
-"""The command line that all programs share: presets, overrides, and errors in one line.
+"""The command line that all commands share: presets, overrides, and errors in one line.
 
---config NAME            a preset in configs/, or the path of a file like those there
+--config NAME            a preset in configs/, or the path of a preset file
 --section.field value    any setting of the preset
+
+tyro parses each word once. The flags that select the settings to start from (`SettingsSource`) are parsed first; these
+settings are then the defaults of the remaining flags.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import difflib
@@ -18,108 +20,171 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from memsearcher_jax import file_lock
 from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig, check, differences, from_dict, settings, to_dict
-from memsearcher_jax.data.problems import Problems
-from memsearcher_jax.report.memory_quality import Rules
-from memsearcher_jax.rl.run_folder import INDEX, is_run, is_vacant, read_run_config
+from memsearcher_jax.data.problems import ProblemSplits
+from memsearcher_jax.report.memory_quality import MemoryRules
+from memsearcher_jax.retrieval.config import HASHING
+from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.run_dir import INDEX, is_run, is_vacant, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
-CHANGEABLE = ("model.attention", "model.remat")  # of the model's settings, what a run may change when it is resumed
-RULES = Rules(reward.normalize, protocol.memory)  # by which reports measure memories
-INTERRUPTED = 130  # exit status, as shells report Ctrl-C
-_Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-
-
-class Parser(argparse.ArgumentParser):
-    """For programs without a preset: says what is wrong in one line, as the others do."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (--help explains every flag)")
+RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
+RULES = MemoryRules(reward.normalize, protocol.memory)  # how reports measure memories
+ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*")  # devices of TPUs, of newer TPUs, and of GPUs
+INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
+Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+FlagsT = TypeVar("FlagsT")
 
 
 @dataclass(frozen=True)
-class Command:
-    """Flags that every program has."""
+class SettingsSource:
+    """Flags that select the settings that a command starts from."""
 
-    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "nano"
-    """Preset: a name in configs/, or a file like those there. A run's folder brings its own settings instead."""
-    out: _Folder = None
-    """Folder to write; it must be new, unless a run is resumed. Without it: a dated one under runs/."""
+    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """Preset: a name in configs/, or the path of a preset file. Default: the settings of the run in --checkpoint, or
+    nano."""
+    checkpoint: Directory = None
+    """Weights to start from: a run directory (its newest checkpoint), a Hugging Face directory, or a repository of the
+    Hub, OWNER/NAME or OWNER/NAME@REVISION."""
+
+
+@dataclass(frozen=True)
+class ResumableSource(SettingsSource):
+    out: Directory = None
+    """Directory to write. It must be new, unless --resume is given. Default: a dated directory under runs/."""
     resume: bool = False
-    """Go on with what stands in --out, under the settings stored there and those given now."""
-    checkpoint: _Folder = None
-    """Weights to start from: a run's folder (its newest checkpoint) or a Hugging Face folder."""
+    """Continue in --out with the settings stored there; settings given now override them."""
+
+
+@dataclass(frozen=True)
+class Command(SettingsSource):
+    """Flags of every command that uses a preset."""
+
     compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
-    """Keep compiled programs in this folder (gs:// too) and load them from there. They are code: share it with nobody
-    whom you would not let run programs as you."""
-    json: _File = None
+    """JAX's persistent compilation cache, a directory or gs:// address. It holds executable code: share it only with
+    users who may run programs as you."""
+    json: File = None
     """Also write the result to this file, as JSON."""
+    smoke_test: bool = False
+    """Let the preset of a published model run with random weights, synthetic data and hashed words, on any device."""
     run: Annotated[RunConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff] = field(default_factory=RunConfig)
 
-    def adjusted(self) -> Command:
-        """The same with `run` changed as the program's own flags say."""
+    def with_settings(self) -> Command:
+        """Applies the command's other flags to `run`."""
         return self
 
 
-Flags = TypeVar("Flags", bound=Command)
+CommandT = TypeVar("CommandT", bound=Command)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a program: quiet about what its libraries warn of, and short when it is stopped by Ctrl-C."""
+    """Runs a command without library warnings; Ctrl-C, or a full disk behind stdout, ends it with one line."""
     logging.getLogger("absl").setLevel(logging.ERROR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without Unicode
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    except BrokenPipeError:  # whoever read our output, `head` for instance, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output, such as `head`, has exited
+        _discard_stdout()
+    except OSError as error:
+        try:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        except OSError:  # stdout is what failed
+            _discard_stdout()
+            print(f"error: stdout cannot be written ({error.strerror}): send it elsewhere", file=sys.stderr)
+            raise SystemExit(1) from None
+        raise
 
 
-def parse(kind: type[Flags], argv: Sequence[str]) -> Flags:
-    """The flags of one program, with `run` made of preset or stored config, checkpoint and overrides, and checked.
+def _discard_stdout() -> None:
+    """The interpreter would report at its exit what is still buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    Loads no JAX, so that --help and an error answer at once. Raises ValueError or OSError in one line; --help prints
-    and exits.
+
+def parse(command: type[CommandT], argv: Sequence[str]) -> CommandT:
+    """The flags of a command, with `run` made from preset or stored settings, checkpoint and overrides, and checked.
+
+    Does not import JAX, so that --help and errors are immediate. Raises ValueError or OSError in one line; --help
+    prints and exits.
     """
-    chosen = _first_look(argv)
-    flags = _resumed(kind, chosen, argv) if chosen.resume else _fresh(kind, chosen, argv)
+    return parse_settings(command, *parse_source(command, argv))
+
+
+def parse_source(command: type[Command], argv: Sequence[str]) -> tuple[Any, list[str]]:
+    """The `SettingsSource` part of the command's flags, and the words that are left."""
+    kinds = (base for base in command.__mro__ if issubclass(base, SettingsSource) and not issubclass(base, Command))
+    return _tyro_parse(next(kinds), argv, add_help=False)
+
+
+def parse_settings(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
+    """The flags of a command, whose remaining `words` override the settings that `source` selects."""
+    _require_local_paths(source)
+    if isinstance(source, ResumableSource) and source.resume:
+        flags = _resumed(command, source, words)
+    else:
+        flags = _new(command, source, words)
+    _require_local_paths(flags)
     check(flags.run)
-    _keep_compiled(flags.compile_cache)
+    flags = replace(flags, run=hub.pinned(flags.run))
+    _set_compile_cache(flags.compile_cache)
     if flags.json:
-        _check_can_write(flags.json)
+        _require_writable(flags.json)
     return flags
 
 
-def is_address(name: str) -> bool:
-    """Whether this names a place that is no path of this machine, such as gs://BUCKET/FOLDER."""
-    return re.match(r"[a-z][a-z0-9+.-]*:/", name) is not None
+def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: FlagsT | None = None) -> FlagsT:
+    """The flags `kind` of a command without a preset. Raises ValueError in one line; --help prints and exits."""
+    flags, unknown = _tyro_parse(kind, argv, default=default)
+    if unknown:
+        raise ValueError(unknown_flag(unknown[0], kind))
+    return flags
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Index, from 0, and number of shards of --shard, such as "0/4". Raises ValueError."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ValueError(f"--shard {text}: write K/N with K from 0 to N - 1, such as 0/4 for the first of four")
+    return int(index), int(count)
+
+
+def is_address(path: object) -> bool:
+    """Whether this is an address such as gs://BUCKET/DIR rather than a local path."""
+    return re.match(r"[a-z][a-z0-9+.-]*:/", str(path)) is not None
 
 
 def load_preset(name: str) -> RunConfig:
-    """The config that the preset `name` returns. Raises ValueError if there is none, or if it cannot be used."""
+    """The config that the preset `name` returns. Raises ValueError if it does not exist or is invalid."""
     file = Path(name) if name.endswith(".py") else PRESETS / f"{name}.py"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in PRESETS.glob("*.py")))
-        raise ValueError(f"no preset {name!r}: choose one of {known}, or give the path of a preset file")
     spec = importlib.util.spec_from_file_location(f"preset_{file.stem}", file)
+    if not file.is_file() or file.stem.startswith("_") or spec is None or spec.loader is None:
+        presets = ", ".join(sorted(path.stem for path in PRESETS.glob("[!_]*.py")))
+        raise ValueError(f"no preset {name!r}: choose one of {presets}, or give the path of a preset file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         preset = getattr(module, file.stem)()
     except Exception as error:  # a user's file may raise anything
-        raise ValueError(f"{file}: the preset function {file.stem}() fails with {_named(error)}") from error
+        raise ValueError(f"{file}: {file.stem}() failed with {type(error).__name__}: {error}") from error
     if not isinstance(preset, RunConfig):
         raise ValueError(f"{file}: {file.stem}() must return a RunConfig, it returned {type(preset).__name__}")
     return from_dict(to_dict(preset))
@@ -127,110 +192,188 @@ def load_preset(name: str) -> RunConfig:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns what a user can put right into one line on stderr and exit status 2. Wrap what comes before long work."""
+    """Prints ValueError and OSError as one line on stderr and exits with status 2. Wraps what precedes long work."""
     try:
         yield
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-@contextlib.contextmanager
-def new_folder(out: Path | None, kind: str) -> Iterator[Path]:
-    """The folder to write: `out`, or a dated one under runs/. If the block raises, the folder is as it was.
+def printable(message: object) -> str:
+    """The message in one line; control characters, which a terminal would obey, are escaped."""
+    line = " ".join(str(message).split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
-    Raises OSError if something else is in it.
+
+@contextlib.contextmanager
+def new_output_dir(
+    out: Path | None, kind: str, until: contextlib.ExitStack | None = None, shard: tuple[int, int] = (0, 1)
+) -> Iterator[Path]:
+    """The directory to write: `out`, or a dated one under runs/, locked as by `output_lock`.
+
+    The lock is released at the end of the block, or of `until`. If the block raises, what it wrote is removed.
+    Raises ValueError or OSError if another process writes there, or if the directory is not empty.
     """
     folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"--out {folder} is a file: name a folder")
-    if not is_vacant(folder):
-        hint = "continue the run there with --resume, or choose another" if is_run(folder) else "choose another --out"
-        raise FileExistsError(f"--out {folder} is not empty: {hint}")
-    existed = folder.exists()
+    require_vacant(folder)
+    created = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"--out {folder} cannot be made ({error.strerror}): choose another folder") from error
-    before = set(folder.iterdir())
-    try:
+        raise OSError(f"--out {folder} cannot be created ({error.strerror}): choose another directory") from error
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(_remove_empty, created)
+        lock = on_error.enter_context(contextlib.ExitStack())
+        lock.enter_context(output_lock(folder, shard))
+        require_vacant(folder)  # another process may have finished meanwhile
+        if shard[1] == 1:  # other shards write their own files here
+            on_error.callback(_remove_all_but, folder, set(folder.iterdir()))
         yield folder
-    except BaseException:
-        for made in set(folder.iterdir()) - before:
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
-        if not existed:
+        on_error.pop_all()
+        (until or on_error).push(lock)
+
+
+def require_vacant(folder: Path) -> None:
+    """Raises OSError unless a new run may be written to --out."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out {folder} is a file: choose a directory")
+    if not is_vacant(folder):
+        hint = "continue the run there with --resume, or choose another" if is_run(folder) else "choose another --out"
+        raise FileExistsError(f"--out {folder} is not empty: {hint}")
+
+
+@contextlib.contextmanager
+def output_lock(folder: Path, shard: tuple[int, int] = (0, 1), *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes from writing the existing `folder`, or the same shard (index, count) of it.
+
+    Raises ValueError if another process does so for more than `wait` seconds.
+    """
+    (index, count), path = shard, folder.resolve()
+    # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
+    lock = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
+    busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(file_lock.locked(lock, busy, shared=count > 1, wait=wait))
+        if count > 1:
+            busy = busy.replace("--out", f"shard {index}/{count} of --out")
+            locks.enter_context(file_lock.locked(lock.with_name(f"{lock.name}.{index}"), busy, wait=wait))
+        yield
+
+
+def _remove_all_but(folder: Path, kept: set[Path]) -> None:
+    for path in set(folder.iterdir()) - kept:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # another process has written to one of them
+        for folder in folders:
             folder.rmdir()
-        raise
 
 
-def standing_index(config: RunConfig) -> Path | None:
-    """The index in the folder of the run that the weights are from, if it was built for what is searched now."""
+def reusable_index(config: RunConfig) -> Path | None:
+    """The index in the run directory that the weights come from, if the search settings are unchanged."""
     folder = Path(config.model.path)
     if not config.model.path or not is_run(folder) or not (folder / INDEX).exists():
         return None
     changed = [name for name, _, _ in differences(read_run_config(folder), config)]
-    return None if any(name.startswith(("retrieval.", "data.world.")) for name in changed) else folder / INDEX
+    return None if any(name.startswith(("retrieval.", "data.encyclopedia.")) for name in changed) else folder / INDEX
 
 
-def need_weights(flags: Command, otherwise: str = "") -> None:
-    """For programs that do nothing with random weights."""
+def require_checkpoint(flags: Command, alternative: str = "") -> None:
+    """For commands that are pointless with random weights. Raises ValueError."""
     if not flags.run.model.path:
-        raise ValueError(f"--checkpoint is missing: name a run's folder or a Hugging Face folder{otherwise}")
+        raise ValueError(f"--checkpoint is missing: give a run directory or a Hugging Face directory{alternative}")
 
 
-def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first --, and what after it."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
+def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool = False) -> None:
+    """Raises ValueError that names everything that the preset of a published model still needs.
 
-
-def refuse_resume(flags: Command, what: str) -> None:
-    """For programs that do one short thing."""
-    if flags.resume:
-        raise ValueError(f"--resume: {what} has nothing to go on with; leave the flag out")
-
-
-def refuse_changes(out: Path, config: RunConfig, what: str) -> None:
-    """Raises ValueError if the settings are not those that are stored in `out`, where `what` goes on."""
-    for name, then, now in differences(read_run_config(out), config):
-        raise ValueError(f"{name} was {then!r} when {out} was started and cannot become {now!r}: start another {what}")
-
-
-def tell_skipped(problems: Problems) -> None:
-    """Says on stderr how many rows of the question files were left out, and why the first was."""
-    if problems.skipped_count:
-        print(
-            f"{problems.skipped_count} malformed rows are left out; the first: {problems.skipped[0]}", file=sys.stderr
+    `questions`: the setting that names them, if the command needs any. `accelerator`: whether it needs one here.
+    """
+    retrieval, searches = config.retrieval, WORKFLOWS[config.agent.workflow].searches
+    encodes = searches and not retrieval.url and retrieval.method != "bm25"
+    needs = {
+        "--model.path DIR (its weights)": not config.model.path,
+        f"--{questions} FILE (questions)": questions and config.data.is_synthetic,
+        "--retrieval.index DIR or --retrieval.corpus FILE (passages)": searches
+        and not (retrieval.index or retrieval.corpus or retrieval.url),
+        f"--retrieval.encoder DIR (of E5, or {HASHING})": encodes and not retrieval.encoder,
+        "a TPU": accelerator and not _has_accelerator(),
+    }
+    if config.published_model and (missing := [name for name, absent in needs.items() if absent]):
+        raise ValueError(
+            f"a preset of a published model needs {', '.join(missing)}; --smoke_test starts with random weights, "
+            "synthetic data and hashed words instead, on any device"
         )
 
 
+def _has_accelerator() -> bool:
+    """Without JAX, which can look for a TPU only after all hosts have joined. A platform chosen by name is believed."""
+    if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
+        return platform != "cpu"
+    return any(any(Path("/dev").glob(device)) for device in ACCELERATORS)
+
+
+def require_same_settings(out: Path, config: RunConfig, what: str) -> None:
+    """Raises ValueError if the settings differ from those stored in `out`, where the evaluation `what` continues."""
+    for name, stored, given in differences(read_run_config(out), config):
+        raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another {what}")
+
+
+def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first --, and those after it, which another program parses."""
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
+def run_program(command: Sequence[str], *, install_hint: str, stdin: str | None = None) -> None:
+    """Runs another program and exits with its status if it fails. Raises OSError if it is not installed."""
+    try:
+        status = subprocess.run(command, input=stdin, encoding="utf-8", check=False).returncode
+    except FileNotFoundError as error:
+        raise OSError(f"{command[0]} is not installed: {install_hint}") from error
+    if status:
+        raise SystemExit(status)
+
+
+def print_skipped(problems: ProblemSplits) -> None:
+    """Prints to stderr how many rows of the question files were skipped, with the reason of the first."""
+    if problems.skipped_count:
+        print(f"skipped {problems.skipped_count} malformed rows; the first: {problems.skipped[0]}", file=sys.stderr)
+
+
 def write_json(file: Path | None, result: dict[str, Any]) -> None:
-    """Writes the result where --json says, beside and then renamed."""
+    """Writes the result for --json atomically."""
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(file.name + ".partial")
-    beside.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.rename(file)
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(file)
 
 
-def no_such_setting(unknown: str, kind: type[Flags]) -> str:
-    """One line on a flag that there is not, with the one that may have been meant."""
-    if not unknown.startswith("--"):
-        return f"{unknown!r} belongs to no setting: settings are written --section.field value"
-    name = unknown.split("=")[0]
-    flags = [one.name for one in dataclasses.fields(kind) if one.name != "run"]
-    known = [f"--{known}" for known in (*flags, *settings(RunConfig()))]
-    close = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, n=1)
-    return f"no setting {name!r}: " + (f"did you mean {close[0]}?" if close else "--help lists all settings")
+def unknown_flag(word: str, kind: Any) -> str:
+    """An error message for a flag that `kind` does not have, with the closest one that it has."""
+    has_settings = isinstance(kind, type) and issubclass(kind, Command)
+    if not word.startswith("-"):
+        hint = "settings are written --section.field value" if has_settings else "--help lists all flags"
+        return f"unexpected argument {word!r}: {hint}"
+    name = word.split("=")[0]
+    fields = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    flags = [*fields, *settings(RunConfig())] if has_settings else fields
+    written = name.replace("-", "_").replace("__", "--", 1)
+    close = difflib.get_close_matches(written, [f"--{flag}" for flag in flags if flag != "run"], n=1)
+    what, hint = ("setting", "--help lists all settings") if has_settings else ("flag", "--help lists all flags")
+    return f"no {what} {name!r}: " + (f"did you mean {close[0]}?" if close else hint)
 
 
-def _keep_compiled(folder: str) -> None:
-    """JAX reads the variable when it is loaded, which no program has done yet when its flags are parsed."""
+def _set_compile_cache(folder: str) -> None:
+    """JAX reads the variable when it is imported, which is usually later."""
     if not folder:
         return
     if not is_address(folder):
@@ -241,103 +384,108 @@ def _keep_compiled(folder: str) -> None:
         sys.modules["jax"].config.update("jax_compilation_cache_dir", folder)
 
 
-def _check_can_write(file: Path) -> None:
-    """Raises OSError where the result could not be written after the work."""
+def _require_writable(file: Path) -> None:
+    """Raises OSError if the result cannot be written after the work."""
     if file.is_dir():
-        raise IsADirectoryError(f"--json {file} is a folder: name a file")
+        raise IsADirectoryError(f"--json {file} is a directory: choose a file")
     folder = next(folder for folder in file.absolute().parents if folder.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise OSError(f"--json {file} cannot be written: {folder} is no folder that you may write to")
+        raise OSError(f"--json {file} cannot be written: {folder} is not a writable directory")
 
 
-def _first_look(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags that decide where the settings come from, before the others can be read."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--checkpoint", type=Path)
-    try:
-        chosen = parser.parse_known_args(list(argv))[0]
-    except argparse.ArgumentError as error:
-        raise ValueError(f"{error} (--help explains every setting)") from error
-    for flag, folder in (("--out", chosen.out), ("--checkpoint", chosen.checkpoint)):
-        if is_address(str(folder)):
-            address = str(folder).replace(":/", "://", 1)  # a path has lost a stroke of it
+def _require_local_paths(flags: SettingsSource) -> None:
+    for name in ("out", "checkpoint"):
+        path = getattr(flags, name, None)
+        if is_address(path):
+            address = str(path).replace(":/", "://", 1)  # Path merges the two slashes
             raise ValueError(
-                f"{flag} {address}: only --out of launch/tpu_train.py may be in a bucket: "
-                f"copy it here, gcloud storage cp --recursive {address} FOLDER"
+                f"--{name} {address}: only --out of training may be in a bucket; "
+                f"copy the directory first: gcloud storage cp --recursive {address} DIR"
             )
-    return chosen
 
 
-def _fresh(kind: type[Flags], chosen: argparse.Namespace, argv: Sequence[str]) -> Flags:
+def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
-    from_run = chosen.config is None and chosen.checkpoint is not None and is_run(chosen.checkpoint)
-    base = read_run_config(chosen.checkpoint) if from_run else load_preset(chosen.config or Command.config)
-    flags = _with_overrides(kind, base, argv)
-    if flags.checkpoint is None:
+    checkpoint = source.checkpoint
+    from_run = not source.config and checkpoint is not None and is_run(checkpoint)
+    base = read_run_config(checkpoint) if checkpoint and from_run else load_preset(source.config or "nano")
+    if from_run:  # whose weights contain the adapters that it started from
+        base = replace(base, model=replace(base.model, adapter=""))
+    flags = _with_overrides(command, source, base, words)
+    if checkpoint is None:
         return flags
-    if not flags.checkpoint.is_dir():
-        raise FileNotFoundError(f"--checkpoint {flags.checkpoint}: no such folder")
-    # A run's weights belong to the tokenizer in its folder, wherever that one came from.
-    tokenizer = "" if is_run(flags.checkpoint) else flags.run.model.tokenizer
-    model = replace(flags.run.model, path=str(flags.checkpoint), tokenizer=tokenizer)
+    if not checkpoint.is_dir() and not hub.is_repository(str(checkpoint)):
+        raise FileNotFoundError(f"--checkpoint {checkpoint}: no such directory")
+    # A run directory has the tokenizer of its weights.
+    tokenizer = "" if is_run(checkpoint) else flags.run.model.tokenizer
+    model = replace(flags.run.model, path=str(checkpoint), tokenizer=tokenizer)
     return replace(flags, run=replace(flags.run, model=model))
 
 
-def _resumed(kind: type[Flags], chosen: argparse.Namespace, argv: Sequence[str]) -> Flags:
+def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[str]) -> CommandT:
     """Settings of the run in --out, with the overrides. --config and --checkpoint may only repeat what is stored."""
-    if chosen.out is None:
-        raise ValueError("--resume needs --out, the folder of the run to go on with")
-    stored = read_run_config(chosen.out)
-    flags = _with_overrides(kind, stored, argv)
+    out = source.out
+    if out is None:
+        raise ValueError("--resume needs --out, the directory of the run to continue")
+    stored = read_run_config(out)
+    flags = _with_overrides(command, source, stored, words)
+    flags = replace(flags, run=hub.pinned(flags.run, stored))
     for name, then, now in differences(stored, flags.run):
-        if name.startswith("model.") and name not in CHANGEABLE:
+        if name.startswith("model.") and name not in RESUMABLE_MODEL_SETTINGS:
+            raise ValueError(f"{name} is {then!r} in {out} and cannot change to {now!r}: omit it")
+    if source.config or source.checkpoint:
+        for name, then, now in differences(flags.run, hub.pinned(_new(command, source, words).run, stored)):
             raise ValueError(
-                f"{name} was {then!r} when {chosen.out} was started and cannot become {now!r}: leave it out"
-            )
-    if chosen.config or chosen.checkpoint:
-        for name, then, now in differences(flags.run, _fresh(kind, chosen, argv).run):
-            raise ValueError(
-                f"{chosen.out} goes on with {name} {then!r}, but --config and --checkpoint mean {now!r}: leave them out"
+                f"{name} is {then!r} in {out}, but --config and --checkpoint give {now!r}: omit --config and "
+                "--checkpoint"
             )
     return flags
 
 
-def _with_overrides(kind: type[Flags], base: RunConfig, argv: Sequence[str]) -> Flags:
-    said = io.StringIO()
+def _with_overrides(command: type[CommandT], source: SettingsSource, base: RunConfig, words: Sequence[str]) -> CommandT:
+    flags = parse_flags(command, words, default=command(**vars(source), run=base)).with_settings()
+    if flags.smoke_test:
+        retrieval = replace(flags.run.retrieval, encoder=flags.run.retrieval.encoder or HASHING)
+        flags = replace(flags, run=replace(flags.run, published_model=False, retrieval=retrieval))
+    return flags  # type: ignore[return-value]
+
+
+def _tyro_parse(kind: Any, argv: Sequence[str], *, default: Any = None, add_help: bool = True) -> tuple[Any, list[str]]:
+    """The flags and the unknown words. tyro's error message becomes a ValueError."""
+    for word in argv:
+        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ValueError(f"the argument {word!r} is not valid UTF-8")
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            flags, unknown = tyro.cli(
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
                 kind,
-                default=replace(kind(), run=base),
+                default=tyro.MISSING_NONPROP if default is None else default,
                 args=list(argv),
                 return_unknown_args=True,
                 use_underscores=True,
+                add_help=add_help,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ValueError(_in_plain_words(said.getvalue())) from None
-    if unknown:
-        raise ValueError(no_such_setting(unknown[0], kind))
-    return flags.adjusted()
+        raise ValueError(_one_line(errors.getvalue())) from None
 
 
-def _in_plain_words(box: str) -> str:
-    """The first paragraph below the title of tyro's message, in one line and without Python's jargon.
+def _one_line(box: str) -> str:
+    """The first paragraph of tyro's message without Python's jargon.
 
-    Terminals without UTF-8 get the message between lines of dashes and not in a box.
+    The message is in a box, or between dashes on terminals without UTF-8.
     """
     lines = [line.strip("│ ") for line in box.splitlines()]
     body = lines[1:] if lines[0].startswith("╭") else lines[2:]
     words = itertools.takewhile(lambda line: not set(line) <= set("─-╰╯"), body)
-    sentence = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", " ".join(words))
-    sentence = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", sentence)
-    return f"{sentence} (--help explains every setting)"
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    sentence = " ".join(words)
+    if sentence.startswith("Missing from"):
+        required = sentence.partition(": ")[2].split("(required)")
+        sentence = f"missing: {', '.join(part.split()[0] for part in required if part.strip())}"
+    sentence = re.sub(r"^Error parsing [A-Z]\w*: ", "", sentence)  # raised by a dataclass of flags
+    sentence = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not an integer", sentence)
+    sentence = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", sentence)
+    return f"{sentence} (--help explains every flag)"

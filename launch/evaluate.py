@@ -1,92 +1,102 @@
-"""Evaluates a checkpoint: what it answers right, benchmark by benchmark, and what that takes.
+"""Evaluates a checkpoint on questions or streams: accuracy and its cost, benchmark by benchmark.
 
 python launch/evaluate.py --checkpoint runs/NAME                              # on the run's own test questions
 python launch/evaluate.py --checkpoint DIR --data FILE                        # on a JSONL file of questions
 python launch/evaluate.py --checkpoint DIR --benchmarks all --data.root DIR   # on the seven benchmarks
-python launch/evaluate.py --resume --out runs/EVALUATION                      # only the questions that are missing
+python launch/evaluate.py --resume --out runs/EVALUATION                      # only the missing questions
 
-docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts, which share the
-questions by themselves where they form one slice, and by --share where they do not know of each other.
+docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts: the hosts of one
+slice share the questions automatically, independent hosts by --shard.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import cli
-import host
-import sweep
 import tyro
 from rich.console import Console
 
+from memsearcher_jax.agent.config import WorkflowName
 from memsearcher_jax.agent.prompts import with_workflow
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.reward import exact_match
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.sources import BENCHMARKS, resolve
+from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
+from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
+from memsearcher_jax.launch import cli, sweep
 from memsearcher_jax.report.console import show_summary
-from memsearcher_jax.report.evaluation import Evaluation, evaluation_of
-from memsearcher_jax.report.evaluation_tables import show_evaluation
-from memsearcher_jax.report.page_facts import Facts
+from memsearcher_jax.report.evaluation import (
+    RESULTS_FILE,
+    WEIGHTS_FILE,
+    EvaluationResult,
+    show_evaluation,
+    summarize_evaluation,
+)
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.streams import memories_by_source, memories_json, show_memories, without_nan
-from memsearcher_jax.rl.run_folder import open_run_folder, with_own_tokenizer
+from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, streams_to_json, summarize_streams
+from memsearcher_jax.runtime import hub, preemption
+from memsearcher_jax.runtime.card import add_results, write_card
+from memsearcher_jax.runtime.run_dir import INDEX, open_run_folder, with_own_tokenizer
+from memsearcher_jax.types import TrajectorySummary
 
 if TYPE_CHECKING:
-    from memsearcher_jax.rl.hosts import Hosts
+    from memsearcher_jax.runtime.distributed import Hosts
 
-WEIGHTS_FILE = "weights.json"  # which weights an evaluation is about; a run that trains on has others later
-RESULTS_FILE, TRAJECTORIES = "results.json", "trajectories"
-LINES = 20  # of progress, where it is told in lines
-Summariser = Callable[[Sequence[Facts]], dict[str, float]]
-_Word = tyro.conf.arg(metavar="WORD")
+TRAJECTORIES = "trajectories"
+MAX_UPDATES = 20  # of the progress; each computes all metrics
 
 
 @dataclass(frozen=True)
-class Evaluate(cli.Command):
-    """Evaluate a checkpoint: EM, F1, cover-EM, precision, recall, turns, tokens, and why trajectories ended."""
+class Evaluate(cli.Command, cli.ResumableSource):
+    """Evaluate a checkpoint: EM, F1, cover-EM, precision, recall, turns, tokens and stop reasons."""
 
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """JSONL file of questions (id, question, golden_answers); without it, the test questions of the settings."""
+    data: cli.File = None
+    """JSONL file of questions (id, question, golden_answers). Default: the test questions of the settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
-    """Benchmarks in --data.root, with commas between: nq,hotpotqa; nq:dev for another split; all for all seven."""
-    workflow: Annotated[Literal["memsearcher", "react", "direct", "rag", "memalpha"] | None, _Word] = None
-    """Which agent answers, with the packaged prompts for it; without it, that of the settings. With memalpha, streams
-    are read; --memalpha.reader long_context or rag answers from the stream itself, to compare."""
+    """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for
+    the paper's seven; web_questions is held out."""
+    workflow: Annotated[WorkflowName | None, tyro.conf.arg(metavar="NAME")] = None
+    """The agent to evaluate, with its packaged prompts. Default: that of the settings. memalpha reads streams; for
+    comparison, --memalpha.answer_from long_context or rag answers from the stream itself."""
     sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
     """One evaluation for each value of a setting, with a table and a plot: agent.memory_tokens=512,1024,2048."""
-    share: Annotated[str, tyro.conf.arg(metavar="K/N")] = ""
-    """Answer part K of N of the questions, K from 1; other hosts answer the others into the same folder."""
+    shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = ""
+    """Answer shard K of N of the questions, counted from 0; other hosts answer the others into the same --out."""
+    join_timeout: int = preemption.JOIN_SECONDS
+    """Seconds within which all hosts of one slice must start."""
 
-    def adjusted(self) -> Evaluate:
+    def with_settings(self) -> Evaluate:
         if self.data and self.benchmarks:
-            raise ValueError("--data and --benchmarks both say what to ask: leave one out")
+            raise ValueError("--data and --benchmarks exclude each other: omit one")
         config = self.run
         if self.data or self.benchmarks:
             test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
             config = replace(config, data=replace(config.data, train=(), test=test))
         if self.workflow:
-            made = "streams" if self.workflow == "memalpha" else "world"
-            data = replace(config.data, made=made)
+            data = replace(config.data, synthetic=WORKFLOWS[self.workflow].synthetic_data)
             config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)
         return replace(self, run=config)
 
 
 def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
-    """The entries of data.test for --benchmarks. Raises ValueError or OSError for one that is not there."""
-    entries = BENCHMARKS if names == "all" else tuple(name.strip() for name in names.split(","))
+    """The entries of data.test for --benchmarks. Raises ValueError or OSError for an unknown or missing one."""
+    paper = [name for name in BENCHMARKS if name not in HELD_OUT]
+    listed = [paper if name.strip() == "all" else [name.strip()] for name in names.split(",")]
+    entries = tuple(itertools.chain.from_iterable(listed))
     for entry in entries:
         if entry.partition(":")[0] not in BENCHMARKS:
-            raise ValueError(
-                f"--benchmarks: {entry!r} is no benchmark: choose from {', '.join(BENCHMARKS)}, or name a file with "
-                "--data"
-            )
+            known = ", ".join(BENCHMARKS)
+            raise ValueError(f"--benchmarks: no benchmark {entry!r}: choose from {known}, or give a file with --data")
         if entries.count(entry) > 1:
-            raise ValueError(f"--benchmarks names {entry} twice")
-        resolve(entry, "test", root)
+            raise ValueError(f"--benchmarks: {entry} is listed twice")
+        resolve(entry, "test", hub.local_root(root))
     return entries
 
 
@@ -94,56 +104,46 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as job:
         with cli.one_line_errors():
             flags = cli.parse(Evaluate, argv)
-            share = parse_share(flags.share)
+            shard = cli.parse_shard(flags.shard) if flags.shard else (0, 1)
+            sweeps = bool(flags.sweep) or (flags.resume and sweep.is_sweep(flags.out))
             if not flags.resume:
-                cli.need_weights(flags)
-            if flags.share and not flags.out:
-                raise ValueError("--share needs --out, the folder that all hosts write to")
-            sweeps = flags.sweep or (flags.resume and sweep.is_sweep(flags.out))
-            if flags.share and sweeps:
-                raise ValueError("--share and --sweep do not go together: evaluate each value apart")
-            if sweeps and flags.run.agent.workflow == "memalpha":
-                raise ValueError(
-                    "--sweep compares answers to questions, and memalpha reads streams: evaluate each value apart"
-                )
-            hosts = job.enter_context(host.joined(stops=False))
+                cli.require_checkpoint(flags)
+            if flags.shard and not flags.out:
+                raise ValueError("--shard needs --out, the directory that all hosts write to")
+            if flags.shard and sweeps:
+                raise ValueError("--shard and --sweep exclude each other: evaluate each value separately")
+            cli.require_inputs(flags.run, questions="data.test")
+            hosts = job.enter_context(preemption.joined(stoppable=False, timeout=flags.join_timeout))
             if hosts.count > 1:
-                refuse_apart(flags, sweeps, hosts.count)
-                share = hosts.index, hosts.count
+                check_hosts(flags, sweeps, hosts.count)
+                shard = hosts.index, hosts.count
         if sweeps:
-            sweep.run(flags, evaluate, Console(highlight=False))
+            sweep.run(flags, Console(highlight=False), job)
             return
-        done = evaluate(flags.run, flags.out, resume=flags.resume, share=share, hosts=hosts)
+        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, until=job, shard=shard, hosts=hosts)
         if hosts.first:
-            cli.write_json(flags.json, done.result)
+            cli.write_json(flags.json, evaluated.result)
+        evaluated.show()  # last: everything is written, should this fail
 
 
-def refuse_apart(flags: Evaluate, sweeps: bool, hosts: int) -> None:
-    """Raises ValueError for what the hosts of one slice cannot do together."""
-    if flags.share:
-        raise ValueError(f"--share: these {hosts} hosts know of each other and share the questions: leave it out")
+def check_hosts(flags: Evaluate, sweeps: bool, hosts: int) -> None:
+    """Raises ValueError for flags that the hosts of one slice do not support."""
+    if flags.shard:
+        raise ValueError(f"--shard: the {hosts} hosts of this slice share the questions automatically: omit it")
     if sweeps:
-        raise ValueError(f"--sweep runs on one host, and these are {hosts}: evaluate each value apart")
+        raise ValueError(f"--sweep runs on one host, not {hosts}: evaluate each value separately")
     if flags.out is None:
-        raise ValueError(f"--out is missing: name the one folder that all {hosts} hosts write to")
-
-
-def parse_share(text: str) -> tuple[int, int]:
-    """Number, from 0, and count of the parts that --share names. Raises ValueError."""
-    part, slash, parts = text.partition("/")
-    if not text:
-        return 0, 1
-    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise ValueError(f"--share {text}: write K/N with K from 1 to N, such as 1/4")
-    return int(part) - 1, int(parts)
+        raise ValueError(f"--out is missing: give one directory that all {hosts} hosts write to")
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What --json writes, and the numbers: None of streams, and where another host ends the evaluation."""
+    """The content of --json. `evaluation` is None for streams, and where another host writes the results."""
 
     result: dict[str, Any]
-    numbers: Evaluation | None
+    evaluation: EvaluationResult | None = None
+    summaries: Sequence[TrajectorySummary] = ()  # none where another host writes the results
+    show: Callable[[], None] = lambda: None  # prints it
 
 
 def evaluate(
@@ -151,128 +151,144 @@ def evaluate(
     out: Path | None,
     *,
     resume: bool,
+    until: contextlib.ExitStack,
     workspace: Path | None = None,
-    share: tuple[int, int] = (0, 1),
+    shard: tuple[int, int] = (0, 1),
     hosts: Hosts | None = None,
 ) -> Evaluated:
-    """One evaluation, from its folder's beginning to its tables.
+    """Runs one evaluation in `out`, which is locked from then on `until` that stack closes, and writes its results.
 
-    `workspace` keeps data and index, if not `out`. `share` is the part of the questions that this process answers, of
-    how many; `hosts` work side by side, and the first one ends it for all. What a user can put right ends the program
-    in one line.
+    `workspace` keeps data and index; default: `out`. This process answers `shard` (index, count) of the questions. With
+    several `hosts` the first one writes the results. Errors of the user exit in one line.
     """
-    with cli.one_line_errors(), contextlib.ExitStack() as starting:
-        if resume:
-            refuse_changes(out, config)
+    with cli.one_line_errors(), contextlib.ExitStack() as startup:
+        if resume and out:
+            require_same_evaluation(out, config)
+            until.enter_context(cli.output_lock(out, shard))
         else:
-            out = starting.enter_context(cli.new_folder(out, "evaluate"))
+            out = startup.enter_context(cli.new_output_dir(out, "evaluate", until=until, shard=shard))
 
-        # JAX takes seconds to load; --help and a wrong flag are answered without it.
-        from memsearcher_jax.rl import build, source, start
-        from memsearcher_jax.rl import evaluate as asking
-        from memsearcher_jax.rl.hosts import Hosts
+        # JAX takes seconds to import; --help and errors do not need it.
+        from memsearcher_jax.rl import evaluate as evaluation
+        from memsearcher_jax.rl import init_state, setup
+        from memsearcher_jax.rl.metrics import trajectory_metrics
+        from memsearcher_jax.runtime import load_weights
+        from memsearcher_jax.runtime.distributed import Hosts
 
         hosts = hosts or Hosts()
-        weights = {"checkpoint": config.model.path, "step": source.newest_step(config.model.path)}
+        weights = {"checkpoint": config.model.path, "step": load_weights.newest_step(config.model.path)}
         if resume:
-            refuse_other_weights(out, weights)
+            require_same_weights(out, weights)
         settings = with_own_tokenizer(out, config) if resume else config
-        index = cli.standing_index(config)
-        run = hosts.in_turn(lambda: build.prepare(settings, workspace or out, training=False, index=index))
-        own, folder, problems = asking.Share(*share), out / TRAJECTORIES, asking.questions_of(run)
-        done = asking.recorded(folder, problems, own)
-        jobs = asking.missing(problems, done, own)
-        # Hosts load weights together, also one that has nothing left to ask: nobody has begun to answer before that.
+        index = cli.reusable_index(config)
+        run = hosts.in_turn(lambda: setup.prepare(settings, workspace or out, training=False, index=index))
+        share, folder, problems = evaluation.Shard(*shard), out / TRAJECTORIES, evaluation.evaluation_problems(run)
+        evaluation.forget_lost(folder, share)
+        done = evaluation.read_summaries(folder, problems, share)
+        jobs = evaluation.missing_jobs(problems, [id for id in done if not done[id].stop.is_fault], share)
+        streams = WORKFLOWS[config.agent.workflow].reads_streams
+        answers: Iterator[tuple[str, TrajectorySummary]] = iter(())
+        # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(done) < len(problems)):
-            params = build.sampler_params(run, start.starting_params(run))
-            driver = build.make_driver(run, evaluation=True)
-            exam = start.open_exam(run, evaluation=True)
+            params = setup.publish(run, init_state.initial_params(run))
+            driver = setup.make_driver(run, evaluation=True)
+            reward_fn = init_state.open_reward_fn(run, evaluation=True)
+            chunk = config.sampling.slots if streams else 1
+            answers = evaluation.evaluate_to_folder(run, driver, params, jobs, folder, share, reward_fn, chunk)
         if hosts.first:
-            cli.tell_skipped(run.problems)
+            cli.print_skipped(run.problems)
             if not resume:
                 cli.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)
-        hosts.meet("the folder is there")
+            write_card(out, config, index=index or (workspace or out) / INDEX, step=weights["step"])
+        hosts.barrier("the output directory exists")
     if jobs:
-        answers = asking.answer(run, driver, params, jobs, folder, own, exam)
-        label = host.label(hosts, "evaluate")
-        watch(label, answers, done, len(jobs), own.count(len(problems)), summariser(config))
-    hosts.meet("all have answered")
-    if own.hosts > 1:  # the others went on meanwhile
-        done = asking.recorded(folder, problems, own)
+        total = share.size(len(problems))
+        updates, pending = -(-len(jobs) // MAX_UPDATES), 0
+        with Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs)) as progress:
+            for number, (id, summary) in enumerate(answers, start=1):
+                done[id], pending = summary, pending + 1
+                progress.activity(f"{number}/{len(jobs)} trajectories")
+                if number % updates == 0 or number == len(jobs):
+                    progress.advance(trajectory_metrics(list(done.values()), reads_streams=streams), by=pending)
+                    pending = 0
+    hosts.barrier("all hosts have answered")
+    if share.count > 1:  # other hosts have answered in the meantime
+        done = evaluation.read_summaries(folder, problems, share)
     if missing := len(problems) - len(done):
-        print(f"{out}: share {own.host + 1}/{own.hosts} is done; {missing} questions of other shares are missing")
-        return Evaluated(weights | {"missing": missing}, None)
+        line = f"{out}: shard {share.index}/{share.count} is done; {missing} questions of other shards are missing"
+        return Evaluated(weights | {"missing": missing}, show=partial(print, line))
     if not hosts.first:
-        return Evaluated(weights, None)
-    return conclude(config, out, weights, [done[problem.id] for problem in problems])
+        return Evaluated(weights)
+    if choices := [problem for problem in problems if of_kind(problem, "choice")]:
+        guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
+        weights |= {"choices": len(choices), "guessed_exact_match": guessed}
+    summaries = [done[problem.id] for problem in problems]
+    return write_results(config, out, weights, summaries, trajectory_metrics(summaries, reads_streams=streams))
 
 
-def summariser(config: RunConfig) -> Summariser:
-    """What makes numbers of facts: those of questions and those of streams differ."""
-    from memsearcher_jax.rl import exam, score
-
-    return exam.summarise_facts if config.agent.workflow == "memalpha" else score.summarise_facts
-
-
-def watch(
-    label: str,
-    answers: Iterator[tuple[str, Facts]],
-    done: dict[str, Facts],
-    jobs: int,
-    total: int,
-    summarise: Summariser,
-) -> None:
-    """Puts the answers to so many jobs into `done` as they come, and shows how far it is, of `total` questions."""
-    each, told = -(-jobs // LINES), 0
-    with Progress(label, total, done=total - jobs) as progress:
-        for number, (id, facts) in enumerate(answers, start=1):
-            done[id] = facts
-            progress.activity(f"{number}/{jobs} trajectories")
-            if number % each == 0 or number == jobs:
-                progress.advance(summarise(list(done.values())), by=number - told)
-                told = number
-
-
-def conclude(config: RunConfig, out: Path, weights: dict[str, Any], facts: Sequence[Facts]) -> Evaluated:
-    """Writes the results and shows them."""
-    summary, console = summariser(config)(facts), Console()
-    result = weights | {"questions": len(facts), "metrics": without_nan(summary)}
-    if config.agent.workflow == "memalpha":
-        numbers, memories = None, memories_by_source(facts)
-        show_memories(memories, console)
-        result |= {"streams": memories_json(memories)}
+def write_results(
+    config: RunConfig,
+    out: Path,
+    weights: dict[str, Any],
+    summaries: Sequence[TrajectorySummary],
+    metrics: dict[str, float],
+) -> Evaluated:
+    """Writes the results; questions that were lost to faults enter no score and are counted apart."""
+    console, asked = Console(), len(summaries)
+    lost = sum(one.stop.is_fault for one in summaries)
+    if lost == len(summaries):
+        raise SystemExit(
+            f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
+        )
+    result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
+    if WORKFLOWS[config.agent.workflow].reads_streams:
+        memories = summarize_streams(summaries)
+        evaluation, show_tables = None, partial(show_streams, memories, console)
+        result |= {"streams": streams_to_json(memories)}
     else:
-        numbers = evaluation_of(
-            facts,
-            trained_on=config.evaluation.in_distribution,
-            unnamed="world" if config.data.embedded else "questions",
+        evaluation = summarize_evaluation(
+            summaries,
+            in_distribution=config.evaluation.in_distribution,
+            default_dataset="encyclopedia" if config.data.is_synthetic else "questions",
             seed=config.seed,
         )
-        show_evaluation(numbers, console)
-        result |= {"evaluation": numbers.to_json()}
-    console.print()
-    show_summary(summary, console)
+        show_tables = partial(show_evaluation, evaluation, console)
+        result |= {"evaluation": evaluation.to_json()}
     cli.write_json(out / RESULTS_FILE, result)
-    print(f"{out}: {len(facts)} questions answered by {config.model.path}; numbers in {out / RESULTS_FILE}")
-    return Evaluated(result, numbers)
+    add_results(out, result)
+
+    def show() -> None:
+        if "choices" in result:
+            print(
+                f"{result['choices']} of {asked} questions are choices, of which a rule without a model gets "
+                f"{result['guessed_exact_match']:.0%} right: see --data.questions"
+            )
+        show_tables()
+        console.print()
+        show_summary(metrics, console)
+        print(f"{out}: {asked - lost} questions answered by {config.model.path}; results in {out / RESULTS_FILE}")
+        if lost:
+            print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
+
+    return Evaluated(result, evaluation, summaries, show)
 
 
-def refuse_changes(out: Path, config: RunConfig) -> None:
-    """An evaluation under two kinds of settings would be about neither."""
+def require_same_evaluation(out: Path, config: RunConfig) -> None:
+    """Raises ValueError or OSError unless `out` holds an evaluation with these settings."""
     if not (out / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
-    cli.refuse_changes(out, config, "evaluation")
+    cli.require_same_settings(out, config, "evaluation")
 
 
-def refuse_other_weights(out: Path, weights: dict) -> None:
-    """Raises ValueError if the checkpoint has moved on since the evaluation in `out` was started."""
+def require_same_weights(out: Path, weights: dict[str, Any]) -> None:
+    """Raises ValueError if the checkpoint has changed since the evaluation in `out` was started."""
     file = out / WEIGHTS_FILE
     stored = parse_object(str(file), file.read_bytes())
     if stored != weights:
         raise ValueError(
-            f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is step "
-            f"{weights['step']} now: start another evaluation"
+            f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is now "
+            f"step {weights['step']}: start another evaluation"
         )
 
 

@@ -1,6 +1,7 @@
-"""Writes a checkpoint as a Hugging Face folder that transformers loads.
+"""Writes a checkpoint as a Hugging Face directory that transformers loads.
 
 python launch/export_hf.py --checkpoint runs/NAME --out DIR
+python launch/export_hf.py --checkpoint runs/NAME --out DIR --adapter     # the adapters of a LoRA run, for PEFT
 """
 
 from __future__ import annotations
@@ -9,40 +10,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import cli
+from memsearcher_jax.launch import cli
 
 
 @dataclass(frozen=True)
 class Export(cli.Command):
-    """Write a checkpoint as a Hugging Face folder that transformers loads."""
+    """Write a checkpoint as a Hugging Face directory that transformers loads."""
 
+    out: cli.Directory = None
+    """Directory to write; it must be new."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the written weights."""
+    adapter: bool = False
+    """Write the adapters of a LoRA run alone, in PEFT's format. By default they are merged into the weights."""
     shard_gb: float = 5.0
-    """Largest file of weights; a model over it goes into several."""
+    """Maximum size of one weight file; a larger model is written as several."""
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Export, argv)
-        cli.refuse_resume(flags, "an export")
-        cli.need_weights(flags)
+        cli.require_checkpoint(flags)
         if flags.out is None:
-            raise ValueError("--out is missing: name the folder to write")
+            raise ValueError("--out is missing: give the directory to write")
         if not 0 < flags.shard_gb < float("inf"):
             raise ValueError(f"--shard_gb is {flags.shard_gb}: it must be above 0")
-        with cli.new_folder(flags.out, "export") as out:
-            # JAX takes seconds to load; --help and a wrong flag are answered without it.
-            from memsearcher_jax.rl import build, source
+        with cli.new_output_dir(flags.out, "export") as out:
+            # JAX takes seconds to import; --help and errors do not need it.
+            from memsearcher_jax.rl import setup
+            from memsearcher_jax.runtime import hub, load_weights
 
-            model = flags.run.model
-            source.check_weights(model.path, model)
-            tokenizer = build.open_tokenizer(model)
-            source.export(
-                model.path, model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, int(flags.shard_gb * 1e9)
-            )
-    cli.write_json(flags.json, {"checkpoint": model.path, "out": str(out), "dtype": flags.dtype})
-    print(f"{out}: {flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM")
+            model = hub.local(flags.run).model
+            load_weights.check_weights(model.path, model)
+            tokenizer = setup.open_tokenizer(model)
+            if flags.adapter:
+                base = load_weights.export_adapters(model.path, out)
+                written = f"adapters of {base}; load them with peft's PeftModel.from_pretrained"
+            else:
+                max_shard_bytes = int(flags.shard_gb * 1e9)
+                load_weights.export(
+                    model.path, model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes
+                )
+                written = (
+                    f"{flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
+                )
+    cli.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
+    print(f"{out}: {written}")
 
 
 if __name__ == "__main__":

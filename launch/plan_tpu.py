@@ -1,212 +1,257 @@
-"""Says what a run needs of a slice of TPUs that need not be there, and how long it takes; needs the extra `tpu`.
+"""Plans a run on a TPU slice that need not be present: memory, link traffic and time. Needs the extra `tpu`.
 
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
-python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --rows 1 --model.remat full
+python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --rows 1 --model.remat nothing_saveable
 python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
 
-The programs that would run are compiled by the TPU's own compiler, so that one that does not fit a chip fails here as
-it would there; then the exit status is 1. Nothing is executed and no weight is made. GB are 10^9 bytes. Times are those
-of the roofline: every chip at its full rate, nothing waiting for anything.
+The TPU compiler compiles the programs of the run, so a program that exceeds the memory of a chip fails here as it would
+on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are 10^9 bytes. Times are
+those of the roofline: every chip runs at its peak rate and never waits.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import cli
 import tyro
-from plan_text import GB, Text
 
+from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.rl import roofline
-from memsearcher_jax.rl.roofline import CHIPS, Load, Slice
+from memsearcher_jax.launch import cli
+from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.roofline import Phase, TpuSlice, Workload
 
+# These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
-    from memsearcher_jax.rl.plan import Meshes, Program
+    from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, Topology
+    from memsearcher_jax.runtime.meshes import Meshes
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU machine to ask what it is
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing runs, so that others may use the compiler or a TPU meanwhile
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # libtpu misses the variables of a TPU machine, at length
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server of a TPU VM
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing runs, so other processes may use libtpu meanwhile
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # libtpu warns about missing variables of a TPU VM
 }
 DOES_NOT_FIT = 1  # exit status
+GB = 1e9
 
 
 @dataclass(frozen=True)
 class PlanTpu(cli.Command):
-    """Say what a run needs of a slice of TPUs that need not be there, and how long it takes."""
+    """Plan a run on a TPU slice that need not be present: memory, link traffic and time."""
 
     what: Literal["update", "sample", "all"] = "all"
-    """Which programs to compile: those of training, those of the sampler with the handing over of weights, or all."""
+    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2."""
     rows: int = 0
-    """Rows of a micro-batch for each device, or group of devices that shares rows; 0: as the settings have it."""
+    """Rows of a micro-batch per device, or per group of devices that shares rows; 0: as configured."""
     suggest: bool = False
-    """Try meshes, remat policies and rows per device, the quickest first, and plan the best that fits."""
-    load: Load = field(default_factory=Load)
-    """What a step is assumed to hold."""
+    """Try meshes, remat policies and rows per device, fastest first, and plan the first one that fits."""
+    hlo: Path | None = None
+    """Folder for the texts of the compiled programs."""
+    workload: Workload = field(default_factory=Workload)
+    """Assumed means of a step."""
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
-        cli.refuse_resume(flags, "a plan")
         config = flags.run
-        if config.agent.workflow == "memalpha" and "start" in (config.answerer.who, config.judge.who):
-            raise ValueError("a plan knows no frozen answerer or judge: set answerer.who endpoint and judge.who nobody")
+        if WORKFLOWS[config.agent.workflow].reads_streams and "initial_policy" in (
+            config.answerer.backend,
+            config.judge.backend,
+        ):
+            raise ValueError(
+                "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
+            )
         os.environ.update(ENVIRONMENT)
-        devices, host, where = find_slice(flags.topology)
+        from memsearcher_jax.planning import tpu_plan
+
+        topology = tpu_plan.find_topology(flags.topology)
         if flags.suggest:
-            config = suggested(flags, devices, host, where)
+            config = suggest_config(flags, topology)
         elif flags.rows:
-            config = with_rows(config, flags.rows, len(devices))
-        result, reason = planned(config, flags, devices, host, where)
+            config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
+        result = plan_run(config, flags, topology)
     cli.write_json(flags.json, result)
-    if reason:
-        print(f"does not fit: {reason}")
+    if not result["fits"]:
+        print(f"does not fit: {result['reason']}")
         raise SystemExit(DOES_NOT_FIT)
 
 
-def find_slice(topology: str) -> tuple[Sequence[Any], Sequence[Any], Slice]:
-    """The devices of a slice, those of one host alone, and what the slice is worth.
+def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str, Any]:
+    """Prints the plan and returns it for JSON; `reason` says why the run does not fit, and is empty if it does."""
+    from memsearcher_jax.planning import tpu_plan
+    from memsearcher_jax.training.update import fit_to_mesh
 
-    Raises ValueError for one that there is not.
-    """
-    # JAX takes seconds to load, and reads the environment when it does.
-    from jax.experimental import topologies
-
-    def found(name: str) -> Sequence[Any]:
-        return topologies.get_topology_desc(name, platform="tpu").devices
-
-    generation, _, shape = topology.partition(":")
-    if generation not in CHIPS:
-        raise ValueError(f"--topology {topology}: begin it with one of {', '.join(f'{name}:' for name in CHIPS)}")
-    try:
-        devices = found(topology)
-        lengths = tuple(int(length) for length in shape.split("x"))
-        # The compiler refuses programs for some of a slice's devices, but the chips of a host are a slice as well.
-        first = [device.coords for device in devices if device.process_index == devices[0].process_index]
-        own = "x".join(str(len({coords[axis] for coords in first})) for axis in range(len(lengths)))
-        host = devices if own == shape else found(f"{generation}:{own}")
-    except Exception as error:  # whatever libtpu raises, and its absence
-        raise ValueError(f"--topology {topology}: {error}; the compiler is in `pip install libtpu`") from error
-    return devices, host, roofline.slice_of(generation, lengths, len(devices), len(devices) // len(host))
-
-
-def with_rows(config: RunConfig, rows: int, devices: int) -> RunConfig:
-    """The config with as many micro-batches as that many rows per device make."""
-    from memsearcher_jax.rl.plan import parts
-
-    training, at_once = config.training, rows * parts(config.mesh, devices)
-    if training.rows_per_update % at_once:
-        raise ValueError(
-            f"--rows {rows} makes micro-batches of {at_once} rows, which do not divide training.rows_per_update "
-            f"{training.rows_per_update}"
-        )
-    return replace(config, training=replace(training, accumulate=training.rows_per_update // at_once))
-
-
-def planned(
-    config: RunConfig, flags: PlanTpu, devices: Sequence[Any], host: Sequence[Any], where: Slice
-) -> tuple[dict[str, Any], str]:
-    """Prints the plan; returns it for JSON, and why it does not fit, which is empty where it does."""
-    from memsearcher_jax.rl import plan
-    from memsearcher_jax.training.update import on_mesh
-
-    on = plan.meshes(config, devices, host)
-    config = replace(config, training=on_mesh(config.training, on.train))
-    stays, text = plan.resident(config, on), Text(config, flags.load, where)
-    text.setting(flags.topology, dict(on.train.shape), on.local.size // config.sampling.tensor)
-    text.stays(stays)
+    meshes, limit = topology.meshes(config), topology.tpu_slice.chip.hbm_bytes
+    config = replace(config, training=fit_to_mesh(config.training, meshes.train))
+    memory = tpu_plan.resident_memory(config, meshes)
+    print_settings(config, topology.name, topology.tpu_slice, meshes.train.shape, meshes.local.shape["data"])
+    print_memory(memory)
     programs, reason = [], ""
     try:
-        for program in compiled(config, on, flags.what):
-            text.program(program)
+        for program in compile_programs(config, meshes, flags.what, flags.hlo):
+            print_program(program)
             programs.append(program)
-    except plan.DoesNotFit as error:
+    except tpu_plan.DoesNotFitError as error:
         reason = str(error)
-    most = max(programs, key=lambda program: program.whole, default=None)
-    if most and not reason and most.whole > where.chip.hbm_bytes:
+    largest = max(programs, key=lambda program: program.total_bytes, default=None)
+    if largest and not reason and largest.total_bytes > limit:
         reason = (
-            f"{most.name} needs {most.whole / GB:.2f} GB with what stays beside it, "
-            f"and programs may use {where.chip.hbm_bytes / GB:.2f} GB of a device"
+            f"{largest.name} needs {largest.total_bytes / GB:.2f} GB, including memory that the run keeps, "
+            f"and programs may use {limit / GB:.2f} GB of a device"
         )
     result = {
-        "topology": flags.topology,
-        "mesh": dict(on.train.shape),
+        "topology": topology.name,
+        "mesh": dict(meshes.train.shape),
         "remat": config.model.remat,
-        "accumulate": config.training.accumulate,
-        "rows_per_device": config.training.rows_per_update // config.training.accumulate / len(devices),
-        "hbm_bytes": where.chip.hbm_bytes,
-        "resident": vars(stays) | {"state": stays.state, "all": stays.all},
-        "programs": [vars(program) | {"whole": program.whole} for program in programs],
+        "grad_accum_steps": config.training.grad_accum_steps,
+        "rows_per_device": config.training.minibatch_rows / config.training.grad_accum_steps / len(topology.devices),
+        "hbm_bytes": limit,
+        "resident": vars(memory) | {"state": memory.state, "total": memory.total},
+        "programs": [vars(program) | {"total_bytes": program.total_bytes} for program in programs],
         "fits": not reason,
         "reason": reason,
     }
-    if most and not reason:
-        text.fits(most)
-        result["roofline"] = text.step(phases(config, flags, on, where, programs))
-    return result, reason
+    if largest and not reason:
+        used, free = largest.total_bytes / GB, (limit - largest.total_bytes) / GB
+        print(f"\nfits: the peak is {used:.2f} GB of {limit / GB:.2f}, in {largest.name}; {free:.2f} GB are free")
+        phases = estimate_phases(config, flags, meshes, topology.tpu_slice, programs)
+        result["roofline"] = print_estimate(config, flags.workload, topology.tpu_slice, phases)
+    return result
 
 
-def compiled(config: RunConfig, on: Meshes, what: str) -> Iterable[Program]:
-    from memsearcher_jax.rl import plan
+def compile_programs(config: RunConfig, meshes: Meshes, what: str, hlo: Path | None) -> Iterator[Program]:
+    from memsearcher_jax.planning import tpu_plan
 
     if what != "sample":
-        yield from plan.training_programs(config, on)
+        yield from tpu_plan.training_programs(config, meshes, hlo)
     if what != "update":
-        yield from plan.sampling_programs(config, on)
+        yield from tpu_plan.sampling_programs(config, meshes, hlo)
 
 
-def phases(
-    config: RunConfig, flags: PlanTpu, on: Meshes, where: Slice, programs: Sequence[Program]
-) -> list[roofline.Phase]:
-    """A step's phases, of the programs that were compiled."""
-    sent = {program.name.split(", ")[0]: program.sent for program in programs}  # of prefill, the widest
-    sent["decode"] = sent.get("decode", 0.0) / config.sampling.decode_tokens
-    found = []
+def estimate_phases(
+    config: RunConfig, flags: PlanTpu, meshes: Meshes, tpu_slice: TpuSlice, programs: Sequence[Program]
+) -> list[Phase]:
+    """The phases of a step whose programs were compiled."""
+    # Several prefill programs differ in width: the last one is the widest.
+    by_name = {program.name.split(", ")[0]: program for program in programs}
+    sent_bytes = {name: program.sent_bytes for name, program in by_name.items()}
+    cycles = {name: program.cycles or 0.0 for name, program in by_name.items()}
+    for work in (sent_bytes, cycles):
+        work["decode"] = work.get("decode", 0.0) / config.sampling.decode_steps_per_call
+    phases, tensor = [], meshes.train.shape["tensor"]
     if flags.what != "update":
-        found += roofline.sampling_phases(config, flags.load, where, sent=sent)
+        phases += roofline.sampling_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, cycles=cycles)
     if flags.what != "sample":
-        found += roofline.training_phases(config, flags.load, where, tensor=on.train.shape["tensor"], sent=sent)
-    return found
+        phases += roofline.training_phases(config, flags.workload, tpu_slice, tensor=tensor, sent_bytes=sent_bytes)
+    return phases
 
 
-def suggested(flags: PlanTpu, devices: Sequence[Any], host: Sequence[Any], where: Slice) -> RunConfig:
-    """The quickest choice that fits, of those that `rl.suggest` has. Raises ValueError if none does."""
-    from memsearcher_jax.rl import plan, suggest
+def suggest_config(flags: PlanTpu, topology: Topology) -> RunConfig:
+    """The config with the fastest candidate that fits. Raises ValueError if none fits."""
+    from memsearcher_jax.planning import tpu_plan
 
-    refused: list[suggest.Choice] = []
-    for choice in suggest.choices(flags.run, flags.load, where):
-        config = choice.applied(flags.run)
-        on = plan.meshes(config, devices, host)
-        least = plan.resident(config, on).all + choice.rows * suggest.row_bytes(config)
-        if any(choice.needs_more_than(other) for other in refused) or least > where.chip.hbm_bytes:
+    limit, too_large = topology.tpu_slice.chip.hbm_bytes, []
+    for candidate in tpu_plan.candidates(flags.run, flags.workload, topology.tpu_slice):
+        config = candidate.apply(flags.run)
+        meshes = topology.meshes(config)
+        min_bytes = tpu_plan.resident_memory(config, meshes).total + candidate.rows * tpu_plan.min_row_bytes(config)
+        if any(candidate.needs_more_memory_than(other) for other in too_large) or min_bytes > limit:
             continue
         try:
-            update = next(iter(plan.training_programs(config, on)))
-            fits, why = update.whole <= where.chip.hbm_bytes, f"needs {update.whole / GB:.2f} GB"
-        except plan.DoesNotFit as error:
-            fits, why = False, str(error)
-        print(
-            f"{choice}: {choice.seconds:.1f} s at the roofline, {'fits' if fits else 'does not fit'}: {why}", flush=True
-        )
+            update = next(tpu_plan.training_programs(config, meshes))
+            fits, result = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
+        except tpu_plan.DoesNotFitError as error:
+            fits, result = False, str(error)
+        verdict = "fits" if fits else "does not fit"
+        print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, {verdict}: {result}", flush=True)
         if fits:
+            mesh = candidate.mesh
             print(
-                f"suggested: --mesh.data {choice.mesh.data} --mesh.fsdp {choice.mesh.fsdp} "
-                f"--mesh.tensor {choice.mesh.tensor} --model.remat {choice.remat} "
-                f"--training.accumulate {config.training.accumulate}\n"
+                f"suggested: --mesh.data {mesh.data} --mesh.fsdp {mesh.fsdp} --mesh.tensor {mesh.tensor} "
+                f"--model.remat {candidate.remat} --training.grad_accum_steps {config.training.grad_accum_steps}\n"
             )
             return config
-        refused.append(choice)
+        too_large.append(candidate)
     raise ValueError(
-        f"no mesh, remat policy and rows per device fit {flags.topology}: take a larger slice, or lower sampling.slots"
+        f"no mesh, remat policy and rows per device fit {topology.name}: choose a larger slice or lower sampling.slots"
     )
+
+
+def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: dict[str, int], replicas: int) -> None:
+    model, training, sampling = config.model, config.training, config.sampling
+    shape = " x ".join(f"{name} {size}" for name, size in mesh.items())
+    micro_rows = training.minibatch_rows // training.grad_accum_steps
+    print(
+        f"{topology}: {tpu_slice.chips} chips of {tpu_slice.hosts} hosts, {tpu_slice.devices} devices with "
+        f"{tpu_slice.chip.hbm_bytes / GB:.2f} GB each for programs\n"
+        f"training: mesh {shape}, remat {model.remat}, mini-batches of {training.minibatch_rows} rows of "
+        f"{training.seq_len:,} tokens in {training.grad_accum_steps} micro-batches of {micro_rows}\n"
+        f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
+        f"{replicas} x {sampling.tensor} devices"
+    )
+
+
+def print_memory(memory: ResidentMemory) -> None:
+    """Prints the resident memory and the header of the table of programs."""
+    print(
+        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}, "
+        f"sampler weights {memory.sampler_params / GB:.2f}, sampler slots {memory.slots / GB:.2f}; "
+        f"total {memory.total / GB:.2f} GB\n\n"
+        f"{'GB per device':24}{'arguments':>10}{'temporary':>10}{'peak':>8}{'donated':>9}{'total':>8}"
+        f"{'sent':>8}{'TFLOP':>9}{'operations':>12}{'Mcycles':>9}{'compiled':>10}"
+    )
+
+
+def print_program(program: Program) -> None:
+    """Prints a line of the table of programs."""
+    p = program
+    cycles = "unknown" if p.cycles is None else f"{p.cycles / 1e6:.1f}"
+    print(
+        f"{p.name:24}{p.argument_bytes / GB:10.2f}{p.temp_bytes / GB:10.2f}{p.peak_bytes / GB:8.2f}"
+        f"{p.donated_bytes / GB:9.2f}{p.total_bytes / GB:8.2f}{p.sent_bytes / GB:8.2f}"
+        f"{p.flops / 1e12:9.1f}{p.operations:12,.0f}{cycles:>9}{p.compile_seconds:8.0f} s",
+        flush=True,
+    )
+
+
+def print_estimate(
+    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, phases: Sequence[Phase]
+) -> dict[str, Any]:
+    """Prints the time of a step by phase and of the run; returns them for JSON."""
+    trajectories = config.rl.prompts_per_step * config.rl.group_size
+    estimate = roofline.estimate_run(config, workload, tpu_slice, phases)
+    print(
+        f"\nstep: {trajectories:,} trajectories, {trajectories * workload.contexts:,.0f} contexts of "
+        f"{workload.context_tokens:,.0f} tokens ({workload.generated_tokens:,.0f} generated), "
+        f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
+        f"{'seconds at peak rates':24}{'compute':>10}{'memory':>10}{'links':>8}{'operations':>12}{'':>4}bound by"
+    )
+    for phase in phases:
+        flag = " (longer than its memory traffic)" if phase.operations > phase.memory else ""
+        print(
+            f"{phase.name:24}{phase.compute:10.2f}{phase.memory:10.2f}{phase.links:8.2f}{phase.operations:12.2f}"
+            f"{'':>4}{phase.bound}{flag if phase.bound == 'operations' else ''}"
+        )
+    longest = max(phases, key=lambda phase: phase.seconds)
+    print(
+        f"total {sum(phase.seconds for phase in phases):.1f} s; longest: {longest.name}, bound by {longest.bound}\n"
+        f"at an assumed {workload.efficiency:.0%} of the roofline: {estimate['step_seconds']:.1f} s per step, "
+        f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {estimate['hours']:.1f} hours, "
+        f"{estimate['chip_hours']:,.0f} chip-hours"
+    )
+    return {
+        "phases": [vars(phase) | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases],
+        **estimate,
+        "workload": vars(workload),
+    }
 
 
 if __name__ == "__main__":

@@ -1,51 +1,103 @@
 """Writes the report of a run as one HTML page: numbers, plots, and every trajectory to read, without a network.
 
 python launch/report.py runs/NAME                               # of a training run or an evaluation
+python launch/report.py runs/NAME --follow                      # of a job that is running; the page reloads itself
 python launch/report.py runs/MEMSEARCHER --compare runs/REACT   # both in the tables and plots
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-import cli
+import tyro
 
-from memsearcher_jax.report.page import MOST, write_page
+from memsearcher_jax.launch import cli
+from memsearcher_jax.report.evaluation import RESULTS_FILE
+from memsearcher_jax.report.metrics import METRICS_FILE
+from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
+from memsearcher_jax.report.plots import CURVES_FILE
 
 PAGE = "report.html"
+RELOAD_SECONDS = 30
+FOLLOW_SECONDS = 5  # between looks at the run
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = cli.Parser(prog="report.py", description="Write the report of a run as one HTML page.", allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of a training run or of an evaluation")
-    parser.add_argument("--compare", metavar="RUN", type=Path, help="another run, to stand beside it")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"file to write; without it RUN/{PAGE}")
-    parser.add_argument(
-        "--most", metavar="N", type=int, default=MOST, help="most trajectories that the page holds (%(default)s)"
-    )
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a run as one HTML page."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of a training run or of an evaluation."""
+    compare: cli.Directory = None
+    """Another run, for comparison."""
+    out: cli.File = None
+    """File to write. Default: RUN/report.html."""
+    max_trajectories: int = MAX_TRAJECTORIES
+    """Maximum number of trajectories on the page."""
+    follow: bool = False
+    """Write the page again whenever the run has advanced, until it has ended. The page reloads itself meanwhile."""
 
 
 def check_can_write(out: Path) -> None:
-    """Raises ValueError or OSError, before the run is read, where the page could not be written or would cost data."""
+    """Raises ValueError or OSError before the run is read if the page cannot be written or would replace other data."""
     if out.is_dir():
-        raise IsADirectoryError(f"--out {out} is a folder: name a file")
+        raise IsADirectoryError(f"--out {out} is a directory: choose a file")
     if out.suffix != ".html":
-        raise ValueError(f"--out {out}: name a file that ends in .html, so that no file of a run is replaced")
+        raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
     folder = next(folder for folder in out.absolute().parents if folder.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise OSError(f"--out {out} cannot be written: {folder} is no folder that you may write to")
+        raise OSError(f"--out {out} cannot be written: {folder} is not a directory with write permission")
+
+
+def write(flags: Report, out: Path, reload_seconds: int = 0) -> dict[str, int]:
+    """Writes the page once."""
+    return write_page(
+        flags.run,
+        out,
+        cli.RULES,
+        compare=flags.compare,
+        max_trajectories=flags.max_trajectories,
+        reload_seconds=reload_seconds,
+    )
+
+
+def follow(flags: Report, out: Path) -> dict[str, int]:
+    """Writes the page until the run has ended."""
+    written = None
+    while not has_ended(flags.run):
+        if written != (written := state(flags.run)):
+            write(flags, out, RELOAD_SECONDS)
+            print(f"{out}: written; Ctrl-C ends", file=sys.stderr, flush=True)
+        time.sleep(FOLLOW_SECONDS)
+    return write(flags, out)
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the training or the evaluation has written its last file."""
+    metrics, curves = run / METRICS_FILE, run / CURVES_FILE
+    if not metrics.exists():
+        return (run / RESULTS_FILE).exists()
+    return curves.exists() and curves.stat().st_mtime_ns >= metrics.stat().st_mtime_ns
+
+
+def state(run: Path) -> dict[Path, int]:
+    """The size of each file that the page shows."""
+    files = [run / METRICS_FILE, *(run / "trajectories").glob("*")]
+    return {file: file.stat().st_size for file in files if file.exists()}
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        flags = parse(argv)
+        flags = cli.parse_flags(Report, argv)
         out = flags.out or flags.run / PAGE
         check_can_write(out)
-        counts = write_page(flags.run, out, cli.RULES, compare=flags.compare, most=flags.most)
+        counts = follow(flags, out) if flags.follow else write(flags, out)
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")
 

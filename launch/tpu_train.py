@@ -1,143 +1,205 @@
 """Trains a search agent by multi-context GRPO.
 
 python launch/tpu_train.py --config tiny                                  # on a laptop, no download
-python launch/tpu_train.py --config qwen7b --model.path DIR --data.train FILES --retrieval.corpus FILE
-python launch/tpu_train.py --resume --out runs/NAME                       # go on after a stop
+python launch/tpu_train.py --config qwen7b --model.path DIR --data.train FILES \\
+    --retrieval.corpus FILE --retrieval.encoder DIR
+python launch/tpu_train.py --resume --out runs/NAME                       # continue after a stop
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import cli
-import host
+import numpy as np
 import tyro
-import workplace
+from rich.console import Console
 
-from memsearcher_jax.config import differences
-from memsearcher_jax.report.progress import Progress, format_numbers
-from memsearcher_jax.rl.run_folder import checkpoints_of, open_run_folder, read_run_config, with_own_tokenizer
+from memsearcher_jax.config import differences, to_dict
+from memsearcher_jax.launch import cli, remote_output, sweep
+from memsearcher_jax.report import trackers
+from memsearcher_jax.report.metric_names import MetricName
+from memsearcher_jax.report.progress import Progress, format_metrics
+from memsearcher_jax.report.statistics import bootstrap_mean
+from memsearcher_jax.runtime import preemption
+from memsearcher_jax.runtime.card import add_results, write_card
+from memsearcher_jax.runtime.run_dir import (
+    INDEX,
+    checkpoints_of,
+    open_run_folder,
+    read_run_config,
+    with_own_tokenizer,
+)
 
 if TYPE_CHECKING:
-    from memsearcher_jax.rl.bucket import Bucket
+    from memsearcher_jax.runtime.remote_dir import RemoteDir
 
-SHOWN = 1_000  # trajectories that the report written at the end holds; launch/report.py writes larger ones
+LAST_STEPS = 10  # over which the results on the card of a run are means
+RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
+REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.py writes larger ones
 
 
 @dataclass(frozen=True)
-class Train(cli.Command):
-    """Train a search agent by multi-context GRPO. --out may also be a folder of a bucket, gs://BUCKET/FOLDER."""
+class Train(cli.Command, remote_output.TrainSource):
+    """Train a search agent by multi-context GRPO. --out may also be a directory of a bucket, gs://BUCKET/DIR."""
 
-    start_or_resume: bool = False
-    """Start the run, or go on with it if --out holds it already: for a command that is repeated after every stop."""
+    sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
+    """One training run and its evaluation for each value of a setting, with a table and a plot: rl.credit=A,B."""
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
-    """Write a trace of this step, counted from 0, to the folder profile/ of the run: xprof --logdir RUN/profile."""
+    """Write a trace of this step, counted from 0, to the directory profile/ of the run: xprof --logdir RUN/profile."""
+    join_timeout: int = preemption.JOIN_SECONDS
+    """Seconds within which all hosts of the job must start; otherwise they exit with status 85, to be restarted."""
 
 
-def main(argv: Sequence[str], display: type[Progress] = Progress) -> None:
-    """`display` shows how far the run is, and may watch it."""
+def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
+    """`progress_type` shows the progress, and may observe it."""
     with contextlib.ExitStack() as scratch:
         with cli.one_line_errors():
-            argv, bucket = workplace.settle(argv, scratch)
-        train(argv, bucket, display)
+            source, words = cli.parse_source(Train, argv)
+            source, remote = remote_output.localize(source, scratch)
+            flags = cli.parse_settings(Train, source, words)
+            sweeps = bool(flags.sweep) or (flags.resume and sweep.is_sweep(flags.out))
+            if sweeps and remote:
+                raise ValueError(f"--sweep cannot write to a bucket, {remote.address}: give a local path")
+        if sweeps:
+            sweep.train(flags, progress_type, Console(highlight=False), scratch)
+        else:
+            train(flags, remote, progress_type)
 
 
-def train(argv: Sequence[str], bucket: Bucket | None, display: type[Progress]) -> None:
-    """Trains in the folder that `argv` names, a part of the bucket if there is one."""
+def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress]) -> None:
+    """Trains in --out, which mirrors `remote` if there is one."""
+    config = flags.run
     with contextlib.ExitStack() as job:
-        with cli.one_line_errors(), contextlib.ExitStack() as starting:
-            flags = cli.parse(Train, argv)
-            config, out = flags.run, flags.out
-            if bucket and config.rl.method == "demonstrations":
-                raise ValueError(
-                    f"--out {bucket.address}: rl.method demonstrations writes to a disk alone: name a folder"
-                )
-            if flags.profile is not None and config.rl.method == "demonstrations":
-                raise ValueError("--profile: rl.method demonstrations has no trace of its steps: leave it out")
-            if not flags.resume:
-                out = starting.enter_context(cli.new_folder(out, Path(flags.config).stem))
-            place = bucket.address if bucket else out
-            hosts = job.enter_context(host.joined(stops=config.rl.method == "grpo"))
+        with cli.one_line_errors(), contextlib.ExitStack() as startup:
+            cli.require_inputs(config, questions="data.train", accelerator=True)
+            if remote and config.rl.method == "sft":
+                raise ValueError(f"--out {remote.address}: rl.method sft cannot write to a bucket: give a local path")
+            if flags.profile is not None and config.rl.method == "sft":
+                raise ValueError("--profile: rl.method sft does not support profiling: omit it")
+            trackers.check_installed(config.rl.trackers)
+            if flags.out and not flags.resume:
+                cli.require_vacant(flags.out)
+            hosts = job.enter_context(
+                preemption.joined(stoppable=config.rl.method == "grpo", timeout=flags.join_timeout)
+            )
+            if hosts.count > 1 and flags.sweep:
+                raise ValueError(f"--sweep runs on one host, not {hosts.count}: train each value separately")
             if hosts.count > 1 and flags.out is None:
-                raise ValueError(f"--out is missing: name the one folder that all {hosts.count} hosts write to")
-            if bucket and flags.resume and hosts.first:
-                bucket.fetch()  # what it adds to, and reports on at the end
+                raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
+            out = flags.out
+            if hosts.first and out and flags.resume:
+                job.enter_context(cli.output_lock(out, wait=RESTART_SECONDS if flags.start_or_resume else 0.0))
+            elif hosts.first or out is None:
+                kind = Path(flags.config or "train").stem
+                out = startup.enter_context(cli.new_output_dir(out, kind, until=job))
+            place = remote.address if remote else out
+            if remote and flags.resume and hosts.first:
+                remote.fetch()  # the files that training appends to and reports on
 
-            # JAX takes seconds to load; --help and a wrong flag are answered without it.
-            from memsearcher_jax.report.metrics import FILE_NAME, MetricsWriter, read_metrics
-            from memsearcher_jax.rl import build, loop, start, warmstart
-            from memsearcher_jax.rl.bucket import SendingWriter
-            from memsearcher_jax.rl.trace import Trace, check_step
+            # JAX takes seconds to import; --help and errors do not need it.
+            from memsearcher_jax.report.metrics import METRICS_FILE, MetricsWriter, read_metrics
+            from memsearcher_jax.rl import init_state, loop, setup
+            from memsearcher_jax.runtime.profiler import StepProfiler, check_step
+            from memsearcher_jax.runtime.remote_dir import UploadingWriter
+            from memsearcher_jax.sft import train as sft
             from memsearcher_jax.training import checkpoint
 
-            done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
-            if done is not None and done >= config.rl.steps:
-                if hosts.first:
-                    print(f"{place}: step {done} of {config.rl.steps} is done already; raise --rl.steps to go on")
-                    cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
-                return
-            check_step(flags.profile, done or 0, config.rl.steps)
             settings = with_own_tokenizer(out, config) if flags.resume else config
-            run = hosts.in_turn(lambda: build.prepare(settings, out))
-            begin = start.resumed(run, out) if flags.resume else start.fresh(run)
+            run = hosts.in_turn(lambda: setup.prepare(settings, out))
+            steps = run.config.rl.steps  # may come from rl.epochs and the data
+            done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
+            if done is not None and done >= steps:
+                if hosts.first:
+                    print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
+                    cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+                return
+            check_step(flags.profile, done or 0, steps)
+            state = init_state.restored_state(run, out) if flags.resume else init_state.initial_state(run)
             writer = None
             if hosts.first:
-                cli.tell_skipped(run.problems)
+                cli.print_skipped(run.problems)
                 for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
-                    print(f"{place}: {name} was {then!r} and is {now!r} from now on", file=sys.stderr)
+                    print(f"{place}: {name} changed: {then!r} -> {now!r}", file=sys.stderr)
                 open_run_folder(out, config, run.tokenizer.folder)
-                first = begin.step if flags.resume else None
-                if bucket:
-                    bucket.send()
-                writer = SendingWriter(bucket, resume_step=first) if bucket else MetricsWriter(out, resume_step=first)
+                write_card(out, config, index=out / INDEX, step=state.initial_step)
+                tracking = {
+                    "resume_step": state.step if flags.resume else None,
+                    "trackers": config.rl.trackers,
+                    "settings": to_dict(config),
+                }
+                if remote:
+                    remote.send()
+                    writer = UploadingWriter(remote, **tracking)
+                else:
+                    writer = MetricsWriter(out, **tracking)
                 print(
-                    f"{place}: {len(run.problems.train)} problems, step {begin.step} of {config.rl.steps}",
+                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}",
                     file=sys.stderr,
                 )
-        shown = display(host.label(hosts, "train"), config.rl.steps, done=begin.step)
-        with ended_in_one_line(place), writer or contextlib.nullcontext(), shown as progress:
+        bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
+        with stop_in_one_line(place), writer or contextlib.nullcontext(), bar as progress:
             if config.rl.method == "grpo":
-                with Trace(out, flags.profile) as trace:
-                    last = loop.train(run, begin, out, writer, progress, hosts, trace)
+                with StepProfiler(out, flags.profile) as trace:
+                    last = loop.train(run, state, out, writer, progress, hosts, trace)
             else:
-                last = warmstart.train(run, begin, out, writer, progress)
+                assert writer is not None, "rl.method sft runs on one host"
+                last = sft.train(run, state, out, writer, progress)
         if hosts.first:
-            report(out)
-            if bucket:
+            write_report(out)
+            add_results(out, last_steps(out))
+            if remote:
                 with cli.one_line_errors():
-                    bucket.send()
-            cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / FILE_NAME)})
-            print(f"{place}: step {config.rl.steps} done, {format_numbers(last)}; read {place}/report.html")
+                    remote.send()
+            cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+            print(f"{place}: step {steps} done, {format_metrics(last)}; read {place}/report.html")
+
+
+def last_steps(out: Path) -> dict[str, Any]:
+    """The results of training for its card: means over the last steps, with bootstrap intervals over these steps."""
+    from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+
+    steps = read_metrics(out / METRICS_FILE)
+    last, rng = steps[-LAST_STEPS:], np.random.default_rng(0)
+    names = [name for name in (MetricName.REWARD, MetricName.EXACT_MATCH) if all(name in step for step in last)]
+    finite = [name for name in names if all(math.isfinite(step[name]) for step in last)]
+    means = {str(name): asdict(bootstrap_mean([step[name] for step in last], rng)) for name in finite}
+    return {"steps": len(steps), "last_steps": len(last), "metrics": means}
 
 
 @contextlib.contextmanager
-def ended_in_one_line(place: object) -> Iterator[None]:
-    """Says why the run ended, and that it may go on: an alarm, or a disk that takes no more."""
-    from memsearcher_jax.rl.alarms import RunEnded
+def stop_in_one_line(place: object) -> Iterator[None]:
+    """Prints an alarm or a failed write in one line, with the way to continue; exit status 1."""
+    from memsearcher_jax.runtime.health import RunAborted
 
     try:
         yield
     except BrokenPipeError:
         raise
-    except (RunEnded, OSError) as end:
-        line = " ".join(str(end).split())
-        print(f"error: {line}; {place} keeps its checkpoints: mend that and --resume", file=sys.stderr, flush=True)
+    except (RunAborted, OSError) as error:
+        line = cli.printable(error)
+        hint = f"the checkpoints in {place} are intact; fix the error and rerun with --resume"
+        print(f"error: {line}; {hint}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 
-def report(out: Path) -> None:
-    """The curves and the page of a run whose steps are done."""
-    from memsearcher_jax.report.metrics import FILE_NAME
-    from memsearcher_jax.report.page import write_page
-    from memsearcher_jax.report.plots import training_curves
+def write_report(out: Path) -> None:
+    """Writes the learning curves and the report of a finished run, which a failure does not fail."""
+    from memsearcher_jax.report.metrics import METRICS_FILE
+    from memsearcher_jax.report.page.html import write_page
+    from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 
-    training_curves(out / FILE_NAME, out / "curves.png")
-    write_page(out, out / "report.html", cli.RULES, most=SHOWN)
+    try:
+        training_curves(out / METRICS_FILE, out / CURVES_FILE)
+        write_page(out, out / "report.html", cli.RULES, max_trajectories=REPORT_TRAJECTORIES)
+    except Exception as error:  # whatever is wrong with what it shows, the weights are trained
+        reason = cli.printable(f"{type(error).__name__}: {error}")
+        print(f"{out}: no report ({reason}); once that is fixed: launch/report.py {out}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """JSON Lines, plain or gzip, with errors that name the file and the line.
 
-Standard library only, so that every room may read its files with it.
+Standard library only, so that every package may use it. JSON has no NaN and no infinities, and many readers refuse
+Python's unquoted spelling of them: they are written as the strings "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class MalformedRow(ValueError):
@@ -50,6 +54,8 @@ def parse_object(where: str, line: bytes) -> dict[str, Any]:
         raise MalformedRow(f"{where}: not JSON ({error.msg}, column {error.colno})") from error
     except RecursionError as error:
         raise MalformedRow(f"{where}: not JSON that can be read (nested too deeply)") from error
+    except ValueError as error:  # of a whole number with thousands of digits
+        raise MalformedRow(f"{where}: not JSON that can be read ({error})") from error
     if not isinstance(row, dict):
         raise MalformedRow(f"{where}: a JSON object is needed, found {type(row).__name__}")
     return row
@@ -81,3 +87,27 @@ def id_field(where: str, row: dict[str, Any]) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return text_field(where, row, "id")
+
+
+def encode_line(record: dict[str, Any]) -> str:
+    """Return `record` as one line of strict JSON; a value that JSON cannot represent raises TypeError or ValueError.
+
+    Non-ASCII text is escaped, because a model may write a lone surrogate, which UTF-8 cannot represent.
+    """
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+def encode_float(value: float) -> float | str:
+    """Return `value`, or its name in `NON_FINITE`."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def decode_float(value: Any) -> float:
+    """Invert `encode_float`; any other value raises ValueError."""
+    if value in NON_FINITE or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return float(value)
+    raise ValueError(f"{value!r} is not a number")

@@ -8,19 +8,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from memsearcher_jax.agent.play import play
-from memsearcher_jax.agent.types import Find, Found, Passage, Problem, Reply, Say, Trajectory, Workflow
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.rl.demonstrate import Recorder
 from memsearcher_jax.rl.rollout import Job
-from memsearcher_jax.rl.searches import search_all
-from memsearcher_jax.rl.tokens import TEXT_ENDS, TURN_ENDS, TURN_OPENS, ChatTokenizer
+from memsearcher_jax.rl.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.sft.examples import SearchPolicy, scripted_trajectory
+from memsearcher_jax.types import (
+    Completion,
+    Generate,
+    Passage,
+    Problem,
+    Prompt,
+    Search,
+    SearchResult,
+    TextSpan,
+    Trajectory,
+    Workflow,
+)
 
 NANO = ModelConfig(
     vocab_size=264,
@@ -30,7 +39,7 @@ NANO = ModelConfig(
     heads=4,
     kv_heads=2,
     head_size=8,
-    tied=True,
+    tie_embeddings=True,
     max_positions=4_096,
     compute_dtype="float32",
 )
@@ -40,9 +49,8 @@ NANO = ModelConfig(
 NANO_SAMPLING = SamplingConfig(
     slots=3,
     context_tokens=128,
-    decode_tokens=4,
-    rows_per_call=2,
-    prefill_piece=16,
+    decode_steps_per_call=4,
+    prefill_chunk=16,
     prefill_buckets=(32,),
     top_k=0,
     top_p=1.0,
@@ -58,58 +66,49 @@ def byte_tokenizer() -> ChatTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in (TEXT_ENDS, TURN_OPENS, TURN_ENDS)]
+        [AddedToken(text, special=True, normalized=False) for text in (END_OF_TEXT, IM_START, IM_END)]
     )
     return ChatTokenizer(tokenizer.to_str())
 
 
+def make_prompt(prefix: str, question: str, bridge: str, memory: str, suffix: str) -> Prompt:
+    """A prompt with the segments of a search agent: texts of ours and from outside in turns."""
+    names = ("prefix", "question", "bridge", "memory", "suffix")
+    texts = (prefix, question, bridge, memory, suffix)
+    return Prompt(
+        tuple(TextSpan(text, name not in ("question", "memory"), name) for name, text in zip(names, texts, strict=True))
+    )
+
+
 @dataclass
 class ScriptedPolicy:
-    """Says its replies in order; `heard` keeps every request. Running out of replies is an error of the test."""
+    """Returns its completions in order and keeps every request. Running out of them is an error of the test."""
 
-    replies: Sequence[str | Reply]
-    heard: list[Say] = field(default_factory=list)
+    completions: Sequence[str | Completion]
+    requests: list[Generate] = field(default_factory=list)
 
-    def __call__(self, say: Say) -> Reply:
-        if len(self.heard) == len(self.replies):
-            raise AssertionError(f"the workflow asked for more than the {len(self.replies)} scripted replies")
-        reply = self.replies[len(self.heard)]
-        self.heard.append(say)
-        return reply if isinstance(reply, Reply) else Reply(reply)
-
-
-class Script(Protocol):
-    """Plays one problem; `data.demonstrator.Demonstrator` is one."""
-
-    def __call__(self, say: Say) -> Reply:
-        """What the policy says."""
-
-    def read(self, find: Find, found: tuple[Found, ...]) -> tuple[Found, ...]:
-        """Takes note of what a search found; returns what the workflow is to be told of it."""
+    def __call__(self, request: Generate) -> Completion:
+        if len(self.requests) == len(self.completions):
+            raise AssertionError(f"the workflow asked for more than the {len(self.completions)} scripted completions")
+        completion = self.completions[len(self.requests)]
+        self.requests.append(request)
+        return completion if isinstance(completion, Completion) else Completion(completion)
 
 
 @dataclass(frozen=True)
 class ScriptedDriver:
-    """In place of `rl.rollout.RolloutDriver`: replies come from scripts; workflow, searches and ids are real."""
+    """Stands in for `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
 
     tokenizer: ChatTokenizer
     searcher: Searcher | None
     make_workflow: Callable[[Problem], Workflow]
-    make_script: Callable[[Problem], Script]
+    make_policy: Callable[[Problem], SearchPolicy]
 
     def run(self, jobs: Sequence[Job], params: Any, key: Any) -> Iterator[tuple[Job, Trajectory]]:
         """Yields trajectories one after the other; all log-probabilities are 0."""
         for job in jobs:
-            script = self.make_script(job.problem)
-            recorder = Recorder(self.tokenizer, script)
-
-            def search(find: Find, script: Script = script) -> tuple[Found, ...]:
-                return script.read(find, search_all(self.searcher, [find])[0])
-
-            outcome = play(self.make_workflow(job.problem), recorder, search)
-            recorder.close()
-            transcript = self.tokenizer.transcript(recorder.contexts[-1].ids)
-            yield job, Trajectory(job.problem, job.rollout, outcome, tuple(recorder.contexts), transcript)
+            workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
+            yield job, scripted_trajectory(job.problem, workflow, policy, self.searcher, self.tokenizer, job.rollout)
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,9 @@ class TinyIndex:
         """Passages with the most words of the query first; ties keep their order."""
         return [self._ranked(query)[:top_n] for query in queries]
 
-    def find(self, find: Find) -> tuple[Found, ...]:
-        """The answer to a workflow's request."""
-        return tuple(Found(tuple(self.search([query.text], query.top_n)[0])) for query in find.queries)
+    def answer(self, request: Search) -> tuple[SearchResult, ...]:
+        """The results of a workflow's request."""
+        return tuple(SearchResult(tuple(self.search([query.text], query.top_n)[0])) for query in request.queries)
 
     def _ranked(self, query: str) -> list[Passage]:
         words = _words(query)

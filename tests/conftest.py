@@ -1,4 +1,4 @@
-"""Eight fake CPU devices for every test, and the folder with recorded reference behaviour where it exists."""
+"""Eight simulated CPU devices for all tests, and fixtures that several packages share."""
 
 import importlib.util
 import os
@@ -6,20 +6,26 @@ import socket
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# What XLA leaves out: programs compile in half of the time and compute more slowly.
-QUICK_TO_COMPILE = """
+# Fewer XLA optimisations: programs compile in half of the time and run more slowly.
+FAST_COMPILE_FLAGS = """
     --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 """
 
 
-def pytest_configure(config):
-    """Nothing has imported jax yet; processes of pytest-xdist are children of the first and share what it sets.
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
-    Most of the time of the fast tests goes to compiling: XLA optimises little there, and what one test
-    compiled, another finds on disk. The marked tests compute for long, and want the programs that a user runs.
+
+def pytest_configure(config):
+    """Sets the environment of JAX before anything imports it; workers of pytest-xdist inherit it.
+
+    The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
+    cache on disk. The slow tests run long programs and use the default optimisations.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -28,20 +34,40 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    quick = config.option.markexpr.startswith("not slow")  # as in pyproject.toml: the fast tests
-    flags = ["--xla_force_host_platform_device_count=8", *(QUICK_TO_COMPILE.split() if quick else [])]
+    fast_tests = config.option.markexpr.startswith("not slow")  # as in pyproject.toml: the fast tests
+    flags = ["--xla_force_host_platform_device_count=8", *(FAST_COMPILE_FLAGS.split() if fast_tests else [])]
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a setting that names no directory must not ask the Hub
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 
 @pytest.fixture
-def quick_to_compile(monkeypatch):
-    """For the processes that a test starts, whatever this one was told."""
-    monkeypatch.setenv("XLA_FLAGS", " ".join(QUICK_TO_COMPILE.split()))
+def fast_compile(monkeypatch):
+    """Few XLA optimisations in the processes that a test starts, also for slow tests."""
+    monkeypatch.setenv("XLA_FLAGS", " ".join(FAST_COMPILE_FLAGS.split()))
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must exit with status 2 and a single line on stderr; returns the line."""
+
+    def run(main, argv) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in argv])
+        output = capsys.readouterr()
+        assert stop.value.code == 2
+        assert output.out == ""
+        line, *rest = output.err.splitlines()
+        assert not rest, output.err
+        assert line.startswith("error: ")
+        return line
+
+    return run
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Recorded behaviour of the original, real passages and the Qwen2.5 tokenizer; not part of the package."""
+    """Recorded behaviour of the reference code, real passages and the Qwen2.5 tokenizer; not part of the package."""
     folder = ROOT.parent / "shared"
     if not (folder / "reference").is_dir():
         pytest.skip(f"no recorded reference data at {folder}")
@@ -50,22 +76,22 @@ def shared() -> Path:
 
 @pytest.fixture
 def compilations():
-    """A context manager that lists the programs XLA compiles while it is open."""
+    """A context manager that lists the programs that XLA compiles inside it."""
     import contextlib
 
     import jax
 
     @contextlib.contextmanager
     def watch():
-        seen = []
+        compiled = []
 
         def listen(event, duration, **details):
             if event == "/jax/core/compile/backend_compile_duration":
-                seen.append(details.get("fun_name", event))
+                compiled.append(details.get("fun_name", event))
 
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:
-            yield seen
+            yield compiled
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
 
@@ -74,21 +100,21 @@ def compilations():
 
 @pytest.fixture(scope="module")
 def bucket_server(free_port):
-    """Cloud Storage on this machine, with one empty bucket called `bucket`; the libraries are told where it is."""
+    """A local Cloud Storage emulator with an empty bucket named `bucket`; sets the environment for its clients."""
     for package in ("gcsfs", "gcp_storage_emulator"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install -e '.[gcs,test]'")
-    told = {
+    environment = {
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{free_port}",  # for gcsfs
         "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{free_port}",  # for orbax's arrays
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        "NO_GCE_CHECK": "true",  # google-auth would wait for a server that knows who this machine is
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks by gRPC, which the emulator does not speak
+        "NO_GCE_CHECK": "true",  # otherwise google-auth waits for a metadata server
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it uses gRPC, which the emulator does not support
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in told.items():
+        for name, value in environment.items():
             patch.setenv(name, value)
-        # After the environment, which the libraries read when they are imported.
+        # Imported after the environment is set, because the libraries read it on import.
         spec = importlib.util.spec_from_file_location("cloud_storage", Path(__file__).with_name("cloud_storage.py"))
         cloud_storage = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(cloud_storage)

@@ -1,28 +1,27 @@
-"""docs/first_run.md on a slice of its data: real passages, real questions, the real tokenizer, a random small Qwen."""
+"""docs/first_run.md on part of its data: real passages, real questions, the real tokenizer, a random small Qwen."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
-import evaluate
-import export_hf
 import jax
 import numpy as np
 import pytest
-import tpu_train
 
 from memsearcher_jax.agent import reward
-from memsearcher_jax.agent.play import play
-from memsearcher_jax.agent.types import Stop
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
-from memsearcher_jax.rl import build, run_folder, source, start
-from memsearcher_jax.rl.searches import search_all
-from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl.search_executor import search_all
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime import load_weights, run_dir
 from memsearcher_jax.testing import ScriptedPolicy
 from memsearcher_jax.training import checkpoint
+from memsearcher_jax.types import StopReason
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +30,15 @@ SETTINGS = """
     --config nano --model.vocab_size 151936 --model.embed_size 16 --model.ffn_size 32 --model.layers 2
     --model.heads 4 --model.kv_heads 2 --model.head_size 4 --model.max_positions 2048 --mesh.tensor 2
     --agent.prompts memsearcher --agent.max_turns 2 --agent.question_tokens 96 --agent.memory_tokens 64
-    --agent.observation_tokens 256 --agent.reply_tokens 8 --sampling.context_tokens 1024 --sampling.slots 8
-    --training.row_tokens 1024 --training.rows_per_update 4 --training.logit_chunk 128 --training.learning_rate 1e-2
-    --rl.problems 2 --rl.rollouts 3 --rl.checkpoint_every 1
+    --agent.observation_tokens 256 --agent.completion_tokens 8 --sampling.context_tokens 1024 --sampling.slots 8
+    --training.seq_len 1024 --training.minibatch_rows 4 --training.logit_chunk 128 --training.learning_rate 1e-2
+    --rl.prompts_per_step 2 --rl.group_size 3 --rl.checkpoint_every 1
 """
 
 
 @pytest.fixture(scope="module")
 def data(shared, tmp_path_factory) -> Path:
-    """The first questions, the passages that support them, and some that do not."""
+    """The first questions, their supporting passages, and some other passages."""
     source, folder = shared / "data" / "wiki_mini", tmp_path_factory.mktemp("slice")
     questions = (source / "2wikimultihopqa" / "dev.jsonl").read_text().splitlines()[:QUESTIONS]
     titles = {title for line in questions for title in json.loads(line)["metadata"]["supporting_titles"]}
@@ -69,35 +68,35 @@ def exported(first_run, tmp_path_factory) -> Path:
     return folder
 
 
-def starting(run_path: Path) -> dict:
-    """The random weights that the run began with."""
-    run = build.prepare(run_folder.read_run_config(run_path), run_path)
-    return start.starting_params(run)
+def initial_params(run_path: Path) -> dict:
+    """The random weights that the run started from."""
+    run = setup.prepare(run_dir.read_run_config(run_path), run_path)
+    return init_state.initial_params(run)
 
 
 def test_two_steps_are_trained_and_saved(first_run):
     steps = read_metrics(first_run / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1]
-    assert all(step["logprob_difference_max"] < 1e-4 for step in steps)
+    assert all(step["logprob_diff_max"] < 1e-4 for step in steps)
     assert checkpoint.latest_step(first_run / "checkpoints") == 2
 
 
-def test_every_kept_trajectory_starts_from_a_real_question(first_run, data, shared):
-    asked = {row["id"]: row["question"] for row in map(json.loads, (data / "questions.jsonl").open())}
+def test_every_saved_trajectory_starts_from_a_real_question(first_run, data, shared):
+    questions = {row["id"]: row["question"] for row in map(json.loads, (data / "questions.jsonl").open())}
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
     for file in sorted((first_run / "trajectories").iterdir()):
-        kept = [one.trajectory for one in read_trajectories(file)]
-        assert len(kept) == 6
-        for trajectory in kept:
-            assert trajectory.problem.question == asked[trajectory.problem.id]
+        trajectories = [scored.trajectory for scored in read_trajectories(file)]
+        assert len(trajectories) == 6
+        for trajectory in trajectories:
+            assert trajectory.problem.question == questions[trajectory.problem.id]
             opening = tokenizer.transcript(trajectory.contexts[0].ids)
             assert f"<question> {trajectory.problem.question} </question>" in opening
             assert opening.startswith("<|im_start|>system\n")
 
 
-def test_an_agent_that_speaks_the_protocol_searches_the_real_passages(first_run):
-    """A random model never does, so a script takes its place; everything around it is the run's own."""
-    run = build.prepare(run_folder.read_run_config(first_run), first_run)
+def test_a_scripted_policy_searches_the_real_passages(first_run):
+    """A random model never writes a valid search, so a script replaces it; the rest is that of the run."""
+    run = setup.prepare(run_dir.read_run_config(first_run), first_run)
     problem = run.problems.train[0]
     title = problem.metadata["supporting_titles"][0]
     call = json.dumps({"name": "wikipedia_search", "arguments": {"query": title, "top_n": 2}})
@@ -108,28 +107,28 @@ def test_an_agent_that_speaks_the_protocol_searches_the_real_passages(first_run)
             f"I know.</think>\n\\boxed{{{problem.golden_answers[0]}}}",
         ]
     )
-    workflow = build.workflow_maker(run.config.agent, run.prompts, run.tokenizer)(problem)
-    outcome = play(workflow, policy, lambda find: search_all(run.searcher, [find])[0])
-    assert outcome.stop is Stop.ANSWERED
+    workflow = setup.workflow_factory(run.config, run.prompts, run.tokenizer)(problem)
+    outcome = run_workflow(workflow, policy, lambda request: search_all(run.searcher, [request])[0])
+    assert outcome.stop is StopReason.ANSWERED
     (first, second) = outcome.turns
-    (found,) = first.found
-    assert found.passages[0].title == title
-    assert found.passages[0].contents in first.observation
+    (result,) = first.results
+    assert result.passages[0].title == title
+    assert result.passages[0].contents in first.observation
     assert second.memory == "What I read."
     assert reward.exact_match(outcome.answer, problem.golden_answers) == 1
 
 
-def test_the_export_is_what_was_trained(first_run, exported):
+def test_the_export_contains_the_trained_weights(first_run, exported):
     config, params = weights.load(exported)
     mesh = sharding.make_mesh(MeshConfig(fsdp=1), jax.local_devices()[:1])
-    trained = source.load_params(first_run, config, mesh, "float32")
+    trained = load_weights.load_params(first_run, config, mesh, "float32")
     jax.tree.map(np.testing.assert_array_equal, params, trained)
-    embedding, started = (np.asarray(tree["embed"]) for tree in (params, starting(first_run)))
-    assert np.abs(embedding - started).max() > 1e-3
+    embedding, initial = (np.asarray(tree["embed"]) for tree in (params, initial_params(first_run)))
+    assert np.abs(embedding - initial).max() > 1e-3
     assert ChatTokenizer.load(exported).definition == ChatTokenizer.load(first_run / "tokenizer").definition
 
 
-def test_the_export_is_evaluated_on_the_same_data(exported, data, tmp_path):
+def test_the_export_can_be_evaluated(exported, data, tmp_path):
     files = ["--checkpoint", exported, "--data", data / "questions.jsonl", "--retrieval.corpus", data / "corpus.jsonl"]
     evaluate.main([*SETTINGS.split(), *map(str, files), "--out", str(tmp_path / "e"), "--json", str(tmp_path / "r")])
     result = json.loads((tmp_path / "r").read_text())
@@ -138,7 +137,7 @@ def test_the_export_is_evaluated_on_the_same_data(exported, data, tmp_path):
 
 
 @pytest.mark.parity
-def test_transformers_reads_the_export_and_computes_the_same_logits(first_run, exported):
+def test_transformers_loads_the_export_and_computes_the_same_logits(first_run, exported):
     import torch
     import transformers
 
@@ -158,5 +157,5 @@ def test_transformers_reads_the_export_and_computes_the_same_logits(first_run, e
     tokenizer = ChatTokenizer.load(exported)
     text = tokenizer.transcript(context.ids)
     theirs = transformers.AutoTokenizer.from_pretrained(exported)
-    assert theirs.encode(text) == list(tokenizer.encode_template(text))
+    assert theirs.encode(text) == list(tokenizer.encode_trusted(text))
     assert model.generation_config.eos_token_id == list(tokenizer.end_ids)

@@ -1,4 +1,4 @@
-"""What an installed package holds: every module, every template and asset, and the extras that the README names."""
+"""The built wheel: its files, metadata and command."""
 
 import re
 import shutil
@@ -9,8 +9,11 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from memsearcher_jax.launch import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "memsearcher_jax"
@@ -18,7 +21,7 @@ PACKAGE = "memsearcher_jax"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of a clean copy: a build leaves folders behind, and files of an earlier build would hide a loss."""
+    """The wheel of a clean copy: folders that an earlier build left behind could hide missing files."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -45,11 +48,13 @@ def pins():
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
-    kept = {path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*") if path.is_file()}
-    kept = {name for name in kept if "__pycache__" not in name}
+def test_the_wheel_contains_exactly_the_files_of_the_package(wheel):
+    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*") if path.is_file()}
+    outside = (path for name in ("configs", "launch") for path in (ROOT / name).rglob("*") if path.is_file())
+    expected |= {f"{PACKAGE}/{path.relative_to(ROOT).as_posix()}" for path in outside}
+    expected = {name for name in expected if "__pycache__" not in name}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packed == kept
+    assert packed == expected
     assert any(name.endswith(".txt") for name in packed), "the prompt templates"
     assert any(name.startswith(f"{PACKAGE}/assets/tiny/") for name in packed), "the small weights and their tokenizer"
 
@@ -64,6 +69,10 @@ def test_the_metadata_states_licence_python_and_extras(metadata, wheel):
         "test",
         "bench",
         "parity",
+        "gguf",
+        "documents",
+        "docs",
+        "wandb",
         "browser",
         "gcs",
     }
@@ -71,8 +80,8 @@ def test_the_metadata_states_licence_python_and_extras(metadata, wheel):
     assert "Apache License" in wheel.read(licence).decode()
 
 
-def test_every_plain_requirement_is_bounded_on_both_sides(metadata):
-    requirements = [one for one in metadata.get_all("Requires-Dist") if "extra ==" not in one]
+def test_every_required_dependency_has_both_bounds(metadata):
+    requirements = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(requirements) >= 14
     for requirement in requirements:
         bounds = requirement.partition(";")[0]
@@ -80,11 +89,42 @@ def test_every_plain_requirement_is_bounded_on_both_sides(metadata):
 
 
 def test_the_constraints_pin_every_requirement_within_its_bounds(metadata, pins):
-    for one in map(Requirement, metadata.get_all("Requires-Dist")):
-        assert one.specifier.contains(pins[canonicalize_name(one.name)]), one
+    for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
 def test_every_constraint_is_an_exact_public_version(pins):
-    """A local version such as 1.0+cpu, or a path, would resolve on one machine only."""
+    """A local version such as 1.0+cpu, or a path, resolves on one machine only."""
     for name, version in pins.items():
-        assert re.fullmatch(r"\d+(\.\d+)*(\.post\d+)?", version), (name, version)
+        assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", version), (name, version)
+
+
+def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_path):
+    """Installed by pip, outside the source tree."""
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", tmp_path, wheel.filename]
+    subprocess.run(install, check=True)
+
+    def run(*arguments, **kwargs):
+        environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "COLUMNS": "80"}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, **kwargs)
+
+    help_ = run(tmp_path / "bin" / "memsearcher", "train", "--help", check=True).stdout
+    assert help_.startswith("usage: memsearcher train ") and "--rl.steps" in help_
+    commands = re.findall(r"^    (\w+)", run(tmp_path / "bin" / "memsearcher", check=True).stdout, flags=re.MULTILINE)
+    for command in commands:
+        assert run(tmp_path / "bin" / "memsearcher", command, "--help").stdout.startswith("usage: "), command
+    code = "from memsearcher_jax.launch import cli; print(cli.__file__, cli.load_preset('tiny_react').agent.workflow)"
+    assert run("-c", code, check=True).stdout == f"{tmp_path}/memsearcher_jax/launch/cli.py react\n"
+
+
+def test_an_unknown_command_is_a_one_line_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.run_command(["trian"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: no command 'trian': choose one of train, ")
+
+
+def test_the_citation_states_the_version(metadata):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == metadata["Version"]

@@ -1,21 +1,24 @@
-"""Every preset in configs/: the real shapes, the paper's settings, its devices, and room for the longest turn."""
+"""Every preset: published shapes, settings of the papers, numbers of devices, and the longest turn."""
 
 import math
 import re
 from dataclasses import replace
 
-import cli
 import jax
 import pytest
 
-from memsearcher_jax.agent import memalpha_prompts, prompts
+from memsearcher_jax.agent import prompts
+from memsearcher_jax.agent.memalpha import prompts as memalpha_prompts
 from memsearcher_jax.config import RunConfig, check, differences, from_dict, to_dict
+from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl import build, reading
-from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.planning import roofline
+from memsearcher_jax.rl import setup
+from memsearcher_jax.rl.stream_reward import check_answer_contexts
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
 
-PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.py"))
+PRESETS = sorted(path.stem for path in cli.PRESETS.glob("[!_]*.py"))
 STREAMS = [name for name in PRESETS if "memalpha" in name]
 QWEN = [name for name in PRESETS if name.startswith("qwen")]
 
@@ -26,11 +29,13 @@ PUBLISHED = {
     "qwen7b": (("qwen2", 28, 3_584, 28, 4, 128, 18_944, 152_064, False, 32_768), 7_615_616_512),
     "qwen3_4b": (("qwen3", 36, 2_560, 32, 8, 128, 9_728, 151_936, True, 40_960), 4_022_468_096),
 }
-# What each docstring names: devices of the training mesh, and the local devices of a host that samples.
+# From the docstrings: devices of the training mesh, and local devices of a host.
 DEVICES = {
     "nano": [(1, 1), (8, 8)],
     "tiny": [(1, 1), (8, 8)],
     "tiny_warmstart": [(1, 1), (8, 8)],
+    "smollm2": [(1, 1), (8, 8)],
+    "smollm2_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_memalpha": [(1, 1), (8, 8)],
     "tiny_memalpha_warmstart": [(1, 1), (8, 8)],
@@ -39,33 +44,72 @@ DEVICES = {
     "qwen7b": [(32, 4), (32, 8)],
     "qwen3_4b": [(16, 4), (16, 8)],
     "memalpha_4b": [(16, 4), (16, 8)],
+    "memalpha_qwen3b": [(16, 4), (16, 8)],
+    "search_r1_3b": [(16, 4), (16, 8)],
 }
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_loads_passes_and_survives_a_round_trip(name):
+def test_a_preset_is_valid_and_round_trips(name):
     preset = cli.load_preset(name)
     assert check(preset) == preset
     assert from_dict(to_dict(preset)) == preset
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_opens_with_the_command_that_runs_it(name):
+def test_the_docstring_of_a_preset_starts_with_its_command(name):
     source = (cli.PRESETS / f"{name}.py").read_text(encoding="utf-8")
     assert f"\npython launch/tpu_train.py --config {name}" in source.split('"""')[1]
 
 
-def test_every_size_is_checked_here():
+def test_shared_settings_are_defined_once():
+    """A section that differs from that of another preset in few settings is derived from it by `replace`."""
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in cli.PRESETS.glob("*.py")}
+    assert {name for name, source in sources.items() if "ModelConfig(" in source} == {
+        "nano",
+        "tiny",
+        "_qwen",
+        "smollm2",
+    }
+    assert {name for name, source in sources.items() if "from memsearcher_jax.configs." in source} == {
+        *(
+            *QWEN,
+            "memalpha_4b",
+            "memalpha_qwen3b",
+            "search_r1_3b",
+            "tiny_react",
+            "tiny_warmstart",
+            "tiny_memalpha",
+            "tiny_memalpha_warmstart",
+            "smollm2_warmstart",
+        )
+    }
+
+
+def test_a_user_preset_may_import_a_packaged_preset(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\nfrom memsearcher_jax.configs.tiny import tiny\n"
+        "def mine():\n    return replace(tiny(), seed=7)\n"
+    )
+    assert cli.load_preset(str(tmp_path / "mine.py")) == replace(cli.load_preset("tiny"), seed=7)
+
+
+def test_a_file_with_a_leading_underscore_is_not_a_preset():
+    with pytest.raises(ValueError, match="no preset '_qwen'"):
+        cli.load_preset("_qwen")
+
+
+def test_every_preset_is_in_the_tables_of_this_file():
     assert set(QWEN) == set(PUBLISHED)
     assert set(PRESETS) == set(DEVICES)
 
 
-def test_the_small_presets_share_what_their_comparison_rests_on():
-    """Each is written out, to be read alone; the start, the world, the reward and the budget are the same."""
+def test_the_small_presets_differ_only_in_the_workflow():
+    """Initial weights, data, reward and budget are the same."""
     tiny, react, warmstart = map(cli.load_preset, ("tiny", "tiny_react", "tiny_warmstart"))
     assert {name for name, *_ in differences(tiny, react)} == {
         *("agent.workflow", "agent.prompts", "agent.memory_tokens", "sampling.context_tokens"),
-        *(f"training.{name}" for name in ("row_tokens", "rows_per_update", "accumulate", "logit_chunk")),
+        *(f"training.{name}" for name in ("seq_len", "minibatch_rows", "grad_accum_steps", "logit_chunk")),
     }
     assert (tiny.model, tiny.agent) == (replace(warmstart.model, path=tiny.model.path), warmstart.agent)
 
@@ -75,7 +119,7 @@ def test_a_model_has_the_published_shape(name):
     model = cli.load_preset(name).model
     shape = (
         *(model.family, model.layers, model.embed_size, model.heads, model.kv_heads, model.head_size),
-        *(model.ffn_size, model.vocab_size, model.tied, model.max_positions),
+        *(model.ffn_size, model.vocab_size, model.tie_embeddings, model.max_positions),
     )
     assert shape == PUBLISHED[name][0]
     assert (model.rope_theta, model.norm_eps) == (1e6, 1e-6)
@@ -89,60 +133,122 @@ def test_a_model_has_the_published_number_of_parameters(name):
 
 
 @pytest.mark.parametrize("name", QWEN)
-def test_the_papers_settings(name):
+def test_settings_equal_those_of_the_memsearcher_paper(name):
     """MemSearcher, section 4 and its released training script."""
     preset = cli.load_preset(name)
     agent, sampling, training = preset.agent, preset.sampling, preset.training
     assert (agent.workflow, agent.prompts) == ("memsearcher", "memsearcher")
-    assert (agent.max_turns, agent.reply_tokens, agent.memory_tokens) == (5, 512, 1_024)
-    assert sampling.context_tokens == training.row_tokens == 8_192
+    assert (agent.max_turns, agent.completion_tokens, agent.memory_tokens) == (5, 512, 1_024)
+    assert sampling.context_tokens == training.seq_len == 8_192
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.99, 10_000)
-    assert (preset.rl.problems, preset.rl.rollouts) == (256, 5)
+    assert (preset.rl.prompts_per_step, preset.rl.group_size) == (256, 5)
     assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (1e-6, 0.01, 1.0)
-    assert (training.clip_low, training.clip_high, training.clip_c) == (0.2, 0.2, 3.0)
+    assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.001)
-    assert training.aggregate == "token-mean"
+    assert (training.adam_b1, training.adam_b2, training.warmup_steps, training.decay_steps) == (0.9, 0.999, 0, 0)
+    assert (training.aggregate, training.importance_sampling_level) == ("token-mean", "token")
+    # 128 of the 256 questions, times 5: 7 updates of the 3.5 contexts of each of 1,280 trajectories.
+    assert training.minibatch_contexts == 128 * 5
+    assert roofline.updates_per_step(preset, roofline.Workload()) == 7
+    # One epoch of the 169,615 questions of NQ and HotpotQA; the rest is dropped.
+    assert preset.rl.steps == 169_615 // 256 == setup.with_steps(one_epoch(preset), 169_615).rl.steps
+    assert (preset.rl.credit, preset.rl.advantage_scope, preset.rl.norm_by_std) == ("all_contexts", "trajectory", True)
+    assert preset.model.param_dtype == "float32"
+    retrieval = preset.retrieval
+    assert (retrieval.method, retrieval.max_query_tokens, retrieval.encoder_prompts) == ("dense", 128, "auto")
+    assert retrieval.encoder == "", "E5 has to be given: hashed words are another retriever"
+    assert (agent.default_top_n, agent.question_tokens) == (5, 695)
     assert (preset.evaluation.max_turns, preset.evaluation.temperature) == (20, 0.0)
 
 
-def test_the_settings_of_mem_alphas_paper(shared):
-    """Its released training script; one context of it is a row there, and about half of one here."""
+def one_epoch(preset: RunConfig) -> RunConfig:
+    return replace(preset, rl=replace(preset.rl, epochs=1, steps=1))
+
+
+def test_epochs_decide_the_steps_of_a_run():
+    preset = cli.load_preset("memalpha_4b")
+    assert setup.with_steps(preset, 562) is preset
+    five = replace(preset, rl=replace(preset.rl, epochs=5))
+    assert setup.with_steps(five, 562).rl.steps == 85
+    with pytest.raises(
+        ValueError, match=r"rl.epochs 5: 31 training problems do not fill a step of .* 32: set rl.steps"
+    ):
+        setup.with_steps(five, 31)
+
+
+def test_settings_equal_those_of_the_mem_alpha_paper(shared):
+    """The released training script of Mem-alpha."""
     preset = cli.load_preset("memalpha_4b")
     agent, sampling, training = preset.agent, preset.sampling, preset.training
     assert preset.model == cli.load_preset("qwen3_4b").model
-    assert (agent.workflow, agent.reply_tokens, sampling.context_tokens) == ("memalpha", 2_048, 8_192)
+    assert (agent.workflow, agent.completion_tokens, sampling.context_tokens) == ("memalpha", 2_048, 8_192)
     assert (preset.memalpha.core_tokens, preset.memalpha.retrieved_items) == (512, 20)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    assert (preset.rl.problems, preset.rl.rollouts, preset.rl.baseline) == (32, 8, "pooled")
+    assert (preset.rl.prompts_per_step, preset.rl.group_size, preset.rl.advantage_scope) == (32, 8, "pooled")
     assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (1e-6, 0.01, 1.0)
-    assert (training.clip_low, training.clip_high, training.clip_c) == (0.2, 0.2, 3.0)
+    assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.0)
-    assert training.aggregate == "seq-mean-token-mean"
+    assert (training.adam_b1, training.adam_b2, training.decay_steps) == (0.9, 0.999, 0)
+    assert (training.aggregate, training.importance_sampling_level) == ("seq-mean-token-mean", "token")
+    # 5 epochs of 562 streams; the rate rises over 5 % of the steps, of 80 updates with the ten chunks of most streams.
+    assert preset.rl.steps == 5 * (562 // 32)
+    workload = roofline.Workload(contexts=10, context_tokens=4_500)
+    assert training.minibatch_contexts == 32 and roofline.updates_per_step(preset, workload) == 80
+    assert training.warmup_steps == int(0.05 * preset.rl.steps) * 80
     reward = preset.memalpha.reward
     weights = (reward.answers_weight, reward.compression_weight, reward.calls_weight, reward.content_weight)
     assert weights == (1.0, 0.05, 1.0, 0.1)
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-    reading.check_contexts(preset, memalpha_prompts.load(agent), tokenizer)
+    check_answer_contexts(preset, memalpha_prompts.load(agent), tokenizer)
+
+
+def test_mem_alpha_on_qwen_2_5_differs_only_in_the_model_and_its_devices(shared):
+    paper, ours = map(cli.load_preset, ("memalpha_4b", "memalpha_qwen3b"))
+    changed = {name.partition(".")[0] for name, *_ in differences(paper, ours)}
+    assert changed <= {"model", "sampling", "training"}
+    assert ours.model == cli.load_preset("qwen3b").model
+    tokenizer, templates = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"), memalpha_prompts.load(ours.agent)
+    check_answer_contexts(ours, templates, tokenizer)
+    check_answer_contexts(
+        replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=28_000)), templates, tokenizer
+    )
+    with pytest.raises(ValueError, match=r"30,?000"):
+        check_answer_contexts(
+            replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=30_000)), templates, tokenizer
+        )
+
+
+def test_settings_equal_those_of_search_r1(shared):
+    """The released GRPO script; its `max_turns` does not count the last reply. Data: NQ and HotpotQA."""
+    preset = cli.load_preset("search_r1_3b")
+    agent, training, reward = preset.agent, preset.training, preset.reward
+    assert preset.model == cli.load_preset("qwen3b").model
+    assert (agent.workflow, agent.max_turns, agent.default_top_n) == ("search_r1", 4 + 1, 3)
+    assert (agent.completion_tokens, agent.observation_tokens) == (500, 500)
+    assert (reward.metric, reward.wrong_answer, reward.require_format) == ("exact_match", 0.0, False)
+    assert (preset.rl.prompts_per_step, preset.rl.group_size) == (512, 5)
+    assert (training.learning_rate, training.kl_coefficient, training.entropy_coefficient) == (1e-6, 0.001, 0.001)
+    setup.open_prompts(preset, ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"))
 
 
 @pytest.mark.parametrize(("name", "devices", "local"), [(name, *pair) for name in PRESETS for pair in DEVICES[name]])
-def test_a_preset_fits_the_devices_that_it_names(name, devices, local):
-    """Every weight is cut evenly by both meshes; slots and rows are spread evenly over their devices."""
+def test_a_preset_fits_the_devices_of_its_docstring(name, devices, local):
+    """Both meshes divide every weight, and their devices divide the slots and rows."""
     preset = cli.load_preset(name)
     train, sampler = mesh_shape(preset.mesh, devices), mesh_shape(sampler_mesh(preset), local)
     sharding.check_divides(preset.model, train)
     sharding.check_divides(preset.model, sampler)
-    assert preset.training.rows_per_update % (train["data"] * train["fsdp"]) == 0
+    assert preset.training.minibatch_rows % (train["data"] * train["fsdp"]) == 0
     assert preset.sampling.slots % sampler["data"] == 0
 
 
 def sampler_mesh(preset: RunConfig) -> MeshConfig:
-    """As `build.open_meshes` lays it out."""
+    """The sampling mesh of `setup.open_meshes`."""
     return MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor)
 
 
 def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
-    """Sizes of the axes over so many devices, which need not be there."""
+    """Axis sizes for this number of devices, which need not exist."""
     sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
     assert devices % known == 0
@@ -151,19 +257,18 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["nano", "tiny", "qwen05b"])
 def test_a_preset_opens_on_eight_devices(name):
-    """Those that are meant for so few, through the door that a run goes through."""
     preset = cli.load_preset(name)
-    meshes = build.open_meshes(preset)
-    build.check_shares(preset, meshes.train)
+    meshes = setup.open_meshes(preset)
+    setup.check_batch_sizes(preset, meshes.train)
     assert dict(meshes.train.shape) == mesh_shape(preset.mesh, 8)
     assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 
 
-# What reads streams has other contexts (tests/rl/test_reading.py), and a history grows as long as there is room.
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {*QWEN, *STREAMS, "tiny_react"}))
+# tests/rl/test_stream_setup.py tests the presets with streams; histories grow until the context is full.
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {*QWEN, *STREAMS, "tiny_react", "search_r1_3b"}))
 def test_the_longest_turn_fits_the_small_presets(name):
     preset = cli.load_preset(name)
-    fits_exactly(preset, build.open_tokenizer(preset.model))
+    check_fit_is_exact(preset, setup.open_tokenizer(preset.model))
 
 
 @pytest.mark.parametrize("name", QWEN)
@@ -171,36 +276,36 @@ def test_the_longest_turn_fits_with_the_real_tokenizer(name, shared):
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
     preset = cli.load_preset(name)
     assert tokenizer.vocab_size <= preset.model.vocab_size
-    fits_exactly(preset, tokenizer)
+    check_fit_is_exact(preset, tokenizer)
 
 
-def fits_exactly(preset: RunConfig, tokenizer: ChatTokenizer) -> None:
-    """The check accepts the preset, and refuses a context of one token less than it says that a turn may need."""
+def check_fit_is_exact(preset: RunConfig, tokenizer: ChatTokenizer) -> None:
+    """The check accepts the preset, and rejects a context one token shorter than the length in its message."""
     templates = prompts.load(preset.agent)
-    build.check_context(preset, templates, tokenizer)
+    setup.open_prompts(preset, tokenizer)
 
     def with_context(tokens: int) -> RunConfig:
         sampling = {**to_dict(preset)["sampling"], "context_tokens": tokens}
         return from_dict({**to_dict(preset), "sampling": sampling})
 
-    with pytest.raises(ValueError, match="a turn may need") as refusal:
-        build.check_context(with_context(1), templates, tokenizer)
+    with pytest.raises(ValueError, match="a context may need") as refusal:
+        setup.open_prompts(with_context(1), tokenizer)
     needed = int(re.search(r"need (\d+) tokens", str(refusal.value))[1])
-    build.check_context(with_context(needed), templates, tokenizer)
+    setup.open_prompts(with_context(needed), tokenizer)
     with pytest.raises(ValueError, match="raise it or lower one of these"):
-        build.check_context(with_context(needed - 1), templates, tokenizer)
+        setup.open_prompts(with_context(needed - 1), tokenizer)
     assert longest_turn(preset, templates, tokenizer) <= needed <= preset.sampling.context_tokens
 
 
 def longest_turn(preset: RunConfig, templates: prompts.Prompts, tokenizer: ChatTokenizer) -> int:
-    """Tokens of a turn that spends every budget, encoded as a rollout encodes it."""
+    """Tokens of a turn that uses every budget, encoded as in a rollout."""
     agent = preset.agent
 
     def text(tokens: int) -> str:
         return tokenizer.clip("seven " * tokens, tokens)
 
-    opening = tokenizer.prompt(templates.opening(text(agent.question_tokens), text(agent.memory_tokens)))
+    opening = tokenizer.prompt(templates.initial_prompt(text(agent.question_tokens), text(agent.memory_tokens)))
     share = agent.observation_tokens // (2 * agent.max_calls)
-    message = templates.message([(text(share), text(share))] * agent.max_calls)
-    extension = tokenizer.pieces(templates.extension(message, think=False))
-    return len(opening) + len(extension) + 2 * agent.reply_tokens
+    message = templates.tool_message([(text(share), text(share))] * agent.max_calls)
+    extension = tokenizer.encode_spans(templates.continuation(message, think=False))
+    return len(opening) + len(extension) + 2 * agent.completion_tokens

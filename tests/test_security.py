@@ -1,4 +1,4 @@
-"""What no part of the program may do with files, keys and addresses, in its source and in what it does."""
+"""Unsafe uses of files, keys and addresses, checked in the source and at run time."""
 
 import ast
 import contextlib
@@ -9,27 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import serve_search
 
-from memsearcher_jax.agent.types import Passage
-from memsearcher_jax.model import hf_tensors
-from memsearcher_jax.model.encoder_config import read_encoder_config
-from memsearcher_jax.retrieval import approximate, bm25
-from memsearcher_jax.retrieval.client import SearchService
+from memsearcher_jax.launch import serve_search
+from memsearcher_jax.model import encoder, safetensors_files
+from memsearcher_jax.retrieval import bm25, scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import open_corpus
 from memsearcher_jax.retrieval.index import open_index
-from memsearcher_jax.retrieval.json_service import Refused
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.retrieval.vectors import Shards
-from memsearcher_jax.rl import run_folder
-from memsearcher_jax.rl.config import SpeakerConfig
-from memsearcher_jax.rl.speakers import Endpoint, open_endpoint
+from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
+from memsearcher_jax.retrieval.vector_files import EmbeddingShards
+from memsearcher_jax.rl.completers import ChatService, open_openai_completer
+from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.runtime import run_dir
+from memsearcher_jax.types import Passage
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for top in ("memsearcher_jax", "launch", "configs") for path in (ROOT / top).rglob("*.py"))
 
-# Whatever they load may run code, or write where an archive says.
+# Loaders that may run code or write to paths given in an archive.
 LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch", "tarfile", "yaml"}
 CALLS = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "shutil.unpack_archive"),
@@ -38,8 +36,8 @@ CALLS = {
 ORBAX = {"Composite", "StandardSave", "StandardRestore", "JsonSave", "JsonRestore", "CheckpointArgs"}
 
 
-def offences(source):
-    """Lines of a module that break the rules above, each with what it does."""
+def violations(source):
+    """Descriptions of the lines in a module that violate the rules above."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -60,7 +58,7 @@ def offences(source):
 
 
 @pytest.mark.parametrize(
-    ("source", "offence"),
+    ("source", "violation"),
     [
         ("import pickle", "1: imports pickle"),
         ("def f():\n    from torch import load", "2: imports torch"),
@@ -73,63 +71,63 @@ def offences(source):
         ("np.load(file, allow_pickle=False)\nocp.args.JsonRestore()\nimport json", None),
     ],
 )
-def test_the_rules_themselves(source, offence):
-    assert next(offences(source), None) == offence
+def test_the_source_check_finds_violations(source, violation):
+    assert next(violations(source), None) == violation
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_loads_what_may_run(path):
-    found = list(offences(path.read_text(encoding="utf-8")))
-    if path.name == "cli.py":  # a preset is a program that the user names
-        assert [line.split(": ")[1] for line in found] == ["calls spec.loader.exec_module"]
+def test_no_module_deserializes_code(path):
+    violations_found = list(violations(path.read_text(encoding="utf-8")))
+    if path.name == "cli.py":  # a preset is a Python file that the user names
+        assert [line.split(": ")[1] for line in violations_found] == ["calls spec.loader.exec_module"]
     else:
-        assert found == []
+        assert violations_found == []
 
 
-class Bomb:
-    """Leaves a trace where it is unpickled."""
+class PicklePayload:
+    """Creates a file when it is unpickled."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, file):
+        self.file = file
 
     def __reduce__(self):
-        return Path.touch, (self.place,)
+        return Path.touch, (self.file,)
 
 
 @pytest.fixture
-def hit(tmp_path):
-    """A place that only a bomb makes; the test fails if one went off."""
-    place = tmp_path / "hit"
-    yield place
-    assert not place.exists()
+def created(tmp_path):
+    """The path that a payload creates; the test fails if the file exists."""
+    file = tmp_path / "created"
+    yield file
+    assert not file.exists()
 
 
-def npy(bomb):
+def npy(payload):
     file = io.BytesIO()
-    np.save(file, np.array([bomb], object), allow_pickle=True)
+    np.save(file, np.array([payload], object), allow_pickle=True)
     return file.getvalue()
 
 
-def test_a_bomb_goes_off_where_it_is_unpickled(tmp_path):
-    np.load(io.BytesIO(npy(Bomb(tmp_path / "hit"))), allow_pickle=True)
-    assert (tmp_path / "hit").exists()
+def test_the_payload_runs_when_unpickled(tmp_path):
+    np.load(io.BytesIO(npy(PicklePayload(tmp_path / "created"))), allow_pickle=True)
+    assert (tmp_path / "created").exists()
 
 
-def test_vectors_are_never_unpickled(tmp_path, hit):
-    shards = Shards(tmp_path, rows=1, size=1, dtype="float32", shard_rows=1)
-    shards.path(0).write_bytes(npy(Bomb(hit)))
+def test_embeddings_are_never_unpickled(tmp_path, created):
+    shards = EmbeddingShards(tmp_path, rows=1, size=1, dtype="float32", shard_rows=1)
+    shards.path(0).write_bytes(npy(PicklePayload(created)))
     with pytest.raises(ValueError):
         shards[:]
 
 
 @pytest.mark.parametrize("name", ["encoder.npz", "ids.offset.npy", "contents.offset.npy"])
-def test_an_index_is_never_unpickled(name, small_index, hit):
+def test_an_index_is_never_unpickled(name, small_index, created):
     if name.endswith(".npz"):
-        np.savez(small_index / name, np.array([Bomb(hit)], object))
+        np.savez(small_index / name, np.array([PicklePayload(created)], object))
     else:
-        (small_index / name).write_bytes(npy(Bomb(hit)))
+        (small_index / name).write_bytes(npy(PicklePayload(created)))
     with pytest.raises(ValueError, match="is damaged"):
-        open_index(small_index, encoder=manifest(small_index)["config"]["encoder"], kind="exact")
+        open_index(small_index, encoder=manifest(small_index)["config"]["encoder"], index_type="exact")
 
 
 def manifest(index):
@@ -140,121 +138,123 @@ def manifest(index):
 def small_index(tmp_path):
     """An index folder of three passages."""
     passages = [Passage(str(n), f'"T{n}"\nwords of {n}') for n in range(3)]
-    open_searcher(RetrievalConfig(kind="exact", method="hybrid"), tmp_path / "index", passages)
+    open_searcher(RetrievalConfig(index_type="exact", method="hybrid"), tmp_path / "index", passages)
     return tmp_path / "index"
 
 
-def test_an_index_of_words_is_never_unpickled(small_index, hit):
+def test_a_bm25_index_is_never_unpickled(small_index, created):
     corpus = open_corpus(small_index, manifest(small_index)["checksum"])
     (folder,) = (path.parent for path in small_index.rglob("vocab.index.json") if "title" not in path.parent.name)
     for path in folder.glob("*.npy"):
-        path.write_bytes(npy(Bomb(hit)))
-    with pytest.raises(ValueError, match="no BM25 index that can be read"):
+        path.write_bytes(npy(PicklePayload(created)))
+    with pytest.raises(ValueError, match="cannot be read as a BM25 index"):
         bm25.open_bm25(corpus, folder)
 
 
-def test_scann_is_not_given_what_it_would_unpickle(tmp_path, hit):
-    """The library itself does: that is why the folder is looked at first."""
-    (tmp_path / approximate.ASSETS).write_text('assets {\n  asset_path: "dataset.npy"\n}\n')
-    (tmp_path / approximate.PICKLED).write_bytes(pickle.dumps(Bomb(hit)))
+def test_scann_never_gets_pickled_files(tmp_path, created):
+    """ScaNN unpickles these files, so the folder is checked first."""
+    (tmp_path / scann_index.ASSETS).write_text('assets {\n  asset_path: "dataset.npy"\n}\n')
+    (tmp_path / scann_index.PICKLED).write_bytes(pickle.dumps(PicklePayload(created)))
     with pytest.raises(ValueError, match="do not trust it"):
-        approximate.load_tree(tmp_path, 3, approximate.TreeSettings(1, 1, 1, 1, 1.0))
+        scann_index.load_tree(tmp_path, 3, scann_index.TreeSettings(1, 1, 1, 1, 1.0))
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.npy", r"\056\056/x"])
-def test_scann_is_not_given_names_of_files_elsewhere(name, tmp_path):
-    (tmp_path / approximate.ASSETS).write_text(f'assets {{\n  asset_path: "{name}"\n}}\n')
+def test_scann_never_gets_paths_outside_its_folder(name, tmp_path):
+    (tmp_path / scann_index.ASSETS).write_text(f'assets {{\n  asset_path: "{name}"\n}}\n')
     with pytest.raises(ValueError, match="do not trust it"):
-        approximate.load_tree(tmp_path, 3, approximate.TreeSettings(1, 1, 1, 1, 1.0))
+        scann_index.load_tree(tmp_path, 3, scann_index.TreeSettings(1, 1, 1, 1, 1.0))
 
 
-def test_weights_come_from_safetensors_alone(tmp_path, hit):
+def test_weights_are_read_only_from_safetensors(tmp_path, created):
     for name in ("pytorch_model.bin", "model.pt", "model.safetensors.pkl"):
-        (tmp_path / name).write_bytes(pickle.dumps(Bomb(hit)))
+        (tmp_path / name).write_bytes(pickle.dumps(PicklePayload(created)))
     with pytest.raises(FileNotFoundError, match="other formats are not read"):
-        hf_tensors.open_files(tmp_path, stack=contextlib.ExitStack())
-    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Bomb(hit)))
+        safetensors_files.open_files(tmp_path, stack=contextlib.ExitStack())
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(PicklePayload(created)))
     with pytest.raises(ValueError, match="no safetensors file"):
-        hf_tensors.open_files(tmp_path, stack=contextlib.ExitStack())
+        safetensors_files.open_files(tmp_path, stack=contextlib.ExitStack())
 
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "a/../../b.safetensors"])
-def test_an_index_of_weights_cannot_name_files_elsewhere(name, tmp_path):
+def test_a_weight_map_cannot_name_files_outside_its_folder(name, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(ValueError, match="which is not in its folder"):
-        hf_tensors.open_files(folder, stack=contextlib.ExitStack())
+        safetensors_files.open_files(folder, stack=contextlib.ExitStack())
 
 
-def test_an_encoder_cannot_name_a_folder_elsewhere(tmp_path):
+def test_an_encoder_cannot_name_a_folder_outside_its_own(tmp_path):
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    rest = {"intermediate_size": 8, "max_position_embeddings": 8, "type_vocab_size": 1, "hidden_act": "gelu"}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **sizes, **rest}))
+    other_settings = {"intermediate_size": 8, "max_position_embeddings": 8, "type_vocab_size": 1, "hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **sizes, **other_settings}))
     modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "../1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ValueError, match="which is not in its folder"):
-        read_encoder_config(tmp_path)
+        encoder.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../..", "tiny/../..", "/etc"])
-def test_a_packaged_folder_is_one_of_the_package(name):
-    with pytest.raises(ValueError, match="must be the name of a folder of the package"):
-        run_folder.located(f"package:{name}")
-    assert run_folder.located("package:tiny").is_dir()
+def test_a_package_path_stays_inside_the_package(name):
+    with pytest.raises(ValueError, match="must be followed by the name of a directory of the package"):
+        run_dir.located(f"package:{name}")
+    assert run_dir.located("package:tiny").is_dir()
 
 
 @pytest.mark.parametrize(
     "url", ["http://me:s3cret@host", "http://s3cret@host:port", "http://host/v1?key=s3cret", "http://host#s3cret"]
 )
-def test_addresses_hold_no_secret_and_none_is_repeated(url):
-    with pytest.raises(ValueError, match="which would be stored and logged") as caught:
-        SearchService(url)
-    assert "s3cret" not in str(caught.value)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(url):
+    with pytest.raises(ValueError, match="which would be stored and logged") as error:
+        SearchClient(url)
+    assert "s3cret" not in str(error.value)
 
 
-def test_a_key_is_in_no_text(monkeypatch):
+def test_an_api_key_is_not_in_any_repr(monkeypatch):
     monkeypatch.setenv("THE_KEY", "s3cret")
-    config = SpeakerConfig(who="endpoint", url="http://host", model="m", key_variable="THE_KEY")
-    speaker = open_endpoint(config, section="judge", max_tokens=1, temperature=0)
-    assert speaker.endpoint.headers == {"Authorization": "Bearer s3cret"}
-    assert "s3cret" not in repr(speaker) + repr(config)
+    config = CompleterConfig(backend="openai", url="http://host", model="m", api_key_env="THE_KEY")
+    completer = open_openai_completer(config, section="judge", max_tokens=1, temperature=0)
+    assert completer.service.headers == {"Authorization": "Bearer s3cret"}
+    assert "s3cret" not in repr(completer) + repr(config)
 
 
-def test_a_key_that_was_given_as_a_name_is_not_repeated(monkeypatch):
-    config = SpeakerConfig(who="endpoint", url="http://host", model="m", key_variable="s3cret")
-    with pytest.raises(ValueError) as caught:
-        open_endpoint(config, section="judge", max_tokens=1, temperature=0)
-    assert "s3cret" not in str(caught.value)
+def test_a_key_given_as_variable_name_is_not_repeated(monkeypatch):
+    config = CompleterConfig(backend="openai", url="http://host", model="m", api_key_env="s3cret")
+    with pytest.raises(ValueError) as error:
+        open_openai_completer(config, section="judge", max_tokens=1, temperature=0)
+    assert "s3cret" not in str(error.value)
 
 
-def test_a_service_that_repeats_the_key_does_not_get_it_logged(monkeypatch):
-    endpoint = Endpoint("http://host", headers={"Authorization": "Bearer s3cret"})
-    told = b'{"error": "Incorrect API key provided: s3cret, header Bearer s3cret"}'
-    monkeypatch.setattr("memsearcher_jax.retrieval.json_service._receive", lambda *_: (401, told))
+def test_a_key_repeated_by_a_service_is_masked(monkeypatch):
+    service = ChatService("http://host", headers={"Authorization": "Bearer s3cret"})
+    body = b'{"error": "Incorrect API key provided: s3cret, header Bearer s3cret"}'
+    monkeypatch.setattr("memsearcher_jax.retrieval.server.client._read_response", lambda *_: (401, body))
     monkeypatch.setattr("http.client.HTTPConnection.request", lambda *_: None)
-    with pytest.raises(Refused) as caught:
-        endpoint.ask("POST", "/chat/completions", {})
-    assert "Incorrect API key provided: ***" in str(caught.value)
-    assert "s3cret" not in str(caught.value)
+    with pytest.raises(RequestRejected) as error:
+        service.request("POST", "/chat/completions", {})
+    assert "Incorrect API key provided: ***" in str(error.value)
+    assert "s3cret" not in str(error.value)
 
 
-def test_the_search_service_is_for_this_machine_unless_it_is_told_otherwise():
+def test_the_search_service_listens_on_localhost_by_default():
     flags = serve_search.Serve()
     with serve_search.listen(flags.host, 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def listeners(source):
-    """Calls that open a listener, but for those that say themselves that it is for this machine."""
+    """Calls that open a listener, except those with the literal address 127.0.0.1."""
     opening = ("create_server", "bind", "HTTPServer", "start_server", "uvicorn.run")
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     opened = (call for call in calls if ast.unparse(call.func).endswith(opening))
     return [ast.unparse(call.func) for call in opened if not ast.unparse(call.args[0]).startswith("('127.0.0.1', ")]
 
 
-def test_nothing_else_listens():
-    """A listener whose address can be chosen is opened in one place, whose default is above."""
+def test_only_the_search_service_listens_on_a_configurable_address():
+    """The test above checks its default address."""
     assert listeners("socket.bind(('', 0))\nHTTPServer(('127.0.0.1', port), Handler)") == ["socket.bind"]
-    found = {path.name: listeners(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert {name: calls for name, calls in found.items() if calls} == {"serve_search.py": ["socket.create_server"]}
+    calls_by_file = {path.name: listeners(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {name: calls for name, calls in calls_by_file.items() if calls} == {
+        "serve_search.py": ["socket.create_server"]
+    }

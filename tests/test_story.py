@@ -1,27 +1,30 @@
-"""The story of DESIGN, section 1, from end to end: a question goes in, other weights come out."""
+"""End-to-end training: rollouts, updates, checkpoints, metrics and resumption."""
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from cli import load_preset
 
 from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.trajectories import Scored, read_trajectories
-from memsearcher_jax.rl import build, run_folder, score, source, start
+from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.rl import init_state, reward_fn, setup
 from memsearcher_jax.rl.loop import train
+from memsearcher_jax.runtime import load_weights, run_dir
 from memsearcher_jax.training import checkpoint
+from memsearcher_jax.types import ScoredTrajectory
 
 
 def small(steps: int, **rl) -> RunConfig:
-    """The nano preset with less of everything, over eight devices."""
+    """A smaller nano preset on eight devices."""
     nano = load_preset("nano")
     return check(
         replace(
@@ -29,112 +32,196 @@ def small(steps: int, **rl) -> RunConfig:
             model=replace(nano.model, vocab_size=1_536, embed_size=32, ffn_size=64, head_size=8),
             mesh=MeshConfig(data=2, fsdp=2, tensor=2),
             agent=replace(
-                nano.agent, max_turns=2, reply_tokens=8, memory_tokens=32, observation_tokens=64, max_calls=1
+                nano.agent, max_turns=2, completion_tokens=8, memory_tokens=32, observation_tokens=64, max_calls=1
             ),
-            sampling=replace(nano.sampling, slots=8, tensor=2, context_tokens=384, decode_tokens=8),
-            training=replace(nano.training, row_tokens=384, rows_per_update=4, logit_chunk=128),
-            rl=replace(nano.rl, steps=steps, problems=4, rollouts=3, checkpoint_every=2, **rl),
-            evaluation=replace(nano.evaluation, questions=5),
+            sampling=replace(nano.sampling, slots=8, tensor=2, context_tokens=384, decode_steps_per_call=8),
+            training=replace(nano.training, seq_len=384, minibatch_rows=4, logit_chunk=128),
+            rl=replace(nano.rl, steps=steps, prompts_per_step=4, group_size=3, checkpoint_every=2, **rl),
+            evaluation=replace(nano.evaluation, max_questions=5),
         )
     )
 
 
 def run_for(config: RunConfig, out: Path, resume: bool = False):
-    """What launch/tpu_train.py does, without the command line."""
-    run = build.prepare(config, out)
-    run_folder.open_run_folder(out, config, run.tokenizer.folder)
-    begin = start.resumed(run, out) if resume else start.fresh(run)
-    writer = MetricsWriter(out, resume_step=begin.step if resume else None)
-    with writer, Progress("train", config.rl.steps, done=begin.step, stream=io.StringIO()) as progress:
-        train(run, begin, out, writer, progress)
+    """Trains as launch/tpu_train.py does, without the command line."""
+    run = setup.prepare(config, out)
+    run_dir.open_run_folder(out, config, run.tokenizer.folder)
+    state = init_state.restored_state(run, out) if resume else init_state.initial_state(run)
+    writer = MetricsWriter(out, resume_step=state.step if resume else None)
+    with writer, Progress("train", config.rl.steps, done=state.step, stream=io.StringIO()) as progress:
+        train(run, state, out, writer, progress)
     return run
 
 
-def weights_of(run, out: Path):
-    """The newest checkpoint's weights, on one device."""
-    return jax.device_get(source.load_params(out, run.config.model, run.meshes.train, "float32"))
+def newest_weights(run, out: Path):
+    """The weights of the newest checkpoint, on the host."""
+    return jax.device_get(load_weights.load_params(out, run.config.model, run.meshes.train, "float32"))
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """Three steps without a break."""
+def uninterrupted(tmp_path_factory):
+    """A run of three steps without interruption."""
     out = tmp_path_factory.mktemp("story") / "straight"
     return run_for(small(3, evaluate_every=2), out), out
 
 
-def test_a_question_goes_in_and_other_weights_come_out(straight):
-    run, out = straight
-    before = jax.device_get(start.starting_params(run))
-    after = weights_of(run, out)
-    moved = [float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
-    assert all(np.isfinite(moved))
-    assert max(moved) > 1e-4
+def test_training_changes_the_weights(uninterrupted):
+    run, out = uninterrupted
+    initial = jax.device_get(init_state.initial_params(run))
+    final = newest_weights(run, out)
+    changes = [
+        float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(initial), jax.tree.leaves(final), strict=True)
+    ]
+    assert all(np.isfinite(changes))
+    assert max(changes) > 1e-4
     assert checkpoint.latest_step(out / "checkpoints") == 3
 
 
-def test_the_numbers_of_every_step_are_written(straight):
-    _, out = straight
+def test_metrics_of_every_step_are_written(uninterrupted):
+    _, out = uninterrupted
     steps = read_metrics(out / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
     for step in steps:
-        assert {"reward", "exact_match", "turns", "kl", "entropy", "seconds/rollout", "tokens_per_second"} <= set(step)
+        assert {"reward", "exact_match", "turns", "kl", "entropy", "time/rollout", "tokens_per_second"} <= set(step)
         assert sum(value for name, value in step.items() if name.startswith("stop/")) == pytest.approx(1)
-        assert step["logprob_difference_max"] < 1e-4
+        assert step["logprob_diff_max"] < 1e-4
     assert steps[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert steps[2]["kl"] > 0
     assert ["test/reward" in step for step in steps] == [False, True, False]
 
 
-def test_the_trajectories_of_every_step_are_kept(straight):
-    run, out = straight
+def test_trajectories_of_every_step_are_stored(uninterrupted):
+    run, out = uninterrupted
     for path in sorted((out / "trajectories").iterdir()):
-        kept = list(read_trajectories(path))
-        assert len(kept) == 12
-        for one in kept:
-            (context, *_) = one.trajectory.contexts
-            opening = run.tokenizer.prompt(run.prompts.opening(one.trajectory.problem.question))
-            assert context.ids[: len(opening)] == sum(opening.parts, ())
-            assert one.reward == score.scored(one.trajectory).reward
+        trajectories = list(read_trajectories(path))
+        assert len(trajectories) == 12
+        for scored in trajectories:
+            (context, *_) = scored.trajectory.contexts
+            opening = sum(run.tokenizer.prompt(run.prompts.initial_prompt(scored.trajectory.problem.question)), ())
+            assert context.ids[: len(opening)] == opening
+            assert scored.reward == reward_fn.score_answer(scored.trajectory).reward
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(straight, tmp_path):
-    """Bit for bit: the same problems, the same draws, the same weights, the same numbers."""
-    run, out = straight
+def test_a_resumed_run_equals_an_uninterrupted_run(uninterrupted, tmp_path):
+    """Problems, samples, weights and metrics are bit-identical."""
+    run, out = uninterrupted
     run_for(small(2, evaluate_every=2), tmp_path / "run")
     run_for(small(3, evaluate_every=2), tmp_path / "run", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, weights_of(run, out), weights_of(run, tmp_path / "run"))
+    jax.tree.map(np.testing.assert_array_equal, newest_weights(run, out), newest_weights(run, tmp_path / "run"))
     for ours, theirs in zip(
         read_metrics(out / "metrics.jsonl"), read_metrics(tmp_path / "run" / "metrics.jsonl"), strict=True
     ):
-        timed = ("seconds/", "tokens_per_second")
+        timed = ("time/", "tokens_per_second")
         assert {k: v for k, v in ours.items() if not k.startswith(timed)} == {
             k: v for k, v in theirs.items() if not k.startswith(timed)
         }
 
 
-def test_a_run_folder_is_complete_in_itself(straight):
-    run, out = straight
-    assert run_folder.read_run_config(out) == run.config
-    assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+def carrying(steps: int) -> RunConfig:
+    config = small(steps, carry_over=1)
+    return check(replace(config, training=replace(config.training, old_logprobs="sampler")))
 
 
 @pytest.mark.slow
-def test_the_loop_learns_what_is_rewarded(tmp_path, monkeypatch):
-    """Rewarded for common tokens, the policy says them: the whole path carries the signal, and with the right sign."""
+def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
+    """As above; the resumed run finishes trajectories that earlier steps began."""
+    run, resumed = run_for(carrying(4), tmp_path / "straight"), tmp_path / "resumed"
+    metrics = read_metrics(tmp_path / "straight" / "metrics.jsonl")
+    assert any(step["staleness"] > 0 for step in metrics)
+    assert all({"mixed_policy", "drain_seconds", "staleness/0"} <= set(step) for step in metrics)
+    shutil.copytree(tmp_path / "straight", resumed)
+    for step in sorted((resumed / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(step)
+    assert checkpoint.latest_step(resumed / "checkpoints") == 2
+    run_for(carrying(4), resumed, resume=True)
+    jax.tree.map(
+        np.testing.assert_array_equal, newest_weights(run, tmp_path / "straight"), newest_weights(run, resumed)
+    )
 
-    def rewarded(trajectory):
-        said = [id for one in trajectory.contexts for id, own in zip(one.ids, one.sampled, strict=True) if own]
-        return Scored(trajectory, float(np.mean([id < 300 for id in said])), "", {"exact_match": 0.0})
 
-    monkeypatch.setattr(score, "scored", rewarded)
+def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
+    """The run in model.path may go on; its newest checkpoint is then another one."""
+    source, out = shutil.copytree(uninterrupted[1], tmp_path / "source"), tmp_path / "run"
+    config = small(1)
+    config = replace(config, model=replace(config.model, path=str(source)))
+    run = run_for(config, out)
+    initial = newest_weights(run, source)
+    run_for(small(4, evaluate_every=2), source, resume=True)
+    resumed = init_state.restored_state(setup.prepare(config, out), out)
+    assert resumed.initial_step == 3 and checkpoint.latest_step(source / "checkpoints") == 4
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.trainer.reference_params), initial)
+    shutil.rmtree(source / "checkpoints" / "3")
+    with pytest.raises(FileNotFoundError, match=r"source/checkpoints no longer holds step 3, only 4: raise rl.keep"):
+        init_state.restored_state(setup.prepare(config, out), out)
+
+
+def test_a_run_folder_contains_config_and_tokenizer(uninterrupted):
+    run, out = uninterrupted
+    assert run_dir.read_run_config(out) == run.config
+    assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+
+
+def with_adapters(steps: int, base: Path) -> RunConfig:
+    config = small(steps)
+    targets = ("q_proj", "v_proj", "down_proj")
+    return check(replace(config, model=replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)))
+
+
+def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
+    """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
+    run, source = uninterrupted
+    base = tmp_path / "base"
+    load_weights.export(source, run.config.model, base, "float32", run.tokenizer.folder, (), 10**9)
+    run = run_for(with_adapters(3, base), tmp_path / "straight")
+    run_for(with_adapters(2, base), tmp_path / "resumed")
+    run_for(with_adapters(3, base), tmp_path / "resumed", resume=True)
+    merged = newest_weights(run, tmp_path / "straight")
+    jax.tree.map(np.testing.assert_array_equal, merged, newest_weights(run, tmp_path / "resumed"))
+
+    frozen = jax.device_get(init_state.initial_params(run))
+    changed = {name for name, x in merged["layers"].items() if (x != frozen["layers"][name]).any()}
+    assert changed == {"wq", "wv", "down"}
+    np.testing.assert_array_equal(merged["embed"], frozen["embed"])
+    steps = read_metrics(tmp_path / "straight" / "metrics.jsonl")
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6) and steps[2]["kl"] > 0
+    assert all(step["logprob_diff_max"] < 1e-4 for step in steps), "the sampler has the merged weights"
+
+    apart, hf = tmp_path / "apart", tmp_path / "hf"
+    apart.mkdir()
+    assert load_weights.export_adapters(tmp_path / "straight", apart) == str(base)
+    load_weights.export(tmp_path / "straight", run.config.model, hf, "float32", run.tokenizer.folder, (), 10**9)
+    for model in (
+        replace(run.config.model, path=str(hf), lora_rank=0),
+        replace(run.config.model, path=str(base), adapter=str(apart), lora_rank=0),
+    ):
+        loaded = jax.device_get(load_weights.load_params(model.path, model, run.meshes.train, "float32"))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merged)
+    with pytest.raises(ValueError, match=r"model.lora_rank is 8, and 4 in model.adapter"):
+        load_weights.check_weights(base, replace(run.config.model, adapter=str(apart), lora_rank=8))
+
+
+@pytest.mark.slow
+def test_training_increases_the_reward(tmp_path, monkeypatch):
+    """A reward for token ids below 300 increases their frequency, so the advantages have the right sign end to end."""
+
+    def reward_small_ids(trajectory, *_):
+        sampled_ids = [
+            id
+            for context in trajectory.contexts
+            for id, sampled in zip(context.ids, context.sampled, strict=True)
+            if sampled
+        ]
+        return ScoredTrajectory(trajectory, float(np.mean([id < 300 for id in sampled_ids])), "", {"exact_match": 0.0})
+
+    monkeypatch.setattr(reward_fn, "score_answer", reward_small_ids)
     config = small(12, save_trajectories=False)
     config = replace(
         config,
         mesh=MeshConfig(data=1, fsdp=8, tensor=1),
-        agent=replace(config.agent, reply_tokens=4),
+        agent=replace(config.agent, completion_tokens=4),
         sampling=replace(config.sampling, slots=32, tensor=1),
-        training=replace(config.training, rows_per_update=8, learning_rate=3e-2, entropy_coefficient=0.0),
-        rl=replace(config.rl, problems=8, rollouts=8, checkpoint_every=12),
+        training=replace(config.training, minibatch_rows=8, learning_rate=3e-2, entropy_coefficient=0.0),
+        rl=replace(config.rl, prompts_per_step=8, group_size=8, checkpoint_every=12),
     )
     run_for(config, tmp_path / "run")
     rewards = [step["reward"] for step in read_metrics(tmp_path / "run" / "metrics.jsonl")]

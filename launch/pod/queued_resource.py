@@ -1,145 +1,136 @@
-"""Starts a run on TPU VMs (v4 to v6e): asks for them in the queue, runs one command on all of them, gives them back.
+"""Starts a run on TPU VMs (v4 to v6e): requests slices, runs one command on all of their VMs, and deletes them.
 
 python launch/pod/queued_resource.py create NAME --zone ZONE --topology v6e:4x8 --provisioning spot
 python launch/pod/queued_resource.py status NAME --zone ZONE
 python launch/pod/queued_resource.py ssh NAME --zone ZONE -- sudo docker run --detach ... IMAGE --config qwen7b ...
 python launch/pod/queued_resource.py delete NAME --zone ZONE
 
-Each calls gcloud once. --dry-run prints the call as a shell would be told it, and runs nothing.
+Each action runs gcloud once. --dry_run prints the command, quoted for a shell, without running it.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # where the other commands are
-
-import argparse
-import math
 import re
 import shlex
-import subprocess
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-import cli
+import tyro
 
-TPUS = Path(__file__).with_name("tpus.toml")
+from memsearcher_jax.launch import cli
+from memsearcher_jax.launch.pod.tpu_slices import find_slice
+
 GCLOUD = ("gcloud", "compute", "tpus")
+INSTALL_HINT = "see cloud.google.com/sdk, or print the command with --dry_run"
 PROVISIONING = {"on_demand": (), "spot": ("--spot",), "reserved": ("--reserved",)}
 
 
 @dataclass(frozen=True)
-class Accelerator:
-    """One slice as the TPU API knows it."""
+class Request:
+    """A request for slices, by its name."""
 
-    type: str  # such as v6e-32; v4 and v5p count cores, two of a chip, the others chips
-    runtime_version: str
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Name of the request and of a single slice."""
+    zone: str
+    """Zone, such as us-east5-b."""
+    project: str = ""
+    """Google Cloud project. Default: gcloud's."""
+    dry_run: bool = False
+    """Print the command and run nothing."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name):
+            raise ValueError(f"NAME {self.name!r}: use lower-case letters, digits and hyphens, first a letter")
+        if getattr(self, "slices", 1) < 1:
+            raise ValueError("--slices must be at least 1")
+
+    def arguments(self) -> list[str]:
+        """Arguments of every gcloud command."""
+        return [self.name, f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
+
+
+@dataclass(frozen=True)
+class Create(Request):
+    """Request slices."""
+
+    topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = tyro.MISSING
+    """Slice, such as v6e:4x8."""
+    slices: int = 1
+    """Number of slices."""
+    provisioning: Literal["on_demand", "spot", "reserved"] = "on_demand"
+    """Kind of capacity."""
+    valid_until: Annotated[str, tyro.conf.arg(metavar="DURATION")] = ""
+    """Give up after this time, such as 6h."""
+    runtime_version: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """Software of the VMs. Default: that of the TPU generation."""
+
+    def command(self) -> list[str]:
+        slice_ = find_slice(self.topology)
+        if not slice_.accelerator_type:
+            raise ValueError(f"--topology {self.topology}: only GKE has it, see launch/pod/jobset.py")
+        nodes = [f"--node-count={self.slices}", f"--node-prefix={self.name}"]
+        return [
+            *("queued-resources", "create", *self.arguments()),
+            f"--accelerator-type={slice_.accelerator_type}",
+            f"--runtime-version={self.runtime_version or slice_.runtime_version}",
+            *([f"--node-id={self.name}"] if self.slices == 1 else nodes),
+            *PROVISIONING[self.provisioning],
+            *([f"--valid-until-duration={self.valid_until}"] if self.valid_until else []),
+        ]
+
+
+@dataclass(frozen=True)
+class Status(Request):
+    """Print the state of the request."""
+
+    def command(self) -> list[str]:
+        return ["queued-resources", "describe", *self.arguments(), "--format=value(state.state)"]
+
+
+@dataclass(frozen=True)
+class Delete(Request):
+    """Delete the slices and end their programs."""
+
+    def command(self) -> list[str]:
+        # Without --force gcloud refuses while there are VMs. It asks before it deletes.
+        return ["queued-resources", "delete", *self.arguments(), "--force"]
+
+
+@dataclass(frozen=True)
+class Ssh(Request):
+    """Run the words after --, a program and its arguments, on every VM of every slice at the same time."""
+
+    slices: int = 1
+    """Number of slices of the request."""
+
+    def command(self) -> list[str]:
+        if self.slices == 1:
+            return ["tpu-vm", "ssh", *self.arguments(), "--worker=all"]
+        return ["queued-resources", "ssh", *self.arguments(), "--node=all", "--worker=all"]
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, remote = cli.cut(argv)
-        flags = parser().parse_args(ours)
-        command = gcloud(flags, remote)
-        if flags.dry_run:
+        ours, remote = cli.split_passthrough(argv)
+        action: Create | Status | Ssh | Delete = cli.parse_flags(Create | Status | Ssh | Delete, ours)  # type: ignore
+        command = gcloud(action, remote)
+        if action.dry_run:
             print(shlex.join(command))
         else:
-            run(command)
+            cli.run_program(command, install_hint=INSTALL_HINT)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = cli.Parser(prog="queued_resource.py", description=__doc__.split("\n")[0], allow_abbrev=False)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="create|status|ssh|delete")
-    for name, what in (
-        ("create", "ask for slices"),
-        ("status", "say how the request stands"),
-        ("ssh", "run what stands after --, program and arguments, on every VM of every slice at the same time"),
-        ("delete", "give the slices back, and end what runs there"),
-    ):
-        action = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
-        action.add_argument("name", metavar="NAME", help="of the request; a single slice is called the same")
-        action.add_argument("--zone", required=True, help="such as us-east5-b")
-        action.add_argument("--project", help="without it: gcloud's own")
-        action.add_argument("--dry-run", action="store_true", help="print what would run and run nothing")
-        if name in ("create", "ssh"):
-            action.add_argument("--slices", type=int, default=1, help="how many there are")
-        if name == "create":
-            action.add_argument("--topology", required=True, metavar="NAME", help="slice, such as v6e:4x8")
-            action.add_argument("--provisioning", choices=list(PROVISIONING), default="on_demand")
-            action.add_argument("--valid_until", metavar="DURATION", help="give up after so long, such as 6h")
-            action.add_argument("--runtime_version", metavar="NAME", help="without it: that of the generation")
-    return parser
-
-
-def gcloud(flags: argparse.Namespace, remote: Sequence[str]) -> list[str]:
-    """The call that the flags mean; `remote` is the command for the VMs. Raises ValueError in one line."""
-    if bool(remote) != (flags.action == "ssh"):
-        raise ValueError("ssh needs a command after --" if not remote else f"{flags.action} takes nothing after --")
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", flags.name):
-        raise ValueError(f"NAME {flags.name!r}: use lower-case letters, digits and hyphens, first a letter")
-    if getattr(flags, "slices", 1) < 1:
-        raise ValueError(f"--slices is {flags.slices}: it must be at least 1")
-    where = [f"--zone={flags.zone}", *([f"--project={flags.project}"] if flags.project else [])]
-    match flags.action:
-        case "create":
-            return [*GCLOUD, "queued-resources", "create", flags.name, *where, *request(flags)]
-        case "status":
-            shown = "--format=value(state.state)"
-            return [*GCLOUD, "queued-resources", "describe", flags.name, *where, shown]
-        case "delete":
-            # Without --force gcloud refuses while there are VMs. It asks before it deletes.
-            return [*GCLOUD, "queued-resources", "delete", flags.name, *where, "--force"]
-        case "ssh":
-            kind = ["tpu-vm", "ssh"] if flags.slices == 1 else ["queued-resources", "ssh"]
-            nodes = [] if flags.slices == 1 else ["--node=all"]
-            return [*GCLOUD, *kind, flags.name, *where, *nodes, "--worker=all", f"--command={shlex.join(remote)}"]
-
-
-def request(flags: argparse.Namespace) -> list[str]:
-    """What is asked for, as flags of `queued-resources create`."""
-    accelerator = find_accelerator(flags.topology)
-    single = flags.slices == 1
-    return [
-        f"--accelerator-type={accelerator.type}",
-        f"--runtime-version={flags.runtime_version or accelerator.runtime_version}",
-        *([f"--node-id={flags.name}"] if single else [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]),
-        *PROVISIONING[flags.provisioning],
-        *([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else []),
-    ]
-
-
-def find_accelerator(name: str) -> Accelerator:
-    """The accelerator type of a slice. Raises ValueError that lists the known slices."""
-    tpus = tomllib.loads(TPUS.read_text(encoding="utf-8"))
-    known = [
-        f"{generation}:{topology}"
-        for generation, facts in tpus.items()
-        if "accelerator" in facts
-        for machine in facts["machines"]
-        for topology in machine["topologies"]
-    ]
-    generation, _, topology = name.partition(":")
-    if generation in tpus and "accelerator" not in tpus[generation]:
-        raise ValueError(f"--topology {name}: {generation} comes with GKE only, see launch/pod/jobset.py")
-    if name not in known:
-        raise ValueError(f"--topology {name} is none of {', '.join(known)}")
-    facts, chips = tpus[generation], math.prod(int(length) for length in topology.split("x"))
-    return Accelerator(f"{facts['accelerator']}-{chips * facts['cores_per_chip']}", facts["runtime_version"])
-
-
-def run(command: Sequence[str]) -> None:
-    """Calls gcloud, and ends with its exit status if it fails. Raises OSError if there is none."""
-    try:
-        status = subprocess.run(command, check=False).returncode
-    except FileNotFoundError as error:
-        raise OSError("gcloud is not installed: see cloud.google.com/sdk, or read the call by --dry-run") from error
-    if status:
-        raise SystemExit(status)
+def gcloud(action: Create | Status | Ssh | Delete, remote: Sequence[str]) -> list[str]:
+    """The gcloud command; `remote` is the command for the VMs. Raises ValueError in one line."""
+    command = [*GCLOUD, *action.command()]
+    if isinstance(action, Ssh):
+        if not remote:
+            raise ValueError("ssh needs a command after --")
+        return [*command, f"--command={shlex.join(remote)}"]
+    if remote:
+        raise ValueError(f"{type(action).__name__.lower()} takes nothing after --")
+    return command
 
 
 if __name__ == "__main__":

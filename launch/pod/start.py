@@ -1,8 +1,8 @@
-"""The first program of a pod: raises the limit of locked memory as far as it may, and becomes launch/tpu_train.py.
+"""The entry point of a pod: raises the limit of locked memory, then replaces itself with launch/tpu_train.py.
 
-The TPU's driver moves data to and from locked memory, and a container that is not privileged begins with too little of
-it: cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Without a shell in between, so that SIGTERM
-reaches the trainer.
+The TPU driver needs more locked memory than a container without privileges has by default:
+cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. There is no shell in between, so that the trainer
+gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TRAINER = Path(__file__).resolve().parents[1] / "tpu_train.py"
-NEEDED = 64 << 30  # bytes; what Google's page names
+NEEDED = 64 << 30  # bytes, from Google's page
 
 
 def main(argv: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def raise_locked_memory() -> None:
-    """As high as this process may; says so on stderr where that is less than the driver needs."""
+    """Raises the limit as far as allowed; prints a warning if that is less than the driver may need."""
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -31,7 +31,7 @@ def raise_locked_memory() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
         if hard != resource.RLIM_INFINITY and hard < NEEDED:
             print(
-                f"locked memory is limited to {hard:,} bytes and a TPU's driver may need {NEEDED:,}: "
+                f"locked memory is limited to {hard:,} bytes and the TPU driver may need {NEEDED:,}: "
                 "add the capability SYS_RESOURCE",
                 file=sys.stderr,
                 flush=True,

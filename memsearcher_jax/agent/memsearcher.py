@@ -1,67 +1,76 @@
-"""The MemSearcher workflow: every turn is a fresh context that knows the question and a memory, nothing else.
+"""The MemSearcher workflow: the context of every turn holds the question and a memory, and nothing else.
 
-A turn thinks and either answers in a box, which ends the trajectory, or searches, reads what came back and rewrites
-the memory for the next turn. (MemSearcher, section 3.)
+A turn thinks, then either answers in a box, which ends the trajectory, or searches, reads the results and rewrites the
+memory for the next turn. (MemSearcher, section 3.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.memory import Memory
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
-from memsearcher_jax.agent.tools import use_tools
-from memsearcher_jax.agent.types import AgentConfig, Finish, Outcome, Ruler, Say, Stop, Turn, Workflow
-
-STOP_AFTER = {
-    Finish.LENGTH: Stop.CUT_OFF,
-    Finish.MARKUP: Stop.FORGED_TURN,
-    Finish.NO_ROOM: Stop.CONTEXT_FULL,
-}
-"""Generations that end the trajectory, whatever they said."""
+from memsearcher_jax.agent.tools import run_tool_calls
+from memsearcher_jax.types import FinishReason, Generate, Outcome, StopReason, TokenCounter, Turn, Workflow
 
 
-def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, ruler: Ruler) -> Workflow:
-    """Yields `Say` and `Find`, returns an `Outcome`. Does no I/O; raises nothing, whatever the policy says."""
-    memory = Memory(config.memory_tokens)
+@dataclass(frozen=True)
+class BoundedMemory:
+    """A text of at most `budget` tokens, and counts of what was cut."""
+
+    budget: int
+    text: str = ""
+    tokens: int = 0  # of `text`
+    cuts: int = 0  # rewrites that were over the budget
+    tokens_cut: int = 0  # tokens over the budget, summed over rewrites
+
+    def rewrite(self, text: str, token_counter: TokenCounter) -> BoundedMemory:
+        """A memory that holds `text` instead, cut at the budget."""
+        tokens = token_counter.count(text)
+        excess = tokens - self.budget
+        if excess <= 0:
+            return replace(self, text=text, tokens=tokens)
+        text = token_counter.clip(text, self.budget)
+        tokens = token_counter.count(text)
+        return BoundedMemory(self.budget, text, tokens, self.cuts + 1, self.tokens_cut + excess)
+
+
+def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
+    """Yields `Generate` and `Search`, returns an `Outcome`. Does no I/O; no text of the policy makes it raise."""
+    memory = BoundedMemory(config.memory_tokens)
     turns: list[Turn] = []
     counts = Counter(calls_ignored=0, calls_clipped=0, passages_clipped=0)
 
-    def ended(stop: Stop, turn: Turn | None = None, *, answer: str = "", error: str = "") -> Outcome:
-        done = (*turns, turn) if turn else tuple(turns)
-        kept = {"memory_tokens": memory.tokens, "memory_cuts": memory.cuts, "memory_tokens_cut": memory.tokens_cut}
-        return Outcome(stop, answer, done, {**counts, **kept}, error)
+    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
+        sizes = {"memory_tokens": memory.tokens, "memory_cuts": memory.cuts, "memory_tokens_cut": memory.tokens_cut}
+        return Outcome(stop, answer, (*turns, *last), {**counts, **sizes}, error)
 
     for _ in range(config.max_turns):
-        reply = yield Say(prompts.opening(question, memory.text), config.reply_tokens)
-        if reply.finish is Finish.NO_ROOM:
-            return ended(Stop.CONTEXT_FULL)
-        turn = Turn(memory.text, reply.text)
-        if reply.finish in STOP_AFTER:
-            return ended(STOP_AFTER[reply.finish], turn)
+        completion = yield Generate(prompts.initial_prompt(question, memory.text), config.completion_tokens)
+        if completion.finish is FinishReason.CONTEXT_FULL:
+            return outcome(StopReason.CONTEXT_FULL)
+        turn = Turn(memory.text, completion.text)
+        bodies = protocol.tool_calls(completion.text)
+        if completion.finish is not FinishReason.STOP or not bodies:
+            stop, answer = protocol.final_answer(completion)
+            return outcome(stop, turn, answer=answer)
 
-        bodies = protocol.tool_calls(reply.text)
-        if not bodies:
-            answer = protocol.boxed_answer(protocol.THINK + reply.text)
-            return ended(Stop.NO_ANSWER, turn) if answer is None else ended(Stop.ANSWERED, turn, answer=answer)
-
-        used = yield from use_tools(bodies, config=config, prompts=prompts, ruler=ruler)
+        used = yield from run_tool_calls(bodies, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
-        turn = replace(turn, calls=used.calls, queries=used.queries, found=used.found, observation=used.observation)
+        turn = used.add_to(turn)
         if used.error and config.on_search_error == "stop":
-            return ended(Stop.SEARCH_FAILED, turn, error=used.error)
+            return outcome(StopReason.SEARCH_FAILED, turn, error=used.error)
 
-        reply = yield Say(prompts.extension(used.message, think=False), config.reply_tokens)
-        turn = replace(turn, rewrite=reply.text)
-        if reply.finish in STOP_AFTER:
-            return ended(STOP_AFTER[reply.finish], turn)
-
-        rewritten = protocol.memory(reply.text)
+        completion = yield Generate(prompts.continuation(used.message, think=False), config.max_rewrite_tokens)
+        turn = replace(turn, rewrite=completion.text)
+        if completion.finish is not FinishReason.STOP:
+            return outcome(protocol.STOP_REASONS[completion.finish], turn)
+        rewritten = protocol.memory(completion.text)
         if not rewritten:
-            return ended(Stop.BAD_MEMORY, turn)
-        memory = memory.rewrite(rewritten if config.remember else "", ruler)
+            return outcome(StopReason.BAD_MEMORY, turn)
+        memory = memory.rewrite(rewritten if config.carry_memory else "", token_counter)
         turns.append(replace(turn, new_memory=memory.text))
 
-    return ended(Stop.MAX_TURNS)
+    return outcome(StopReason.MAX_TURNS)

@@ -1,19 +1,20 @@
-r"""The wording of the conversation, in template files that a user may replace.
+r"""Prompts of the search workflows, from template files that a user may replace.
 
 A template set is a folder with five UTF-8 text files:
 
-    file             slots                    is
+    file             slots                    content
     system.txt                                the system message: rules, tools, tags
     turn.txt         {{question}} {{memory}}  the user message that opens a context
-    passage.txt      {{contents}}             one passage; a call's passages follow each other and are then stripped
-    response.txt     {{call}} {{result}}      the answer to one tool call
-    observation.txt  {{responses}}            the user message after tool calls, around all answers
+    passage.txt      {{contents}}             one passage; the passages of a call are concatenated and stripped
+    response.txt     {{call}} {{result}}      the response to one tool call
+    observation.txt  {{responses}}            the user message after tool calls, around all responses
 
-Not every workflow needs all of it. A set for react has no {{memory}} in turn.txt, one for rag has {{passages}} in its
-place and lacks response.txt and observation.txt, one for direct is system.txt and turn.txt with {{question}} alone.
-The files of a set for memalpha are those of `FILES`; agent/memalpha_prompts.py says what they are.
-Each slot stands in its file once, in this order. The last newline of a file is not part of the text. The chat markup
-around the messages and the `<think>` that opens a reply are added here, so a set holds words only.
+Some workflows need fewer files: a set for react has no {{memory}} in turn.txt; a set for rag has {{passages}} instead,
+and neither response.txt nor observation.txt; a set for direct is system.txt and turn.txt with {{question}} alone.
+`TEMPLATE_SLOTS` lists the files of the sets for search_r1 and memalpha, which agent/search_r1.py and
+agent/memalpha/prompts.py describe.
+Every slot occurs once in its file, in this order. The last newline of a file is not part of the text. The chat markup
+around the messages and the `<think>` that opens a reply are added here, so template files contain no markup.
 """
 
 from __future__ import annotations
@@ -24,14 +25,23 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TypeVar
 
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.protocol import THINK
-from memsearcher_jax.agent.types import AgentConfig, Piece, Prompt, Ruler
+from memsearcher_jax.types import Passage, Prompt, TextSpan, TokenCounter
 
 _CALLS = {"passage": ("contents",), "response": ("call", "result"), "observation": ("responses",)}
-FILES: dict[str, dict[str, tuple[str, ...]]] = {
+TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
     "memsearcher": {"system": (), "turn": ("question", "memory"), **_CALLS},
     "react": {"system": (), "turn": ("question",), **_CALLS},
+    "search_r1": {
+        "system": (),
+        "turn": ("question",),
+        "passage": ("number", "title", "text"),
+        "observation": ("passages",),
+        "invalid": (),
+    },
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
     "memalpha": {
@@ -46,7 +56,7 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "prefixes": (),
     },
 }
-"""The files of each workflow's sets, and their slots."""
+"""The template files of each workflow, and their slots."""
 
 _SLOT = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _MARKUP = re.compile(r"<\|\w+\|>")
@@ -57,11 +67,14 @@ ASSISTANT = "<|im_start|>assistant\n"
 END = "<|im_end|>\n"
 
 
+PromptSet = TypeVar("PromptSet", bound="Prompts")
+
+
 @dataclass(frozen=True)
 class Prompts:
-    """One template set. Each tuple holds the template's texts around its slots, so one more than it has slots.
+    """One template set. A tuple holds the texts around the slots of a template, so one more than it has slots.
 
-    Those that a workflow does not use are empty.
+    Templates that the workflow does not use are empty.
     """
 
     system: str
@@ -70,83 +83,97 @@ class Prompts:
     response: tuple[str, ...] = ("", "", "")
     observation: tuple[str, ...] = ("", "")
 
-    def opening(self, question: str, memory: str = "") -> Prompt:
-        """A fresh context, up to and including the `<think>` that opens the reply; of rag, `memory` is the passages."""
+    def initial_prompt(self, question: str, memory: str = "") -> Prompt:
+        """The prompt of a fresh context, up to and including `<think>`. With rag, `memory` is the passages."""
+        return self._prompt(question, memory, THINK)
+
+    def _prompt(self, question: str, memory: str, reply_start: str) -> Prompt:
         before, *bridge, after = self.turn
         return Prompt(
-            prefix=f"{SYSTEM}{self.system}{END}{USER}{before}",
-            question=question,
-            bridge="".join(bridge),
-            memory=memory,
-            suffix=f"{after}{END}{ASSISTANT}{THINK}",
+            (
+                TextSpan(f"{SYSTEM}{self.system}{END}{USER}{before}", True, "prefix"),
+                TextSpan(question, False, "question"),
+                TextSpan("".join(bridge), True, "bridge"),
+                TextSpan(memory, False, "memory"),
+                TextSpan(f"{after}{END}{ASSISTANT}{reply_start}", True, "suffix"),
+            )
         )
 
-    def message(self, answers: Sequence[tuple[str, str]]) -> tuple[Piece, ...]:
-        """The user message that shows (call, result) pairs: template text is trusted, theirs is not."""
+    def show_passage(self, number: int, passage: Passage) -> tuple[str, str, str]:
+        """(text before, contents, text after) of a result's passage; numbers count from 1. The contents may be cut."""
+        return self.passage[0], passage.contents, self.passage[1]
+
+    def tool_message(self, pairs: Sequence[tuple[str, str]]) -> tuple[TextSpan, ...]:
+        """The user message that shows (call, result) pairs, which are untrusted text."""
         before, between, after = self.response
-        pieces = [Piece(self.observation[0], True)]
-        for call, result in answers:
-            pieces += [Piece(before, True), Piece(call, False), Piece(between, True), Piece(result, False)]
-            pieces += [Piece(after, True)]
-        return _joined([*pieces, Piece(self.observation[1], True)])
+        spans = [TextSpan(self.observation[0], True)]
+        for call, result in pairs:
+            spans += [TextSpan(before, True), TextSpan(call, False), TextSpan(between, True), TextSpan(result, False)]
+            spans += [TextSpan(after, True)]
+        return _merge_trusted([*spans, TextSpan(self.observation[1], True)])
 
-    def extension(self, message: Sequence[Piece], *, think: bool) -> tuple[Piece, ...]:
-        """What a context grows by after a reply: a user message and the opening of the next reply.
+    def continuation(self, message: Sequence[TextSpan], *, think: bool) -> tuple[TextSpan, ...]:
+        """The text that follows a reply: a user message, and the beginning of the next assistant message.
 
-        The reply's own end token is in the context already. `think` opens the next reply with a thought.
+        The context already holds the end token of the reply. `think` opens the next reply with `<think>`.
         """
         opening = END + ASSISTANT + (THINK if think else "")
-        return _joined([Piece("\n" + USER, True), *message, Piece(opening, True)])
+        return _merge_trusted([TextSpan("\n" + USER, True), *message, TextSpan(opening, True)])
 
-    def template_tokens(self, calls: int, ruler: Ruler) -> int:
-        """At most so many tokens of one turn's context are template: its opening, and the answers to `calls` calls."""
-        opening = self.opening("")
-        answered = self.extension(self.message([("call", "result")] * calls), think=True)
-        texts = [opening.prefix, opening.bridge, opening.suffix, *(piece.text for piece in answered if piece.trusted)]
-        return sum(ruler.count(text) for text in texts)
+    def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
+        """Maximum tokens of template text in the context of one turn with `calls` tool calls."""
+        continuation = self.continuation(self.tool_message([("call", "result")] * calls), think=True)
+        spans = (*self.initial_prompt("").segments, *continuation)
+        return sum(token_counter.count(span.text) for span in spans if span.trusted)
 
 
-def load(config: AgentConfig) -> Prompts:
-    """Reads the set that `config.prompts` names: a packaged one, or a folder (write `./name` if both exist).
+def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
+    """Reads the set that `config.prompts` names: a packaged set, or a folder (write `./name` if both exist).
 
-    Raises FileNotFoundError or ValueError with one line that names the file and what is wrong with it.
+    Raises FileNotFoundError or ValueError with one line that names the file and the problem.
     """
-    texts = texts_of(config)
+    texts = read_templates(config)
     (system,) = texts.pop("system")
-    return Prompts(system, **texts)
+    return kind(system, **texts)
 
 
-def texts_of(config: AgentConfig) -> dict[str, tuple[str, ...]]:
-    """The texts around the slots of every file of the set that `config.prompts` names. Raises as `load` does."""
+def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
+    """The texts around the slots of every file of the set that `config.prompts` names. Raises like `load`."""
     folder = _folder(config.prompts)
-    # A set of another workflow may have the right slots and the wrong words.
-    if config.prompts in packaged() and (fitting := packaged_for(config.workflow, config.prompts)) != config.prompts:
+    # A set for another workflow may have the right slots but describe other tools.
+    if (
+        config.prompts in packaged()
+        and (fitting := packaged_variant(config.workflow, config.prompts)) != config.prompts
+    ):
         raise ValueError(
             f"agent.prompts {config.prompts} is for another workflow, and agent.workflow is {config.workflow}: "
             f"choose {fitting}"
         )
     hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
-    return {name: _template(folder, f"{name}.txt", *slots, hint=hint) for name, slots in FILES[config.workflow].items()}
+    return {
+        name: _template(folder, f"{name}.txt", *slots, hint=hint)
+        for name, slots in TEMPLATE_SLOTS[config.workflow].items()
+    }
 
 
-def packaged_for(workflow: str, prompts: str) -> str:
+def packaged_variant(workflow: str, prompts: str) -> str:
     """The packaged set for `workflow` in the style of the packaged set `prompts`: for rag and "brief", "brief_rag".
 
     Raises ValueError if `prompts` is no packaged set.
     """
     if prompts not in packaged():
-        raise ValueError(f"agent.prompts {prompts!r} is a set of your own, for one workflow: name yours for {workflow}")
-    style = "_".join(word for word in prompts.split("_") if word not in FILES)
+        raise ValueError(f"agent.prompts {prompts!r} is not a packaged set: set it to your set for {workflow}")
+    style = re.sub(rf"_?({'|'.join(TEMPLATE_SLOTS)})$", "", prompts)
     if workflow == "memsearcher":
         return style or workflow
     return f"{style}_{workflow}" if style else workflow
 
 
 def with_workflow(config: AgentConfig, workflow: str) -> AgentConfig:
-    """The config with another workflow and, unless it is the same one, the packaged prompts for it."""
+    """The config with another workflow and the packaged prompts for it; unchanged if the workflow is the same."""
     if workflow == config.workflow:
         return config
-    return replace(config, workflow=workflow, prompts=packaged_for(workflow, config.prompts))
+    return replace(config, workflow=workflow, prompts=packaged_variant(workflow, config.prompts))
 
 
 def packaged() -> list[str]:
@@ -154,16 +181,18 @@ def packaged() -> list[str]:
     return sorted(folder.name for folder in _templates().iterdir() if folder.is_dir())
 
 
-def messages(prompt: Prompt) -> tuple[str, str]:
-    """The words of the system and of the user message of a fresh prompt, without markup: for other chat templates."""
-    words, role = ["", ""], 0
-    trusted = prompt.prefix, prompt.bridge, prompt.suffix.rpartition(END + ASSISTANT)[0]
-    for template, outside in zip(trusted, (prompt.question, prompt.memory, ""), strict=True):
-        before, border, after = template.partition(END + USER)
-        words[role] += before
+def chat_messages(prompt: Prompt) -> tuple[str, str]:
+    """The system and the user message of a prompt, without markup: for models with another chat template."""
+    contents, role = ["", ""], 0
+    for segment in prompt.segments:
+        if not segment.trusted:
+            contents[role] += segment.text
+            continue
+        before, border, after = segment.text.partition(END + ASSISTANT)[0].partition(END + USER)
+        contents[role] += before
         role += bool(border)
-        words[role] += after + outside
-    return words[0].removeprefix(SYSTEM), words[1]
+        contents[role] += after
+    return contents[0].removeprefix(SYSTEM), contents[1]
 
 
 def _templates() -> Traversable:
@@ -175,38 +204,36 @@ def _folder(name: str) -> Traversable:
         return _templates() / name
     if Path(name).is_dir():
         return Path(name)
-    raise FileNotFoundError(f"agent.prompts: {name!r} is no folder and no packaged set ({', '.join(packaged())})")
+    raise FileNotFoundError(f"agent.prompts: {name!r} is neither a folder nor a packaged set ({', '.join(packaged())})")
 
 
 def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tuple[str, ...]:
     """The texts of one file around its slots."""
     file = folder / name
     if not file.is_file():
-        raise FileNotFoundError(
-            f"the prompt set {folder} lacks {name}, which its workflow needs: see agent/prompts.py{hint}"
-        )
+        raise FileNotFoundError(f"the prompt set {folder} lacks {name}: see agent/prompts.py{hint}")
     try:
         text = file.read_text(encoding="utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if markup := _MARKUP.search(text):
-        raise ValueError(f"{file} holds chat markup {markup[0]}: a template has words only, markup is added to it")
-    found = tuple(_SLOT.findall(text))
-    if found != slots:
-        raise ValueError(f"{file} has {_listed(found)} but must have {_listed(slots)}{hint}")
+        raise ValueError(f"{file} contains chat markup {markup[0]}: remove it, the program adds the markup")
+    actual = tuple(_SLOT.findall(text))
+    if actual != slots:
+        raise ValueError(f"{file} has {_describe(actual)} but must have {_describe(slots)}{hint}")
     return tuple(_SLOT.split(text)[::2])
 
 
-def _listed(slots: Sequence[str]) -> str:
+def _describe(slots: Sequence[str]) -> str:
     return "the slots " + " ".join("{{" + slot + "}}" for slot in slots) if slots else "no slots"
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """The same text in as few pieces as trust allows: each is encoded apart, and a border may split a word."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        if joined and joined[-1].trusted and piece.trusted:
-            joined[-1] = Piece(joined[-1].text + piece.text, True)
-        elif piece.text:
-            joined.append(piece)
-    return tuple(joined)
+def _merge_trusted(spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
+    """Merges adjacent trusted spans: each span is encoded separately, and a border may split a token."""
+    merged: list[TextSpan] = []
+    for span in spans:
+        if merged and merged[-1].trusted and span.trusted:
+            merged[-1] = TextSpan(merged[-1].text + span.text, True)
+        elif span.text:
+            merged.append(span)
+    return tuple(merged)

@@ -1,6 +1,6 @@
-"""The tags that a policy writes, taken apart: thoughts, tool calls, memories, boxed answers.
+"""Parses the tags that a policy writes: thoughts, tool calls, memories, boxed answers.
 
-Every function here is total: whatever text a policy writes, none of them raises.
+Every function here is total: no text that a policy can write makes it raise.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from memsearcher_jax.agent.types import Query
+from memsearcher_jax.types import Completion, FinishReason, Query, StopReason
 
 THINK = "<think>"
 
@@ -16,6 +16,13 @@ CALL_UNREADABLE = "Parse tool call failed"
 ARGUMENTS_UNREADABLE = "Parse query failed"
 QUERY_INVALID = "invalid query"
 TOP_N_INVALID = "invalid top_n"
+
+STOP_REASONS = {
+    FinishReason.LENGTH: StopReason.CUT_OFF,
+    FinishReason.FORGED_TURN: StopReason.FORGED_TURN,
+    FinishReason.CONTEXT_FULL: StopReason.CONTEXT_FULL,
+}
+"""The finish reasons that end a trajectory, whatever the text of the completion."""
 
 # An open thought hides the rest of the text: a generation starts inside one, because the prompt opens it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -25,67 +32,84 @@ _BOX = "\\boxed"
 
 
 def tool_calls(text: str) -> list[str]:
-    """The stripped bodies of all `<tool_call>` pairs, in order; [] where the tags do not pair up."""
+    """The stripped bodies of all `<tool_call>` pairs, in order; [] if the tags are not balanced."""
     return _bodies(text, "tool_call")
 
 
 def memory(text: str) -> str:
-    """The stripped body of the first `<memory>` pair; "" where there is none or the tags do not pair up."""
+    """The stripped body of the first `<memory>` pair; "" if there is none or the tags are not balanced."""
     return next(iter(_bodies(text, "memory")), "")
 
 
 def without_thoughts(text: str) -> str:
-    """`text` less every `<think>` part; a thought that is never closed reaches to the end."""
+    """`text` without its `<think>` spans; an unclosed thought extends to the end."""
     return _THOUGHT.sub("", text)
 
 
 def boxed_answer(text: str) -> str | None:
-    """What the last box outside `<think>` holds, or None. `text` includes the `<think>` that the prompt opened."""
+    """The content of the last box outside `<think>`, or None. `text` includes the `<think>` that the prompt opened."""
     return last_box(without_thoughts(text))
 
 
-def last_box(text: str) -> str | None:
-    r"""What the last `\boxed{...}` of `text` holds, or None if there is none or it is never closed.
+def final_answer(completion: Completion) -> tuple[StopReason, str]:
+    """The stop reason and the answer of a trajectory that ends with this completion."""
+    if completion.finish in STOP_REASONS:
+        return STOP_REASONS[completion.finish], ""
+    answer = boxed_answer(THINK + completion.text)
+    return (StopReason.NO_ANSWER, "") if answer is None else (StopReason.ANSWERED, answer)
 
-    Quirk of the original: a `\boxed` followed by a space takes precedence wherever it stands, and holds all up to
-    the next `$` or the end.
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` of `text`, or None if there is none or it is never closed.
+
+    As in the original, a `\boxed` followed by a space takes precedence at any position, and its content extends to the
+    next `$` or the end.
     """
     _, spaced, rest = text.rpartition(_SPACED_BOX)
     if spaced:
         return rest.partition("$")[0]
-    _, found, rest = text.rpartition(_BOX)
-    if not found or not rest.startswith("{"):
-        return None
-    depth = 0
-    for position, character in enumerate(rest):
+    _, box, rest = text.rpartition(_BOX)
+    return until_closing_brace(rest[1:]) if box and rest.startswith("{") else None
+
+
+def until_closing_brace(text: str) -> str | None:
+    """`text` up to the brace that closes the one before `text`, or None if it is never closed."""
+    depth = 1
+    for position, character in enumerate(text):
         depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return rest[1:position]
+            return text[:position]
     return None
 
 
 def parse_call(body: str, *, default_top_n: int, max_top_n: int) -> Query | str:
-    """The query of one tool call, or one line that tells the policy what is wrong with the call.
+    """The query of one tool call, or a one-line error message for the policy.
 
-    The function's name is not checked, as in the original. `top_n` is at least 1; more than `max_top_n` gives that.
+    As in the original, the function's name is not checked. A `top_n` below 1 is an error; it is capped at `max_top_n`.
     """
-    arguments = _arguments(body)
-    if isinstance(arguments, str):
-        return arguments
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return CALL_UNREADABLE
+    if not isinstance(call, dict) or "arguments" not in call:
+        return CALL_UNREADABLE
+    arguments = call["arguments"]
+    if not isinstance(arguments, dict):
+        return ARGUMENTS_UNREADABLE
     query, top_n = arguments.get("query"), arguments.get("top_n")
     if not isinstance(query, str) or not query.strip():
         return QUERY_INVALID
     if top_n is None:
         top_n = default_top_n
-    # bool is an int in Python, but `true` is no number of passages
+    # bool is a subclass of int
     if not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1:
         return TOP_N_INVALID
-    # JSON may escape half of a surrogate pair, which no encoder behind this point accepts
+    # JSON may escape half of a surrogate pair, which no encoder downstream accepts
     return Query(query.encode("utf-8", "replace").decode("utf-8"), min(top_n, max_top_n))
 
 
 def is_json(text: str) -> bool:
-    """Whether `text` is JSON that this interpreter can read; nesting beyond its depth limit is not."""
+    """Whether `text` is JSON; nesting beyond the interpreter's recursion limit does not count."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -93,18 +117,8 @@ def is_json(text: str) -> bool:
     return True
 
 
-def _arguments(body: str) -> dict | str:
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return CALL_UNREADABLE
-    if not isinstance(call, dict) or "arguments" not in call:
-        return CALL_UNREADABLE
-    return call["arguments"] if isinstance(call["arguments"], dict) else ARGUMENTS_UNREADABLE
-
-
 def _bodies(text: str, tag: str) -> list[str]:
-    """Bodies from each opening tag to the next closing one, provided that n-th opening stands before n-th closing."""
+    """The text between each opening tag and the next closing tag, if every n-th opening precedes the n-th closing."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     opens = [match.start() for match in re.finditer(opening, text)]
     closes = [match.start() for match in re.finditer(closing, text)]

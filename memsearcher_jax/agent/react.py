@@ -1,49 +1,45 @@
-"""The ReAct workflow: one context that keeps the whole history and grows until it answers or is full.
+"""The ReAct workflow: one context that keeps the complete history and grows until it answers or is full.
 
-The same tools and tags as MemSearcher, without a memory: what a search brings back stays in the context, and the next
-thought follows it. (Yao et al., "ReAct", 2022.)
+It has MemSearcher's tools and tags but no memory: search results stay in the context, and the next thought follows
+them. (Yao et al., "ReAct", 2022.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.memsearcher import STOP_AFTER
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
-from memsearcher_jax.agent.tools import use_tools
-from memsearcher_jax.agent.types import AgentConfig, Finish, Outcome, Ruler, Say, Stop, Turn, Workflow
+from memsearcher_jax.agent.tools import run_tool_calls
+from memsearcher_jax.types import FinishReason, Generate, Outcome, StopReason, TokenCounter, Turn, Workflow
 
 
-def react(question: str, *, config: AgentConfig, prompts: Prompts, ruler: Ruler) -> Workflow:
-    """Yields `Say` and `Find`, returns an `Outcome`. A tool call in the last turn is not run: nobody would read it."""
+def react(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
+    """Yields `Generate` and `Search`, returns an `Outcome`. A tool call in the last turn is not run."""
     turns: list[Turn] = []
     counts = Counter(calls_ignored=0, calls_clipped=0, passages_clipped=0)
 
-    def ended(stop: Stop, turn: Turn | None = None, *, answer: str = "", error: str = "") -> Outcome:
-        return Outcome(stop, answer, (*turns, turn) if turn else tuple(turns), dict(counts), error)
+    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
+        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
 
-    text = prompts.opening(question)
+    text = prompts.initial_prompt(question)
     while True:
-        reply = yield Say(text, config.reply_tokens)
-        if reply.finish is Finish.NO_ROOM:
-            return ended(Stop.CONTEXT_FULL)
-        turn = Turn(memory="", reply=reply.text)
-        if reply.finish in STOP_AFTER:
-            return ended(STOP_AFTER[reply.finish], turn)
-
-        bodies = protocol.tool_calls(reply.text)
-        if not bodies:
-            answer = protocol.boxed_answer(protocol.THINK + reply.text)
-            return ended(Stop.NO_ANSWER, turn) if answer is None else ended(Stop.ANSWERED, turn, answer=answer)
+        completion = yield Generate(text, config.completion_tokens)
+        if completion.finish is FinishReason.CONTEXT_FULL:
+            return outcome(StopReason.CONTEXT_FULL)
+        turn = Turn(memory="", reply=completion.text)
+        bodies = protocol.tool_calls(completion.text)
+        if completion.finish is not FinishReason.STOP or not bodies:
+            stop, answer = protocol.final_answer(completion)
+            return outcome(stop, turn, answer=answer)
         if len(turns) + 1 == config.max_turns:
-            return ended(Stop.MAX_TURNS, turn)
+            return outcome(StopReason.MAX_TURNS, turn)
 
-        used = yield from use_tools(bodies, config=config, prompts=prompts, ruler=ruler)
+        used = yield from run_tool_calls(bodies, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
-        turn = replace(turn, calls=used.calls, queries=used.queries, found=used.found, observation=used.observation)
+        turn = used.add_to(turn)
         if used.error and config.on_search_error == "stop":
-            return ended(Stop.SEARCH_FAILED, turn, error=used.error)
+            return outcome(StopReason.SEARCH_FAILED, turn, error=used.error)
         turns.append(turn)
-        text = prompts.extension(used.message, think=True)
+        text = prompts.continuation(used.message, think=True)

@@ -1,40 +1,44 @@
-"""Answer metrics and rewards: numbers from text, no model and no state.
+"""Answer metrics and rewards, computed from text without a model.
 
 The metrics are those of SQuAD (Rajpurkar et al., 2016) with the yes/no rule of HotpotQA (Yang et al., 2018). Golden
-answers may be one string or several; None among them is no answer, other values count as they print.
+answers are one string or several; None among them is ignored, other values are converted by `str`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.types import Outcome, Stop
-
-FORMAT_REWARD = 0.1
-"""What a well-formed wrong answer earns."""
+from memsearcher_jax.agent.config import PAPER_REWARD, RewardConfig
+from memsearcher_jax.types import Outcome, StopReason
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_QUALIFIER = re.compile(r"\s*\([^()]*\)\s*$")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
-_TURN_OPENS, _TURN_ENDS = "<|im_start|>assistant\n", "<|im_end|>"
+_TURN_START, _TURN_END = "<|im_start|>assistant\n", "<|im_end|>"
+
+
+Parsed = tuple[str | None, str]
+"""The answer of a transcript, or None, and its format error, or ""."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A trajectory's reward in [0, 1] and one line on why."""
+    """A trajectory's reward, in [0, 1] without turn cost and evidence, NaN if none, and the reason in one line."""
 
     value: float
     reason: str
 
 
 class Overlap(NamedTuple):
-    """Token overlap; each is the maximum over the golden answers on its own."""
+    """Token overlap; each field is a separate maximum over the golden answers."""
 
     f1: float = 0.0
     precision: float = 0.0
@@ -42,7 +46,7 @@ class Overlap(NamedTuple):
 
 
 def normalize(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, white space collapsed."""
+    """Lower-cases, removes ASCII punctuation and English articles, and collapses white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -57,7 +61,7 @@ def cover_exact_match(prediction: str | None, golden_answers: Sequence[str] | st
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str] | str) -> float:
-    """Best F1 of normalised tokens over the golden answers; yes, no and noanswer must match wholly."""
+    """Best F1 of normalised tokens over the golden answers; yes, no and noanswer must match exactly."""
     return token_overlap(prediction, golden_answers).f1
 
 
@@ -69,59 +73,116 @@ def token_overlap(prediction: str | None, golden_answers: Sequence[str] | str) -
     return Overlap(*map(max, zip(*overlaps, strict=True))) if overlaps else Overlap()
 
 
+def answer_scores(answer: str | None, golden_answers: Sequence[str] | str) -> dict[str, float]:
+    """Every metric of an answer, in [0, 1]; all are 0 without one."""
+    overlap = token_overlap(answer, golden_answers)
+    return {
+        "exact_match": exact_match(answer, golden_answers),
+        "f1": overlap.f1,
+        "cover_exact_match": cover_exact_match(answer, golden_answers),
+        "precision": overlap.precision,
+        "recall": overlap.recall,
+    }
+
+
+METRICS: dict[str, Callable[[str | None, Sequence[str] | str], float]] = {
+    "f1": token_f1,
+    "exact_match": exact_match,
+    "cover_exact_match": cover_exact_match,
+}
+"""By the value of `RewardConfig.metric`."""
+
+
 def memsearcher_reward(transcript: str, golden_answers: Sequence[str] | str) -> Reward:
-    """The original's reward of a trajectory's last context, given as ChatML text.
+    """The original's reward of a trajectory, whose last context is given as ChatML text.
 
-    0 if the text does not end with `<|im_end|>`, breaks the format or holds no readable box in its last assistant
-    turn; else the token F1; 0.1 where that is 0. Its quirks are kept: a box inside `<think>` counts, and only the
-    first assistant turn must have a thought and readable tool calls.
+    0 if the text does not end with `<|im_end|>`, breaks the format or has no complete box in its last assistant turn;
+    otherwise the token F1, or 0.1 if that is 0. Quirks of the original are kept: a box inside `<think>` counts, and
+    only the first assistant turn must have a thought and valid tool calls.
     """
-    return _judge(transcript, golden_answers, visible=lambda turn: turn)
+    answer, error = _parse(transcript, visible=lambda turn: turn)
+    return _answer_reward(answer, error, golden_answers, PAPER_REWARD)
 
 
-def score(outcome: Outcome, transcript: str, golden_answers: Sequence[str] | str) -> Reward:
-    """Our reward of a trajectory of any workflow: 0 unless it ended by answering outside `<think>`.
+def parse_boxed(transcript: str) -> Parsed:
+    """(answer, format error) of the workflows that answer in a box: the rule of `memsearcher_reward`, but a box counts
+    only outside the thoughts of the last turn."""
+    return _parse(transcript, visible=protocol.without_thoughts)
 
-    `transcript` is the last context's ChatML text. An answered trajectory is judged like the original's, but the box
-    is looked for outside the last turn's thoughts.
+
+def trajectory_reward(
+    outcome: Outcome,
+    transcript: str,
+    golden_answers: Sequence[str] | str,
+    settings: RewardConfig = PAPER_REWARD,
+    parse: Callable[[str], Parsed] = parse_boxed,
+    supporting_titles: Sequence[str] = (),
+) -> Reward:
+    """The reward of a trajectory of any workflow that answers questions.
+
+    NaN, no reward, where a fault of the machinery ended it: 0 would teach the policy to avoid what failed.
+
+    `transcript` is the ChatML text of the last context, which `parse` reads by the workflow's format.
     """
-    if outcome.stop is not Stop.ANSWERED:
-        return Reward(0.0, outcome.stop.value)
-    return _judge(transcript, golden_answers, visible=protocol.without_thoughts)
+    if outcome.stop.is_fault:
+        return Reward(math.nan, f"lost: {outcome.stop.value}")
+    if outcome.stop is StopReason.ANSWERED:
+        earned = _answer_reward(*parse(transcript), golden_answers, settings)
+    else:
+        earned = Reward(0.0, outcome.stop.value)
+    terms = {"turns": -settings.turn_cost * max(0, len(outcome.turns) - 1)}
+    if settings.evidence and outcome.turns:
+        last = outcome.turns[-1]
+        terms["evidence"] = settings.evidence * named_share(last.new_memory or last.memory, supporting_titles)
+    reasons = (earned.reason, *(f"{name}: {value:+.3g}" for name, value in terms.items() if value))
+    return Reward(earned.value + sum(terms.values()), "; ".join(reasons))
 
 
-def _judge(transcript: str, golden_answers: Sequence[str] | str, *, visible: Callable[[str], str]) -> Reward:
-    """`visible` is the part of the last assistant turn in which a box counts."""
-    if not transcript.endswith(_TURN_ENDS):
-        return Reward(0.0, "not end with eos token")
+def named_share(text: str, titles: Sequence[str]) -> float:
+    """Fraction of the titles that the text contains, both normalised, without a final `(...)`; 0.0 without titles."""
+    names = [normalize(_QUALIFIER.sub("", title)) for title in titles]
+    held = normalize(text)
+    return sum(name in held for name in names) / len(names) if names else 0.0
+
+
+def _parse(transcript: str, *, visible: Callable[[str], str]) -> Parsed:
+    """`visible` returns the part of the last assistant turn in which a box counts."""
+    if not transcript.endswith(_TURN_END):
+        return None, "not end with eos token"
     turns = _assistant_turns(transcript)
-    if fault := _format_fault(turns):
-        return Reward(0.0, f"bad format: {fault}")
-    shown = visible(turns[-1])
-    if "\\box" not in shown:
-        return Reward(0.0, "bad format: the last response is missing \\boxed")
-    answer = protocol.last_box(shown)
-    if answer is None:
-        return Reward(0.0, "find box error: no complete \\boxed{}")
-    f1 = token_f1(answer, golden_answers)
-    if f1 > 0:
-        return Reward(f1, f"correct answer, get f1 score: {f1}")
-    return Reward(FORMAT_REWARD, f"wrong answer but good format: {answer}")
+    last_turn = visible(turns[-1]) if turns else ""
+    answer = protocol.last_box(last_turn)
+    if error := _format_error(turns):
+        return answer, f"bad format: {error}"
+    if "\\box" not in last_turn:
+        return None, "bad format: the last response is missing \\boxed"
+    return answer, "" if answer is not None else "find box error: no complete \\boxed{}"
+
+
+def _answer_reward(
+    answer: str | None, error: str, golden_answers: Sequence[str] | str, settings: RewardConfig
+) -> Reward:
+    if answer is None or (error and settings.require_format):
+        return Reward(0.0, error)
+    value = METRICS[settings.metric](answer, golden_answers)
+    if value > 0:
+        return Reward(value, f"correct answer, get {settings.metric} score: {value}")
+    return Reward(0.0, error) if error else Reward(settings.wrong_answer, f"wrong answer but good format: {answer}")
 
 
 def _assistant_turns(transcript: str) -> list[str]:
-    """The closed assistant turns, stripped. A turn goes on to the next end token, whatever opens in between."""
+    """The closed assistant turns, stripped. A turn extends to the next end token, even past the start of another."""
     turns, rest = [], transcript
     while True:
-        _, opened, rest = rest.partition(_TURN_OPENS)
-        turn, closed, rest = rest.partition(_TURN_ENDS)
-        if not (opened and closed):
+        _, start, rest = rest.partition(_TURN_START)
+        turn, end, rest = rest.partition(_TURN_END)
+        if not (start and end):
             return turns
         turns.append(turn.strip())
 
 
-def _format_fault(turns: Sequence[str]) -> str:
-    """What is wrong with the assistant turns, or ""."""
+def _format_error(turns: Sequence[str]) -> str:
+    """The format error of the assistant turns, or ""."""
     if not turns:
         return "no assistant response found"
     for number, turn in enumerate(turns):
@@ -133,13 +194,13 @@ def _format_fault(turns: Sequence[str]) -> str:
         calls = turn.count("<tool_call>"), turn.count("</tool_call>")
         if calls[0] != calls[1]:
             return f"<tool_call> and </tool_call> are not paired: tool_call={calls[0]}, tool_call_end={calls[1]}"
-        if number == 0 and (fault := _call_fault(turn)):
-            return fault
+        if number == 0 and (error := _call_error(turn)):
+            return error
     return ""
 
 
-def _call_fault(turn: str) -> str:
-    """What is wrong with the tool calls, or "". Unlike `protocol.tool_calls` it reads on until a tag lacks its pair."""
+def _call_error(turn: str) -> str:
+    """The error of the first invalid tool call, or "". Unlike `protocol.tool_calls`, tolerates unbalanced tags."""
     for body in re.findall("<tool_call>(.*?)</tool_call>", turn, re.DOTALL):
         call = body.strip()
         if '"name"' not in call or '"arguments"' not in call:
@@ -149,11 +210,11 @@ def _call_fault(turn: str) -> str:
     return ""
 
 
-def _any(prediction: str | None, golden_answers: Sequence[str] | str, holds: Callable[[str, str], bool]) -> float:
+def _any(prediction: str | None, golden_answers: Sequence[str] | str, matches: Callable[[str, str], bool]) -> float:
     if prediction is None:
         return 0.0
     predicted = normalize(prediction)
-    return float(any(holds(predicted, normalize(golden)) for golden in _texts(golden_answers)))
+    return float(any(matches(predicted, normalize(golden)) for golden in _texts(golden_answers)))
 
 
 def _overlap(predicted: str, golden: str) -> Overlap:
@@ -167,6 +228,6 @@ def _overlap(predicted: str, golden: str) -> Overlap:
     return Overlap(2 * precision * recall / (precision + recall), precision, recall)
 
 
-def _texts(golden_answers: object) -> list[str]:
-    one = isinstance(golden_answers, str) or not isinstance(golden_answers, Iterable)
-    return [str(answer) for answer in ([golden_answers] if one else golden_answers) if answer is not None]
+def _texts(golden_answers: Any) -> list[str]:
+    several = isinstance(golden_answers, Iterable) and not isinstance(golden_answers, str)
+    return [str(answer) for answer in (golden_answers if several else [golden_answers]) if answer is not None]

@@ -1,110 +1,113 @@
-"""Rows of files: questions in JSON Lines as FlashRAG has them and in parquet as Search-R1 writes it, and streams."""
+"""Kinds of questions, names in texts, and splits of questions that share no entity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
+import random
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from memsearcher_jax.agent.types import Problem
-from memsearcher_jax.data import streams
-from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
+from memsearcher_jax.types import Problem
 
-PARQUET_COLUMNS = ("id", "question", "golden_answers", "metadata", "data_source", "reward_model")
-READ = {*PARQUET_COLUMNS, *streams.COLUMNS}
+QuestionKind = Literal["all", "span", "choice"]
+"""choice: the answer is yes, no or one of the options in the question. span: any other, which takes a search."""
+
+_OPTIONS = re.compile(r"(?:, |^Was )(.+?),? or |(?:out of |^Between )(.+?) and ")
+_PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
 
 
-def read_questions(path: str | Path, skip: Callable[[str], Any] | None = None) -> list[Problem]:
-    """Read the question rows of a file: `id`, `question`, `golden_answers`, perhaps `metadata`.
+def of_kind(problem: Problem, kind: QuestionKind) -> bool:
+    """Whether the question is of this kind. Choices can be guessed: a rule without a model gets many of them right."""
+    answers, question = problem.golden_answers, problem.question
+    guessable = [_fold(answer).strip() in ("yes", "no") or find_name(answer, question) for answer in answers]
+    choice = bool(guessable) and all(guessable)  # an alias of Norway is "no"
+    return kind == "all" or choice == (kind == "choice")
 
-    A row with `chunks` is a stream (see data/streams.py) that becomes a problem by `agent.types.Stream.problem`.
-    A name that ends in `.parquet` is read as Search-R1's training data: its answers may stand in `reward_model`, and
-    `data_source` goes in front of the id, for the ids of the sets that it mixes are the same.
 
-    Args:
-      skip: is told, in one line, of each malformed row, which is then left out; without it such a row is an error.
+def guess(problem: Problem) -> str:
+    """The answer of a rule that reads no passage: the first option that the question offers, or yes."""
+    options = _OPTIONS.search(problem.question)
+    return options[options.lastindex or 0] if options else "yes"
 
-    Raises:
-      FileNotFoundError, ValueError: no such file, no usable row, or (`MalformedRow`, with file and line) a row that
-        cannot be read, a field that is missing or of the wrong type, or an id that was there before.
+
+def find_name(name: str, text: str) -> str:
+    """The first occurrence of the name in the text, as written there; "" if there is none.
+
+    Case, accents and punctuation may differ.
     """
-    path = Path(path)
-    problems: dict[str, Problem] = {}
-    for where, read in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
-        try:
-            problem = read()
-            if problem.id in problems:
-                raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
-        except MalformedRow as error:
-            if skip is None:
-                raise
-            skip(str(error))
-            continue
-        problems[problem.id] = problem
-    if not problems:
-        raise ValueError(f"{path}: holds no questions")
-    return list(problems.values())
+    words = re.findall(r"\w+", _fold(name))
+    pattern = r"(?<!\w)" + r"\W{1,3}".join(words) + (r"\)" if name.endswith(")") else r"(?!\w)")
+    match = re.search(pattern, _fold(text)) if words else None
+    return text[match.start() : match.end()] if match else ""
 
 
-Row = tuple[str, Callable[[], Problem]]  # where it stands, and what reads it or raises MalformedRow
+def find_title(title: str, text: str) -> str:
+    """The first occurrence of a page's title, or else of the title without its parenthesis or without what follows a
+    comma; "" if there is none."""
+    bare = _PARENTHESIS.sub("", title)
+    return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
-    for where, line in numbered_lines(path):
-        yield where, lambda where=where, line=line: _row(where, parse_object(where, line))
+def supporting_titles(problem: Problem) -> tuple[str, ...]:
+    """The titles of the pages that hold the answer, in FlashRAG's metadata or in `supporting_titles`."""
+    facts = problem.metadata.get("supporting_facts")
+    titles = problem.metadata.get("supporting_titles") or (facts.get("title") if isinstance(facts, dict) else None)
+    return tuple(dict.fromkeys(title for title in titles or () if isinstance(title, str)))
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow as pa  # here, for it takes long and few need it
-    from pyarrow import parquet
+def split(problems: Sequence[Problem], sizes: Sequence[int], seed: int) -> list[list[Problem]]:
+    """Splits of at least these sizes, and the rest. Questions that share an entity or a text are in the same split.
 
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in READ]
-            rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
-            read = streams.stream_problem if "chunks" in columns else _search_r1_problem
-            for number, row in enumerate(rows, start=1):
-                where = f"{path}:{number}"
-                yield where, partial(read, where, row)
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: is no parquet file that can be read after row {number} ({reason})") from error
+    Raises ValueError if there are too few questions.
+    """
+    groups = _connected(problems)
+    random.Random(seed).shuffle(groups)
+    splits: list[list[Problem]] = []
+    for size in sizes:
+        splits.append([])
+        while len(splits[-1]) < size:
+            if not groups:
+                raise ValueError(f"{len(problems)} questions are too few for splits of {', '.join(map(str, sizes))}")
+            splits[-1] += groups.pop()
+    return [*splits, [problem for group in groups for problem in group]]
 
 
-def _row(where: str, row: dict[str, Any]) -> Problem:
-    return streams.stream_problem(where, row) if streams.is_stream(row) else _problem(where, row)
+def check_disjoint(train: Iterable[Problem], test: Iterable[Problem]) -> None:
+    """Raises ValueError, in one line, if a test question shares its text or an entity with a training question."""
+    known = {key: problem.id for problem in train for key in _keys(problem)}
+    for problem in test:
+        for key in _keys(problem):
+            if key in known:
+                raise ValueError(
+                    f'test question "{problem.id}" and training question "{known[key]}" share "{key}": make disjoint '
+                    "files with launch/split_questions.py"
+                )
 
 
-def _search_r1_problem(where: str, row: dict[str, Any]) -> Problem:
-    source, reward = row.pop("data_source", None), row.pop("reward_model", None)
-    if row.get("golden_answers") is None and isinstance(reward, dict):
-        truth = reward.get("ground_truth")
-        row["golden_answers"] = truth.get("target") if isinstance(truth, dict) else truth
-    problem = _problem(where, row)
-    return of_source(checked_text(where, "data_source", source), problem) if source is not None else problem
+def _connected(problems: Sequence[Problem]) -> list[list[Problem]]:
+    """The connected components of the questions, where a common key connects."""
+    root = list(range(len(problems)))
+
+    def find(index: int) -> int:
+        while root[index] != index:
+            root[index] = index = root[root[index]]
+        return index
+
+    first: dict[str, int] = {}
+    for index, problem in enumerate(problems):
+        for key in _keys(problem):
+            root[find(index)] = find(first.setdefault(key, index))
+    groups: dict[int, list[Problem]] = {}
+    for index, problem in enumerate(problems):
+        groups.setdefault(find(index), []).append(problem)
+    return list(groups.values())
 
 
-def _problem(where: str, row: dict[str, Any]) -> Problem:
-    answers = row.get("golden_answers")
-    if not isinstance(answers, list) or not answers:
-        raise MalformedRow(f'{where}: field "golden_answers" must be a list with at least one answer')
-    metadata = row.get("metadata")
-    if not isinstance(metadata, dict | None):
-        raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
-    return Problem(
-        id=id_field(where, row),
-        question=text_field(where, row, "question"),
-        golden_answers=tuple(checked_text(where, "golden_answers", answer) for answer in answers),
-        metadata=metadata or {},
-    )
+def _keys(problem: Problem) -> set[str]:
+    return {" ".join(re.findall(r"\w+", _fold(text))) for text in (problem.question, *supporting_titles(problem))}
 
 
-def of_source(name: str, problem: Problem) -> Problem:
-    """The problem under an id that no other set has, with the set's name in its metadata."""
-    return Problem(
-        f"{name}/{problem.id}", problem.question, problem.golden_answers, {**problem.metadata, "source": name}
-    )
+def _fold(text: str) -> str:
+    """Lower case without accents, with one character for each character of `text`."""
+    return "".join(unicodedata.normalize("NFKD", character.lower())[:1] or " " for character in text)

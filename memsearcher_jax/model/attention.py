@@ -1,213 +1,441 @@
-"""Rotary positions and grouped-query attention: the one place that a faster kernel has to replace."""
+"""Rotary positions and grouped-query attention: XLA paths for every device, and the splash kernel of the TPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+
+from memsearcher_jax.model.axes import shard_map_per_device
+from memsearcher_jax.model.config import NO_SCALING, RopeScaling
+
+QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
+"""Queries are computed in blocks of at least QUERY_BLOCK, and in at most MAX_QUERY_BLOCKS blocks. A block skips the
+keys after its last query: that saves nearly half of the scores of a long row, and bounds how many exist at one time."""
+
+PACKED_BLOCK = 128
+"""Queries and keys of a block in training; a row that it does not divide is one block."""
+
+MAX_SCORES = 2**21
+"""Scores that exist at one time in training; at least those of one block of one row."""
+
+SPLASH_BLOCKS = (1_024, 512, 256, 128)
+"""Block sizes of the splash kernel: the largest that divides a row is used."""
+
+NEG_INF = jnp.finfo(jnp.float32).min
+"""The score of a masked position. It is finite because inf - inf would put NaN into a gradient."""
+
+ATTENTION_OUTPUT = "attention"
+"""Checkpoint name of what the backward pass of attention needs besides its inputs, for a remat policy."""
 
 
-def rotary_angles(position_BT: jax.Array, head_size: int, theta: float) -> jax.Array:
-    """angle_BTh, float32, for the h = H / 2 pairs of a head: position * theta^(-2 i / H). Su et al. 2021, eq. 15."""
-    frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
-    return position_BT[..., None].astype(jnp.float32) * frequency_h
+def rope_rotation(
+    position_BT: Array, head_size: int, theta: float, scaling: RopeScaling = NO_SCALING
+) -> tuple[Array, Array]:
+    """(cos_BTh, sin_BTh), float32, of the angles position * theta^(-2 i / H) of the h = H / 2 pairs of a head.
 
-
-def rotate(x_BNTH: jax.Array, angle_BTh: jax.Array) -> jax.Array:
-    """Turns each pair (i, i + H / 2) of a head by its angle; Qwen pairs the halves, not the neighbours."""
-    cos_B1Th, sin_B1Th = jnp.cos(angle_BTh)[:, None], jnp.sin(angle_BTh)[:, None]
-    low_BNTh, high_BNTh = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
-    turned = (low_BNTh * cos_B1Th - high_BNTh * sin_B1Th, high_BNTh * cos_B1Th + low_BNTh * sin_B1Th)
-    return jnp.concatenate(turned, axis=-1).astype(x_BNTH.dtype)
-
-
-class Partial(NamedTuple):
-    """A softmax over some of the tokens that a query looks at; `join` makes one of several."""
-
-    top_BKGT: jax.Array  # float32: the highest score
-    total_BKGT: jax.Array  # float32: the sum of exp(score - top)
-    mixed_BKGTH: jax.Array  # float32: the values' sum with these weights
-
-
-Past = Callable[[jax.Array], Partial]
-"""q_BKGTH -> the part of the softmax that lies over earlier tokens, of which any number may be visible, also none."""
-
-QUERY_BLOCK, BLOCKS = 128, 8
-"""Queries look at their own text so many at a time, or as many as make that many blocks, and never at what stands
-behind the block: nearly half of the scores of a long text are not worked out, and few exist at one time."""
-
-ROW_SCORES = 2**21
-"""Of rows that train, so many scores are worked out at one time, of at least one row."""
-
-LOWEST = jnp.finfo(jnp.float32).min
-"""The score of what is hidden. A finite number, because inf - inf would poison a gradient."""
-
-SAVED = "attention"
-"""Name under which a remat policy finds what attention gave, without which the backward pass would run it again."""
-
-
-def attend(
-    q_BNTH: jax.Array,
-    k_BKTH: jax.Array,
-    v_BKTH: jax.Array,
-    segment_BT: jax.Array,
-    past: Sequence[Past] = (),
-) -> jax.Array:
-    """out_BNTH: each token looks at the tokens of its segment up to itself, and at all that is visible in the past.
-
-    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) sees padding and
-    the past only, so no row of the softmax is empty. Scores and the softmax are float32.
+    Su et al. 2021, eq. 15.
     """
-    q_BKGTH = _by_kv_head(q_BNTH, k_BKTH)
-    own = _look_at_own(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
-    mixed_BKGTH = join([own, *(part(q_BKGTH) for part in past)])
-    return mixed_BKGTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype)
+    frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
+    if scaling.factor != 1:
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        periods_h = scaling.original_positions * frequency_h / (2 * jnp.pi)
+        kept_h = jnp.clip((periods_h - low) / (high - low), 0, 1)
+        frequency_h *= kept_h + (1 - kept_h) / scaling.factor
+    angle_BTh = position_BT[..., None].astype(jnp.float32) * frequency_h
+    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
+
+
+def apply_rope(x_BNTH: Array, rotation: tuple[Array, Array]) -> Array:
+    """Rotates each pair (i, i + H / 2) of a head by its angle: Qwen pairs the two halves, not neighbours."""
+    cos_B1Th, sin_B1Th = (x_BTh[:, None] for x_BTh in rotation)
+    low_BNTh, high_BNTh = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
+    rotated = (low_BNTh * cos_B1Th - high_BNTh * sin_B1Th, high_BNTh * cos_B1Th + low_BNTh * sin_B1Th)
+    return jnp.concatenate(rotated, axis=-1).astype(x_BNTH.dtype)
+
+
+class OnlineSoftmax(NamedTuple):
+    """The state of a softmax over part of the keys; `combine` merges the states of several parts."""
+
+    max_BKGT: Array  # float32: the highest score
+    sum_BKGT: Array  # float32: the sum of exp(score - max)
+    acc_BKGTH: Array  # float32: the sum of exp(score - max) * value
+
+
+KVSource = Callable[[Array], OnlineSoftmax]
+"""q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
+
+
+def causal_attention(
+    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, sources: Sequence[KVSource] = ()
+) -> Array:
+    """out_BNTH: each token attends to the tokens of its segment up to itself, and to all that `sources` hold for it.
+
+    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) attends to padding
+    and to the sources, so that no softmax is empty. Scores and the softmax are float32.
+    """
+    q_BKGTH = _group_heads(q_BNTH, k_BKTH)
+    parts = [_self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT), *(source(q_BKGTH) for source in sources)]
+    return normalize(combine(parts)).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
+
+
+class Visible(NamedTuple):
+    """The keys of its row that each query sees: those before `prefix`, and those from offset + prefix up to itself.
+
+    So a row can hold the common beginning of its contexts once. The first context is whole; every other one is only its
+    own tokens, whose positions continue behind the prefix.
+    """
+
+    offset_BT: Array  # int32: index - position, that is, where the token's whole context would begin in the row
+    prefix_B: Array  # int32: shared tokens at the beginning of the row
+
+    @classmethod
+    def of(cls, position_BT: Array, segment_BT: Array) -> Visible:
+        """From packed rows: a segment whose positions begin at P > 0 continues the first P tokens of its row.
+
+        All such segments of a row have the same P. Padding (segment 0) has position 0.
+        """
+        begins_BT = (segment_BT > 0) & (segment_BT != jnp.roll(segment_BT, 1, axis=1)).at[:, 0].set(True)
+        offset_BT = jnp.arange(position_BT.shape[1], dtype=jnp.int32) - position_BT
+        return cls(offset_BT, jnp.max(jnp.where(begins_BT, position_BT, 0), axis=1))
+
+
+def splash_attention(
+    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, interpret: bool = False
+) -> Array:
+    """`packed_attention` by JAX's Pallas kernel for TPUs, which never materialises the [T, T] scores.
+
+    One row of 8,192 tokens with the heads of Qwen2.5-7B has 11 GB of scores. Blocks that no query needs are skipped. On
+    a mesh each device runs the kernel on
+    its own rows and heads. `interpret` runs the kernel on a CPU. Raises ValueError for rows that no block divides.
+    """
+    T = q_BNTH.shape[2]
+    block = next((block for block in SPLASH_BLOCKS if T % block == 0), None)
+    if block is None or T > 2**16:
+        raise ValueError(
+            f"rows of {T} tokens: training.seq_len must be a multiple of {SPLASH_BLOCKS[-1]}, up to {2**16}"
+        )
+    sizes = splash.BlockSizes(
+        **dict.fromkeys(("block_q", "block_kv", "block_kv_compute"), block),
+        **dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), block),
+        use_fused_bwd_kernel=True,
+    )
+
+    mask = PackedMask(T)
+
+    def local_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array) -> Array:
+        causal = splash.make_splash_mha(
+            splash_mask.MultiHeadMask([splash_mask.CausalMask((T, T))] * q_BNTH.shape[1]),
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name=ATTENTION_OUTPUT,
+            interpret=interpret,
+        )
+
+        def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Array:
+            # The kernel calls the mask function with one integer per query, which need not be the query's index.
+            query_T, needed_QC = mask.pack(offset_T, prefix), _needed_blocks(offset_T, prefix, block)
+            forward, backward = causal.fwd_mask_info, causal.dkv_mask_info
+            assert backward is not None and causal.dq_mask_info is None  # as with the fused backward kernel
+            infos = [
+                info._replace(q_sequence=query_T, block_mask=needed_QC[None].astype(jnp.int32), data_next=next_QC[None])
+                for info, next_QC in (
+                    (forward, _next_needed(needed_QC)),
+                    (backward, _next_needed(needed_QC.T).T),
+                )
+            ]
+            kernel = splash.SplashAttentionKernel(infos[0], None, infos[1], **causal.kwargs | {"mask_function": mask})
+            return cast("Array", kernel(q_NTH, k_KTH, v_KTH))  # a tuple only with save_residuals
+
+        # The kernel does not scale the scores.
+        rows = q_BNTH * q_BNTH.shape[-1] ** -0.5, k_BKTH, v_BKTH, offset_BT, prefix_B
+        if len(q_BNTH) == 1:
+            return row_attention(*(x[0] for x in rows))[None]
+        # Not vmap: with the blocks of several rows it takes gigabytes.
+        return jax.lax.map(lambda row: row_attention(*row), rows)
+
+    heads, kv = ("batch", "heads", None, None), ("batch", "kv", None, None)
+    attention = shard_map_per_device(local_attention, (heads, kv, kv, ("batch", None), ("batch",)), heads)
+    return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
+
+
+@dataclass(frozen=True)
+class PackedMask:
+    """The mask of `splash_attention` over rows of T tokens: a function of one integer per query and the key's index.
+
+    The integer holds, from its lowest bits, the query's index, its offset (see `Visible`), and the prefix in units. So
+    P is a multiple of `unit`, at most `max_prefix`: any number up to 2,048 tokens per row, then 4, 32 or 256 for twice
+    as many each. The class compares by value because JAX compiles once for every mask function.
+    """
+
+    T: int
+
+    @property
+    def bits(self) -> int:
+        return max((self.T - 1).bit_length(), 1)
+
+    @property
+    def unit(self) -> int:
+        """So that prefixes reach a quarter of the row."""
+        return 2 ** max(3 * self.bits - 34, 0)
+
+    @property
+    def max_prefix(self) -> int:
+        return min((2 ** (32 - 2 * self.bits) - 1) * self.unit, self.T)
+
+    def pack(self, offset_T: Array, prefix: Array) -> Array:
+        """query_T, int32."""
+        index_T = jnp.arange(self.T, dtype=jnp.int32)
+        return index_T | offset_T << self.bits | prefix // self.unit << 2 * self.bits
+
+    def __call__(self, query: Array, key: Array) -> Array:
+        mask = 2**self.bits - 1
+        index, offset = query & mask, jax.lax.shift_right_logical(query, self.bits) & mask
+        prefix = jax.lax.shift_right_logical(query, 2 * self.bits) * self.unit
+        # In the prefix key - prefix is negative, and without its sign larger than any offset: a second comparison of
+        # the same two values would cost more.
+        return (key <= index) & ((key - prefix) & 0x7FFFFFFF >= offset)
+
+
+def _needed_blocks(offset_T: Array, prefix: Array, block: int) -> Array:
+    """needed_QC, bool: whether some query of block Q sees a key of block C."""
+    first_own_Q1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
+    Q1, C = jnp.arange(len(first_own_Q1))[:, None], jnp.arange(len(first_own_Q1))
+    return (C <= Q1) & ((first_own_Q1 <= C) | (C * block < prefix))
+
+
+def _next_needed(needed_QC: Array) -> Array:
+    """next_QC, int32: the C of the next needed block in memory order, from each block on; the kernel fetches it."""
+    index_QC = jnp.arange(needed_QC.size, dtype=jnp.int32).reshape(needed_QC.shape)
+    next_I = jax.lax.cummin(jnp.where(needed_QC, index_QC, index_QC[-1, -1]).ravel(), reverse=True)
+    return next_I.reshape(needed_QC.shape) % needed_QC.shape[1]
 
 
 @jax.custom_vjp
-def attend_to_row(q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """`attend` without a past, to be trained through: the backward pass works the scores out again, block by block.
+def packed_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> Array:
+    """out_BNTH: attention over the keys that each query sees, for training. The output at padding is undefined.
 
-    So no score is kept. Its derivative is that of Dao et al. 2022, algorithm 4, written so that of the products no one
-    asks for scores that lie across: a CPU would copy them first, number by number.
+    Blocks of scores that no query needs are skipped, and the backward pass recomputes the others. The derivative is
+    that of Dao et al. 2022, algorithm 4. Its products are ordered so that none needs transposed scores, which a CPU
+    would copy first.
     """
-    return _attend_to_row_forward(q_BNTH, k_BKTH, v_BKTH, segment_BT)[0]
+    return _packed_attention_forward(q_BNTH, k_BKTH, v_BKTH, visible)[0]
 
 
-def _attend_to_row_forward(*qkv_and_segment: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    saved = [checkpoint_name(x, SAVED) for x in _few_rows_at_once(_mix_rows, *qkv_and_segment)]
-    return saved[0], (*qkv_and_segment, *saved)
+def _packed_attention_forward(
+    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
+) -> tuple[Array, tuple[Array, ...]]:
+    arguments = q_BNTH, k_BKTH, v_BKTH, *visible
+    saved = [checkpoint_name(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
+    return saved[0], (*arguments, *saved)
 
 
-def _attend_to_row_backward(saved: tuple[jax.Array, ...], by_mixed_BNTH: jax.Array) -> tuple[jax.Array | None, ...]:
-    return *_few_rows_at_once(_differentiate_rows, by_mixed_BNTH, *saved), None
+def _packed_attention_backward(saved: tuple[Array, ...], dout_BNTH: Array) -> tuple[Array | None, ...]:
+    return *_map_rows(_backward_rows, dout_BNTH, *saved), None
 
 
-attend_to_row.defvjp(_attend_to_row_forward, _attend_to_row_backward)
+packed_attention.defvjp(_packed_attention_forward, _packed_attention_backward)
 
 
-def _few_rows_at_once(function: Callable, *arrays: jax.Array) -> Sequence[jax.Array]:
-    """`function` of arrays [B, ...], the first [B, N, T, H], on so many rows that a block has at most ROW_SCORES."""
+def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
+    """`function` of arrays [B, ...], the first [B, N, T, H], over as many rows at a time as MAX_SCORES allows."""
     B, N, T, _ = arrays[0].shape
-    first, end = _blocks(T)[0]
-    most = ROW_SCORES // (N * (end - first) * T)
-    rows = max(rows for rows in range(1, B + 1) if rows == 1 or (B % rows == 0 and rows <= most))
+    max_rows = MAX_SCORES // (N * _block_size(T) ** 2)
+    rows = max(rows for rows in range(1, B + 1) if rows == 1 or (B % rows == 0 and rows <= max_rows))
     if rows == B:
         return function(*arrays)
     groups = [x.reshape(B // rows, rows, *x.shape[1:]) for x in arrays]
     return [x.reshape(B, *x.shape[2:]) for x in jax.lax.map(lambda group: function(*group), groups)]
 
 
-def _mix_rows(
-    q_BNTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(mixed_BNTH, log_total_BKGT: the logarithm of the sum of the exponentials of a query's scores)."""
-    own = _look_at_own(_by_kv_head(q_BNTH, k_BKTH), k_BKTH, v_BKTH, segment_BT)
-    return join([own]).reshape(q_BNTH.shape).astype(q_BNTH.dtype), own.top_BKGT + jnp.log(own.total_BKGT)
+def _forward_rows(
+    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array
+) -> tuple[Array, Array]:
+    """(out_BNTH, logsumexp_BKGT of each query's scores)."""
+    visible, q_BKGTH, k_BKHT = Visible(offset_BT, prefix_B), _group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3)
+    block = _block_size(q_BNTH.shape[2])
+
+    def attend(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
+        q_BKGtH = _read_block(q_BKGTH, number, block)
+
+        def add_keys(index: Array, softmax: OnlineSoftmax) -> OnlineSoftmax:
+            keys = key_block(index)
+            k_BKHC, v_BKCH = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKTH, keys, block)
+            mask_BtC = _visible_mask(visible, number, keys, block)
+            return combine([softmax, partial_attention(q_BKGtH, k_BKHC, v_BKCH, mask_BtC)])
+
+        count, key_block = _needed_key_blocks(visible, number, block)
+        softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKGtH))
+        out_BKGtH = normalize(softmax).astype(q_BNTH.dtype)
+        logsumexp_BKGt = softmax.max_BKGT + jnp.log(softmax.sum_BKGT)
+        return _write_block(results[0], out_BKGtH, number), _write_block(results[1], logsumexp_BKGt, number)
+
+    zeros = jnp.zeros_like(q_BKGTH), jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
+    out_BKGTH, logsumexp_BKGT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, attend, zeros)
+    return out_BKGTH.reshape(q_BNTH.shape), logsumexp_BKGT
 
 
-def _differentiate_rows(
-    by_mixed_BNTH: jax.Array,
-    q_BNTH: jax.Array,
-    k_BKTH: jax.Array,
-    v_BKTH: jax.Array,
-    segment_BT: jax.Array,
-    mixed_BNTH: jax.Array,
-    log_total_BKGT: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(by_q_BNTH, by_k_BKTH, by_v_BKTH). With w the weights, o what they mix and g its gradient: by v = w' g,
-    by score = w (g v' - g · o)."""
-    q_BKGTH, mixed_BKGTH, by_mixed_BKGTH = (_by_kv_head(x, k_BKTH) for x in (q_BNTH, mixed_BNTH, by_mixed_BNTH))
+def _backward_rows(
+    dout_BNTH: Array,
+    q_BNTH: Array,
+    k_BKTH: Array,
+    v_BKTH: Array,
+    offset_BT: Array,
+    prefix_B: Array,
+    out_BNTH: Array,
+    logsumexp_BKGT: Array,
+) -> tuple[Array, Array, Array]:
+    """(dq_BNTH, dk_BKTH, dv_BKTH). With probabilities p: dv = p' dout, dscore = p (dout v' - dout · out)."""
+    visible, block, dtype = Visible(offset_BT, prefix_B), _block_size(q_BNTH.shape[2]), q_BNTH.dtype
+    q_BKGTH, out_BKGTH, dout_BKGTH = (_group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
-    visible_BTT = _visible(segment_BT)
-    product_BKGT1 = jnp.sum(by_mixed_BKGTH.astype(jnp.float32) * mixed_BKGTH, axis=-1, keepdims=True)
-    by_q, by_k_BKHT, by_v_BKHT = [], jnp.zeros(k_BKHT.shape, jnp.float32), jnp.zeros(v_BKHT.shape, jnp.float32)
-    for first, end in _blocks(segment_BT.shape[1]):
-        q_BKGtH, g_BKGtH = (x[:, :, :, first:end] for x in (q_BKGTH, by_mixed_BKGTH))
-        score_BKGtS = _scores(q_BKGtH, k_BKHT[..., :end], visible_BTT[:, first:end, :end])
-        weight_BKGtS = jnp.exp(score_BKGtS - log_total_BKGT[:, :, :, first:end, None])
-        by_weight_BKGtS = _einsum("BKGtH,BKHS->BKGtS", g_BKGtH, v_BKHT[..., :end])
-        by_score_BKGtS = weight_BKGtS * (by_weight_BKGtS - product_BKGT1[:, :, :, first:end]) * q_BNTH.shape[-1] ** -0.5
-        weight_BKGtS, by_score_BKGtS = (x.astype(q_BNTH.dtype) for x in (weight_BKGtS, by_score_BKGtS))
-        by_q.append(_einsum("BKGtS,BKSH->BKGtH", by_score_BKGtS, k_BKTH[:, :, :end]))
-        by_k_BKHT = by_k_BKHT.at[..., :end].add(_einsum("BKGtH,BKGtS->BKHS", q_BKGtH, by_score_BKGtS))
-        by_v_BKHT = by_v_BKHT.at[..., :end].add(_einsum("BKGtH,BKGtS->BKHS", g_BKGtH, weight_BKGtS))
-    by_q_BNTH = jnp.concatenate(by_q, axis=3).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
-    by_k_BKTH, by_v_BKTH = (jnp.swapaxes(x, 2, 3).astype(k_BKTH.dtype) for x in (by_k_BKHT, by_v_BKHT))
-    return by_q_BNTH, by_k_BKTH, by_v_BKTH
+    delta_BKGT = jnp.sum(dout_BKGTH.astype(jnp.float32) * out_BKGTH, axis=-1)
+
+    def differentiate(number: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        queries = (q_BKGTH, dout_BKGTH, logsumexp_BKGT, delta_BKGT)
+        q_BKGtH, dout_BKGtH, logsumexp_BKGt, delta_BKGt = (_read_block(x, number, block, axis=3) for x in queries)
+
+        def add_keys(index: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            dq_BKGtH, dk_BKHT, dv_BKHT = gradients
+            keys = key_block(index)
+            k_BKHC, v_BKHC = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKHT, keys, block, axis=3)
+            score_BKGtC = _masked_scores(q_BKGtH, k_BKHC, _visible_mask(visible, number, keys, block))
+            prob_BKGtC = jnp.exp(score_BKGtC - logsumexp_BKGt[..., None])
+            dprob_BKGtC = _einsum("BKGtH,BKHC->BKGtC", dout_BKGtH, v_BKHC)
+            dscore_BKGtC = prob_BKGtC * (dprob_BKGtC - delta_BKGt[..., None]) * q_BNTH.shape[-1] ** -0.5
+            prob_BKGtC, dscore_BKGtC = prob_BKGtC.astype(dtype), dscore_BKGtC.astype(dtype)
+            dq_BKGtH += _einsum("BKGtC,BKCH->BKGtH", dscore_BKGtC, _read_block(k_BKTH, keys, block, axis=2))
+            dk_BKHT = _add_block(dk_BKHT, _einsum("BKGtH,BKGtC->BKHC", q_BKGtH, dscore_BKGtC), keys)
+            dv_BKHT = _add_block(dv_BKHT, _einsum("BKGtH,BKGtC->BKHC", dout_BKGtH, prob_BKGtC), keys)
+            return dq_BKGtH, dk_BKHT, dv_BKHT
+
+        dq_BKGTH, dk_BKHT, dv_BKHT = gradients
+        count, key_block = _needed_key_blocks(visible, number, block)
+        zeros_BKGtH = jnp.zeros(q_BKGtH.shape, jnp.float32)
+        dq_BKGtH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, count, add_keys, (zeros_BKGtH, dk_BKHT, dv_BKHT))
+        return _write_block(dq_BKGTH, dq_BKGtH.astype(dtype), number), dk_BKHT, dv_BKHT
+
+    zeros = jnp.zeros_like(q_BKGTH), jnp.zeros(k_BKHT.shape, jnp.float32), jnp.zeros(v_BKHT.shape, jnp.float32)
+    dq_BKGTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
+    dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(k_BKTH.dtype) for x in (dk_BKHT, dv_BKHT))
+    return dq_BKGTH.reshape(q_BNTH.shape), dk_BKTH, dv_BKTH
 
 
-def look(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array, visible_BTS: jax.Array) -> Partial:
-    """The softmax of scaled q · k over S tokens. Where a query sees none of them, its weights are worth nothing.
+def _block_size(T: int) -> int:
+    """Queries and keys of a block of `packed_attention`."""
+    return T if T % PACKED_BLOCK else PACKED_BLOCK
 
-    Keys lie across: with the tokens last, one score is a sum over rows of a matrix, which a CPU reads as it lies.
+
+def _needed_key_blocks(visible: Visible, number: Array, block: int) -> tuple[Array, Callable[[Array], Array]]:
+    """(how many blocks of keys some query of block `number` sees, a function from 0, 1, ... to their numbers)."""
+    prefix_blocks = jnp.minimum(-(-jnp.max(visible.prefix_B) // block), number + 1)
+    own_BT = _read_block(visible.offset_BT, number, block, axis=1) + visible.prefix_B[:, None]
+    first_own = jnp.maximum(jnp.min(own_BT) // block, prefix_blocks)
+    count = prefix_blocks + jnp.maximum(number + 1 - first_own, 0)
+    return count, lambda index: jnp.where(index < prefix_blocks, index, index - prefix_blocks + first_own)
+
+
+def _visible_mask(visible: Visible, number: Array, keys: Array, block: int) -> Array:
+    """mask_BtC: which keys of block `keys` each query of block `number` sees."""
+    position_t = jnp.arange(block, dtype=jnp.int32)
+    key_C, query_t1 = keys * block + position_t, (number * block + position_t)[:, None]
+    prefix_B11 = visible.prefix_B[:, None, None]
+    own_Bt1 = _read_block(visible.offset_BT, number, block, axis=1)[..., None] + prefix_B11
+    return (key_C <= query_t1) & ((key_C >= own_Bt1) | (key_C < prefix_B11))
+
+
+def _read_block(x: Array, number: Array, block: int, axis: int = -2) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, number * block, block, axis)
+
+
+def _write_block(x_BKGT: Array, new_BKGt: Array, number: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x_BKGT, new_BKGt, number * new_BKGt.shape[3], axis=3)
+
+
+def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
+    return _write_block(x_BKHT, _read_block(x_BKHT, number, new_BKHC.shape[3], axis=3) + new_BKHC, number)
+
+
+def partial_attention(q_BKGTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array) -> OnlineSoftmax:
+    """Attention over C keys, of which `mask_BTC` says who may see which. Where a query sees none, its part is ignored.
+
+    Keys have the positions last: then a score is a sum over the rows of a matrix, which a CPU reads in memory order.
     """
-    score_BKGTS = _scores(q_BKGTH, k_BKHS, visible_BTS)
-    top_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTS, axis=-1))
-    weight_BKGTS = jnp.exp(score_BKGTS - top_BKGT[..., None])
-    mixed_BKGTH = _einsum("BKGTS,BKSH->BKGTH", weight_BKGTS.astype(v_BKSH.dtype), v_BKSH)
-    return Partial(top_BKGT, jnp.sum(weight_BKGTS, axis=-1), mixed_BKGTH)
+    score_BKGTC = _masked_scores(q_BKGTH, k_BKHC, mask_BTC)
+    max_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTC, axis=-1))
+    weight_BKGTC = jnp.exp(score_BKGTC - max_BKGT[..., None])
+    acc_BKGTH = _einsum("BKGTC,BKCH->BKGTH", weight_BKGTC.astype(v_BKCH.dtype), v_BKCH)
+    return OnlineSoftmax(max_BKGT, jnp.sum(weight_BKGTC, axis=-1), acc_BKGTH)
 
 
-def nothing(q_BKGTH: jax.Array) -> Partial:
-    """The softmax over no token at all, which adds nothing to a merge."""
-    number_BKGT = jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
-    return Partial(number_BKGT + LOWEST, number_BKGT, jnp.zeros(q_BKGTH.shape, jnp.float32))
+def empty(q_BKGTH: Array) -> OnlineSoftmax:
+    """The softmax over no key: the neutral element of `combine`."""
+    zero_BKGT = jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
+    return OnlineSoftmax(zero_BKGT + NEG_INF, zero_BKGT, jnp.zeros(q_BKGTH.shape, jnp.float32))
 
 
-def merge(parts: Sequence[Partial]) -> Partial:
-    """One softmax over all that the parts lie over (Milakov & Gimelshein 2018, section 3)."""
-    top_BKGT = jnp.max(jnp.stack([part.top_BKGT for part in parts]), axis=0)
-    scales = [jnp.exp(part.top_BKGT - top_BKGT) for part in parts]
-    return Partial(
-        top_BKGT,
-        sum(scale * part.total_BKGT for scale, part in zip(scales, parts, strict=True)),
-        sum(scale[..., None] * part.mixed_BKGTH for scale, part in zip(scales, parts, strict=True)),
+def combine(parts: Sequence[OnlineSoftmax]) -> OnlineSoftmax:
+    """One softmax over the keys of all parts (Milakov & Gimelshein 2018, section 3)."""
+    if len(parts) == 1:
+        return parts[0]
+    max_BKGT = jnp.max(jnp.stack([part.max_BKGT for part in parts]), axis=0)
+    scales = [jnp.exp(part.max_BKGT - max_BKGT) for part in parts]
+    zero = jnp.zeros(())
+    return OnlineSoftmax(
+        max_BKGT,
+        sum((scale * part.sum_BKGT for scale, part in zip(scales, parts, strict=True)), zero),
+        sum((scale[..., None] * part.acc_BKGTH for scale, part in zip(scales, parts, strict=True)), zero),
     )
 
 
-def join(parts: Sequence[Partial]) -> jax.Array:
-    """mixed_BKGTH, float32: the values under one softmax over all that the parts lie over."""
-    whole = merge(parts) if len(parts) > 1 else parts[0]
-    return whole.mixed_BKGTH / whole.total_BKGT[..., None]
+def normalize(softmax: OnlineSoftmax) -> Array:
+    """out_BKGTH, float32: the values averaged by the softmax."""
+    return softmax.acc_BKGTH / softmax.sum_BKGT[..., None]
 
 
-def _by_kv_head(x_BNTH: jax.Array, k_BKTH: jax.Array) -> jax.Array:
-    """x_BKGTH: query heads in groups, of which each reads one head of keys."""
+def _group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
+    """x_BKGTH: the G = N / K query heads of each kv head together."""
     B, N, T, H = x_BNTH.shape
     K = k_BKTH.shape[1]
     return x_BNTH.reshape(B, K, N // K, T, H)
 
 
-def _visible(segment_BT: jax.Array) -> jax.Array:
-    """visible_BTT: which tokens of its row each token sees."""
+def _causal_mask(segment_BT: Array) -> Array:
+    """mask_BTT: which tokens of its row each token sees."""
     T = segment_BT.shape[1]
     return jnp.tril(jnp.ones((T, T), bool)) & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
 
-def _blocks(T: int) -> list[tuple[int, int]]:
-    """The first query of each block and the first behind it."""
-    block = max(QUERY_BLOCK, T // BLOCKS)
+def _query_blocks(T: int) -> list[tuple[int, int]]:
+    """(first, end) of each block of queries."""
+    block = max(QUERY_BLOCK, T // MAX_QUERY_BLOCKS)
     return [(0, T)] if T % block else [(first, first + block) for first in range(0, T, block)]
 
 
-def _look_at_own(q_BKGTH: jax.Array, k_BKTH: jax.Array, v_BKTH: jax.Array, segment_BT: jax.Array) -> Partial:
-    k_BKHT, visible_BTT = jnp.swapaxes(k_BKTH, 2, 3), _visible(segment_BT)
-    parts = [
-        look(q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], v_BKTH[:, :, :end], visible_BTT[:, first:end, :end])
-        for first, end in _blocks(segment_BT.shape[1])
+def _self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
+    k_BKHT, mask_BTT = jnp.swapaxes(k_BKTH, 2, 3), _causal_mask(segment_BT)
+    blocks = [
+        partial_attention(
+            q_BKGTH[:, :, :, first:end], k_BKHT[..., :end], v_BKTH[:, :, :end], mask_BTT[:, first:end, :end]
+        )
+        for first, end in _query_blocks(segment_BT.shape[1])
     ]
-    return Partial(*(jnp.concatenate(x, axis=3) for x in zip(*parts, strict=True)))
+    return OnlineSoftmax(*(jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True)))
 
 
-def _scores(q_BKGTH: jax.Array, k_BKHS: jax.Array, visible_BTS: jax.Array) -> jax.Array:
-    """Scaled q · k, float32; LOWEST for what is hidden."""
-    score_BKGTS = _einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS)
-    return jnp.where(visible_BTS[:, None, None], score_BKGTS * q_BKGTH.shape[-1] ** -0.5, LOWEST)
+def _masked_scores(q_BKGTH: Array, k_BKHC: Array, mask_BTC: Array) -> Array:
+    """Scaled q · k, float32; NEG_INF where masked."""
+    score_BKGTC = _einsum("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC)
+    return jnp.where(mask_BTC[:, None, None], score_BKGTC * q_BKGTH.shape[-1] ** -0.5, NEG_INF)
 
 
-def _einsum(subscripts: str, *operands: jax.Array) -> jax.Array:
+def _einsum(subscripts: str, *operands: Array) -> Array:
     return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)

@@ -1,30 +1,32 @@
-"""The one table from logical axes to mesh axes, and what is read from it: how arrays lie, and how weights travel.
+"""The one table from logical axes to mesh axes, and the functions that read it: sharding specs and collectives.
 
-A program is split in one of two ways. Left to the compiler, which splits every operation by itself; only activations
-are pinned (`constrain`). Or by rows (`by_rows`): each group of devices runs the program on rows of its own, holds its
-part of every weight and fetches the rest for as long as it is used (`fetch`), which is how training runs. There the
-compiler would make a chain of permutations of each fetch.
+A program runs on a mesh in one of two modes. In the first the compiler partitions every operation, and only activations
+are pinned (`constrain`). In the second, `shard_map_by_rows`, each device group runs the program on its own rows, holds
+a shard of every weight and gathers the weight only while it is used (`all_gather_param`). Training uses the second
+mode, because the compiler turns each gather of the first into a chain of collective permutes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 Axes = Sequence[str | None]
-"""One logical axis per dimension of an array; None where it has no name."""
+"""One logical axis per dimension of an array; None where a dimension has no name."""
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-RULES: dict[str, tuple[str, ...]] = {
+AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
-    "lookup_batch": ("data",),  # rows while "fsdp" holds the columns of the embedding table
+    "draws": ("data", "fsdp", "tensor"),  # rows of logits, each with the whole vocabulary
+    "lookup_batch": ("data",),  # rows while "fsdp" shards the columns of the embedding table
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv": ("tensor",),
@@ -32,95 +34,108 @@ RULES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "head": (),
     "norm": (),
+    "rank": (),
     "layers": (),
 }
 
 
-def spec(axes: Axes) -> PartitionSpec:
-    """Logical axes of one array -> how it lies on the mesh."""
-    return PartitionSpec(*(RULES[axis] or None if axis else None for axis in axes))
+def partition_spec(axes: Axes, mesh_axes: Collection[str] = MESH_AXES) -> PartitionSpec:
+    """The spec of an array with these logical axes, over these mesh axes only."""
+    entries = [tuple(name for name in AXIS_RULES[axis] if name in mesh_axes) if axis else () for axis in axes]
+    return PartitionSpec(*(entry or None for entry in entries))
 
 
-def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-    """Pins an activation to the mesh of `jax.set_mesh`; without a mesh, `x` itself.
+def on_tpu() -> bool:
+    """Whether the mesh of `jax.set_mesh` has TPUs; they need not be devices of this process."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform == "tpu"
 
-    The rows of an activation take the "fsdp" devices ("batch"), so its embedding dimension stays unnamed.
-    A dimension that its devices do not divide, such as a single row, stays whole on each of them.
+
+def shard_count(axis: str) -> int:
+    """Shards of a dimension with this logical axis on the mesh of `jax.set_mesh`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[name] for name in AXIS_RULES[axis])
+
+
+def constrain(x: Array, axes: Axes) -> Array:
+    """Pins the sharding of an activation on the mesh of `jax.set_mesh`; without a mesh, `x` itself.
+
+    Rows of activations use the "fsdp" devices ("batch"), so their embedding dimension is None. A dimension that its
+    devices do not divide, such as a single row, is replicated.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not _left_to_compiler(mesh):
+    if mesh.empty or not _auto_axes(mesh):
         return x
-    return jax.lax.with_sharding_constraint(x, _fitting(axes, x.shape, mesh))
+    return jax.lax.with_sharding_constraint(x, _dividing_spec(axes, x.shape, mesh))
 
 
-def per_device(
-    function: Callable,
-    in_axes: Sequence[Axes],
-    out_axes: Axes | list[Axes],
-    out_shape: tuple[int, ...] | list[tuple[int, ...]] | None = None,
-) -> Callable:
-    """`function`, run by each device on its own part of the arguments.
+def shard_map_per_device(function: Callable, in_axes: Sequence[Axes], out_axes: Any, out_shape: Any = None) -> Callable:
+    """`function`, run by each device on its shard of the arguments, for programs that the compiler cannot partition.
 
-    `out_shape` is the whole result's, by default the first argument's; a list of axes and one of shapes for a function
-    with several results. For what the compiler would not split by itself. Without a mesh, `function` itself.
+    `out_axes` and `out_shape`, the global shape, are pytrees like the result; by default the result has the shape of
+    the first argument. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not (names := _left_to_compiler(mesh)):
+    if mesh.empty or not (names := _auto_axes(mesh)):
         return function
 
-    def split(*arguments: jax.Array):
-        in_specs = tuple(_fitting(axes, x.shape, mesh) for axes, x in zip(in_axes, arguments, strict=True))
-        if isinstance(out_axes, list):
-            out_specs = tuple(_fitting(axes, shape, mesh) for axes, shape in zip(out_axes, out_shape, strict=True))
-        else:
-            out_specs = _fitting(out_axes, out_shape or arguments[0].shape, mesh)
-        run = jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
-        return run(*arguments)
+    def dividing_specs(tree: Any, shapes: Any) -> Any:
+        return jax.tree.map(lambda axes, shape: _dividing_spec(axes, shape, mesh), tree, shapes, is_leaf=_is_axes)
 
-    return split
+    def run(*arguments: Array) -> Any:
+        shapes = tuple(x.shape for x in arguments)
+        return jax.shard_map(
+            function,
+            in_specs=dividing_specs(tuple(in_axes), shapes),
+            out_specs=dividing_specs(out_axes, shapes[0] if out_shape is None else out_shape),
+            axis_names=names,
+            check_vma=False,
+        )(*arguments)
+
+    return run
 
 
-def by_rows(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
-    """`function`, run by each group of devices that has rows of its own, on its part of the arguments.
+def shard_map_by_rows(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
+    """`function`, run by each device group that holds rows of the batch, on its shard of the arguments.
 
-    `in_axes` and `out_axes`: pytrees as `jax.shard_map` takes them, with axes in place of specs. What several devices
-    share beside the rows ("tensor") stays with the compiler. A result without rows must be the same for all groups,
-    as `summed` and `most` make it. Without a mesh, `function` itself. Inside, weights are parts: `fetch` them.
+    `in_axes` and `out_axes` are pytrees as for `jax.shard_map`, with logical axes in place of specs. The compiler still
+    partitions over the other mesh axes ("tensor"). A result without rows must be equal on all groups, which `psum_grad`
+    and `pmax` ensure. Inside, weights are shards: use `all_gather_param`. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return function
-    names = {name for name in mesh.axis_names if name in RULES["batch"] or mesh.shape[name] == 1}
+    names = {name for name in mesh.axis_names if name in AXIS_RULES["batch"] or mesh.shape[name] == 1}
 
     def specs(tree: Any) -> Any:
-        return jax.tree.map(partial(_spec_over, names), tree, is_leaf=_is_axes)
+        return jax.tree.map(lambda axes: partition_spec(axes, names), tree, is_leaf=_is_axes)
 
     return jax.shard_map(
         function, in_specs=specs(in_axes), out_specs=specs(out_axes), axis_names=names, check_vma=False
     )
 
 
-def part_of(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
-    """The shape that a weight has here: within `by_rows` that of one group's part, else its own."""
-    sizes, parts = _all_by_hand(), [1] * len(shape)
-    for name, dimension in _cut_by_hand(axes).items():
-        parts[dimension] *= sizes[name]
-    return tuple(size // count for size, count in zip(shape, parts, strict=True))
+def local_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
+    """The shape of a weight here: that of a group's shard inside `shard_map_by_rows`, else the global shape."""
+    sizes, shards = _manual_axes(), [1] * len(shape)
+    for name, dimension in _sharded_dimensions(axes).items():
+        shards[dimension] *= sizes[name]
+    return tuple(size // count for size, count in zip(shape, shards, strict=True))
 
 
-def fetch(weight: jax.Array, axes: Axes) -> jax.Array:
-    """Within `by_rows` the whole of a weight from the parts that the groups hold, else the weight itself.
+def all_gather_param(weight: Array, axes: Axes) -> Array:
+    """Inside `shard_map_by_rows` the whole weight, gathered from the shards of the groups; else the weight itself.
 
-    Going backward every group gets the sum of all groups' gradients of its own part, and keeps no other.
+    In the backward pass the gradient is reduce-scattered: each group keeps the sum for its own shard only.
     """
-    for name, dimension in _cut_by_hand(axes).items():
-        weight = _gather(weight, name, dimension)
+    for name, dimension in _sharded_dimensions(axes).items():
+        weight = _all_gather(weight, name, dimension)
     return weight
 
 
-def exchange(x: jax.Array, have: Axes, want: Axes) -> jax.Array:
-    """The same array, cut along the dimensions of `want` and no longer along those of `have`."""
-    held, wanted = _cut_by_hand(have), _cut_by_hand(want)
+def reshard(x: Array, have: Axes, want: Axes) -> Array:
+    """The same array, sharded as `want` and no longer as `have`."""
+    held, wanted = _sharded_dimensions(have), _sharded_dimensions(want)
     for name, dimension in held.items():
         if name not in wanted:
             x = jax.lax.all_gather(x, name, axis=dimension, tiled=True)
@@ -129,51 +144,51 @@ def exchange(x: jax.Array, have: Axes, want: Axes) -> jax.Array:
     return constrain(constrain(x, have), want)
 
 
-def summed(x: jax.Array, axes: Axes = ()) -> jax.Array:
-    """Within `by_rows` the sum of all groups' values, else `x` itself.
+def psum_grad(gradient: Array, axes: Axes) -> Array:
+    """Inside `shard_map_by_rows` the gradient of a weight with these axes, summed over all groups; else itself.
 
-    With the `axes` of a weight: of its gradient, which going back through `fetch` has summed over the groups that
-    share the weight; the sum over the others.
+    The backward pass of `all_gather_param` has summed over the groups among which the weight is sharded; this sums over
+    the others.
     """
-    names = tuple(name for name in _all_by_hand() if name not in _cut_by_hand(axes))
-    return jax.lax.psum(x, names) if names else x
+    names = tuple(name for name in _manual_axes() if name not in _sharded_dimensions(axes))
+    return jax.lax.psum(gradient, names) if names else gradient
 
 
-def most(x: jax.Array) -> jax.Array:
-    """Within `by_rows` the largest of all groups' values, else `x` itself."""
-    names = tuple(_all_by_hand())
+def pmax(x: Array) -> Array:
+    """Inside `shard_map_by_rows` the maximum over all groups, else `x` itself."""
+    names = tuple(_manual_axes())
     return jax.lax.pmax(x, names) if names else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(part: jax.Array, name: str, dimension: int) -> jax.Array:
-    return jax.lax.all_gather(part, name, axis=dimension, tiled=True)
+def _all_gather(shard: Array, name: str, dimension: int) -> Array:
+    return jax.lax.all_gather(shard, name, axis=dimension, tiled=True)
 
 
-def _gather_forward(part: jax.Array, name: str, dimension: int) -> tuple[jax.Array, None]:
-    return _gather(part, name, dimension), None
+def _all_gather_forward(shard: Array, name: str, dimension: int) -> tuple[Array, None]:
+    return _all_gather(shard, name, dimension), None
 
 
-def _gather_backward(name: str, dimension: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    # A TPU scatters a sum over the rows of its tiles. Of one that lies otherwise, the compiler gives the whole to
-    # everybody, which is twice the bytes, and cuts it then.
+def _all_gather_backward(name: str, dimension: int, _: None, gradient: Array) -> tuple[Array]:
+    # A TPU scatters a sum over the rows of its tiles. In another layout the compiler all-reduces the gradient, which is
+    # twice the bytes, and slices the result.
     *slow, fast = (other for other in range(gradient.ndim) if other != dimension)
     gradient = with_layout_constraint(gradient, Layout((*slow, dimension, fast)))
-    for groups in _steps(jax.lax.axis_size(name)):
+    for groups in _reduce_scatter_groups(jax.lax.axis_size(name)):
         gradient = jax.lax.psum_scatter(
             gradient, name, scatter_dimension=dimension, tiled=True, axis_index_groups=groups
         )
     return (gradient,)
 
 
-_gather.defvjp(_gather_forward, _gather_backward)
+_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 
 
-def _steps(devices: int) -> list[list[list[int]] | None]:
-    """Who adds up with whom to scatter a sum over all: in one step (None), or in two, which send as much together.
+def _reduce_scatter_groups(devices: int) -> list[list[list[int]] | None]:
+    """The device groups of each step of a reduce-scatter: one step over all devices (None), or two of equal traffic.
 
-    Over all of 4 x 4, 2 x 2 x 4, 8 x 8 or 4 x 4 x 4 chips at once the compiler would again give everybody the whole;
-    over the square root of their number it does not. 2 x 4 and 4 x 8 need no second step.
+    Over all of 4 x 4, 2 x 2 x 4, 8 x 8 or 4 x 4 x 4 chips at once the compiler would all-reduce instead; over the
+    square root of their number it does not. 2 x 4 and 4 x 8 need no second step.
     """
     root = math.isqrt(devices)
     if devices < 16 or root * root != devices:
@@ -182,37 +197,32 @@ def _steps(devices: int) -> list[list[list[int]] | None]:
     return [far, [list(range(first, first + root)) for first in range(0, devices, root)]]
 
 
-def _left_to_compiler(mesh: AbstractMesh) -> set[str]:
-    """Mesh axes that are not split by hand where this is called."""
+def _auto_axes(mesh: AbstractMesh) -> set[str]:
+    """Mesh axes over which the compiler partitions here."""
     return {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Manual}
 
 
-def _all_by_hand() -> dict[str, int]:
-    """Mesh axes that are, with their sizes; not those of one device, over which nothing is to be done."""
+def _manual_axes() -> dict[str, int]:
+    """Mesh axes that `shard_map_by_rows` maps here, with their sizes; axes of one device are left out."""
     mesh = jax.sharding.get_abstract_mesh()
     return {} if mesh.empty else {name: mesh.shape[name] for name in mesh.manual_axes if mesh.shape[name] > 1}
 
 
-def _cut_by_hand(axes: Axes) -> dict[str, int]:
-    """Of those, the ones that cut an array with these axes, and the dimension that each cuts."""
-    names = _all_by_hand()
-    return {name: dimension for dimension, axis in enumerate(axes) if axis for name in RULES[axis] if name in names}
-
-
-def _spec_over(names: set[str], axes: Axes) -> PartitionSpec:
-    """`spec`, of these mesh axes alone."""
-    kept = [tuple(name for name in RULES[axis] if name in names) if axis else () for axis in axes]
-    return PartitionSpec(*(entry or None for entry in kept))
+def _sharded_dimensions(axes: Axes) -> dict[str, int]:
+    """Manual mesh axis -> the dimension of an array with these axes that it shards."""
+    names = _manual_axes()
+    return {
+        name: dimension for dimension, axis in enumerate(axes) if axis for name in AXIS_RULES[axis] if name in names
+    }
 
 
 def _is_axes(tree: Any) -> bool:
     return isinstance(tree, tuple) and all(axis is None or isinstance(axis, str) for axis in tree)
 
 
-def _fitting(axes: Axes, shape: tuple[int, ...], mesh: AbstractMesh) -> PartitionSpec:
-    """`spec` for what is left to the compiler, without a name for the dimensions that do not divide."""
-    names = _left_to_compiler(mesh)
-    parts = [math.prod(mesh.shape[name] for name in RULES[axis] if name in names) if axis else 1 for axis in axes]
-    return _spec_over(
-        names, [None if size % count else axis for axis, size, count in zip(axes, shape, parts, strict=True)]
-    )
+def _dividing_spec(axes: Axes, shape: tuple[int, ...], mesh: AbstractMesh) -> PartitionSpec:
+    """`partition_spec` over the compiler's mesh axes; dimensions that they do not divide are replicated."""
+    names = _auto_axes(mesh)
+    shards = [math.prod(mesh.shape[name] for name in AXIS_RULES[axis] if name in names) if axis else 1 for axis in axes]
+    dividing = [None if size % count else axis for axis, size, count in zip(axes, shape, shards, strict=True)]
+    return partition_spec(dividing, names)

@@ -1,67 +1,110 @@
-"""The shape of a Qwen2.5 or Qwen3 model and where its weights are. No JAX here, so that reading a config is quick."""
+"""Settings of the model and of the device mesh. Imports no JAX, so that reading a config is fast."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Family = Literal["qwen2", "qwen3"]
-"""By the model_type of Hugging Face's config.json; Qwen2.5 is a qwen2."""
+from memsearcher_jax.ranges import AxisSize, Count, CountOrZero, EvenCount, Positive
+
+Family = Literal["qwen2", "qwen3", "llama"]
+"""The model_type of Hugging Face's config.json; Qwen2.5 has qwen2."""
+
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's change of the rotary frequencies for contexts longer than `original_positions`.
+
+    Wavelengths above original_positions / low_frequency_factor tokens grow by `factor`, those below
+    original_positions / high_frequency_factor stay, and those between are interpolated.
+    """
+
+    factor: Positive = 1.0
+    """Growth of the longest wavelengths; 1: no scaling."""
+    low_frequency_factor: Positive = 1.0
+    """Periods in original_positions tokens, below which a wavelength grows by the complete factor."""
+    high_frequency_factor: Positive = 4.0
+    """Periods above which a wavelength stays; more than low_frequency_factor."""
+    original_positions: Count = 8_192
+    """Context of the pretraining, in tokens."""
+
+
+NO_SCALING = RopeScaling()
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Qwen2.5 or dense Qwen3: grouped heads; SwiGLU; RMSNorm; rotary positions. Defaults: the shape of Qwen2.5-7B."""
+    """Qwen2.5, dense Qwen3 or Llama: grouped-query attention, SwiGLU, RMSNorm, rotary positions.
 
-    vocab_size: int = 152_064
+    Defaults: Qwen2.5-7B.
+    """
+
+    vocab_size: Count = 152_064
     """Rows V of the embedding table; a tokenizer may use fewer."""
-    embed_size: int = 3_584
+    embed_size: Count = 3_584
     """Width D of the residual stream."""
-    ffn_size: int = 18_944
+    ffn_size: Count = 18_944
     """Width F inside a feed-forward block."""
-    layers: int = 28
+    layers: Count = 28
     """Transformer blocks L."""
-    heads: int = 28
+    heads: Count = 28
     """Query heads N; a multiple of kv_heads."""
-    kv_heads: int = 4
+    kv_heads: Count = 4
     """Key and value heads K, each shared by heads / kv_heads query heads."""
-    head_size: int = 128
-    """Width H of one head; even, because rotary positions turn pairs."""
-    rope_theta: float = 1_000_000.0
+    head_size: EvenCount = 128
+    """Width H of one head; even, because rotary positions rotate pairs."""
+    rope_theta: Positive = 1_000_000.0
     """Base of the rotary wavelengths."""
-    norm_eps: float = 1e-6
+    rope_scaling: RopeScaling = NO_SCALING
+    """Scaling of the rotary frequencies, as in Llama 3.1 and later."""
+    norm_eps: Positive = 1e-6
     """Added to the mean square inside RMSNorm."""
-    tied: bool = False
-    """Whether the output layer is the embedding table (Qwen2.5 up to 3B, Qwen3 up to 4B) or a weight of its own."""
+    tie_embeddings: bool = False
+    """Whether the output layer shares the embedding table (Qwen2.5 up to 3B, Qwen3 up to 4B)."""
     family: Family = "qwen2"
-    """What shapes queries, keys and values: a bias on each (qwen2, which is Qwen2.5), or RMSNorm on the query and the
-    key of each head and no bias (qwen3)."""
-    max_positions: int = 32_768
-    """Longest context that the model was made for, in tokens."""
+    """qwen2 (Qwen2.5): a bias on queries, keys and values. qwen3: no bias, but RMSNorm on the query and key of each
+    head. llama (Llama 2 and 3, SmolLM2): neither."""
+    max_positions: Count = 32_768
+    """Longest context that the model supports, in tokens."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the trained weights and of Adam's moments."""
+    """Data type of the trained weights and of Adam's moments. Training needs float32, which bfloat16 would round away;
+    evaluation may load bfloat16."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of activations, of the sampler's weights and of its cache."""
+    """Data type of activations, of the sampler's weights and of its KV cache."""
     attention: Literal["auto", "xla", "splash"] = "auto"
-    """How packed rows are trained on: plain XLA, which keeps [T, T] scores, or the splash kernel of the TPU; auto takes
-    the kernel where the mesh is of TPUs."""
-    remat: Literal["none", "projections", "attention", "full"] = "none"
-    """What the backward pass keeps of each layer: everything (none), its input (full), and beside that what attention
-    gave (attention), or that and the queries, keys and values (projections). The rest is computed again."""
+    """Attention over packed rows in training: plain XLA, which materialises blocks of scores, or JAX's splash kernel
+    for TPUs. auto uses the kernel on a mesh of TPUs."""
+    remat: Literal["none", "save_qkv_attention", "save_attention", "nothing_saveable"] = "none"
+    """What each layer saves for the backward pass; the rest is recomputed. none: everything is saved; nothing_saveable:
+    only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and
+    values."""
     path: str = ""
-    """A Hugging Face folder with the starting weights, or package:tiny, which comes with this package; empty: random
+    """Hugging Face folder of the initial weights, or package:tiny, which comes with this package; empty: random
     weights."""
+    lora_rank: CountOrZero = 0
+    """Rank of LoRA adapters: only they are trained, in float32, while the weights in `path` are frozen in
+    compute_dtype; 0: all weights are trained."""
+    lora_alpha: Positive = 32.0
+    """The product of the adapters is scaled by lora_alpha / lora_rank."""
+    lora_targets: tuple[LoraTarget, ...] = LORA_TARGETS
+    """Projections that have adapters."""
+    adapter: str = ""
+    """PEFT folder of adapters for the weights in `path`. With lora_rank they are trained further, without it they are
+    merged into the weights; empty: none."""
     tokenizer: str = ""
-    """A folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
+    """Folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; -1 takes what the others leave (in one place at most)."""
+    """Devices along each mesh axis; at most one may be -1, which takes all remaining devices."""
 
-    data: int = 1
-    """Copies of the weights; each device of this axis trains on rows of its own."""
-    fsdp: int = -1
-    """Parts that the embed dimension of every weight is cut into; rows are spread over this axis too."""
-    tensor: int = 1
-    """Parts that heads, ffn and vocabulary are cut into; divides model.kv_heads."""
+    data: AxisSize = 1
+    """Data parallelism: replicas of the weights, each trained on different rows."""
+    fsdp: AxisSize = -1
+    """Shards of the embed dimension of every weight; rows are split over this axis too."""
+    tensor: AxisSize = 1
+    """Shards of heads, ffn and vocabulary; divides model.kv_heads."""

@@ -1,95 +1,234 @@
-"""Text encoders of the BERT family: token ids to one unit vector per text. Flax stays inside this file.
+"""Text encoders of the BERT family: a Hugging Face folder to weights, token ids to one unit vector per text.
 
 Devlin et al., "BERT" (2019): post-norm blocks with absolute positions, here without dropout or the pooler. A text's
 vector is the mean of its tokens (E5: Wang et al., "Text Embeddings by Weakly-Supervised Contrastive Pre-training",
-2022, section 3; MiniLM sentence encoders) or the first of them, brought to norm 1.
-Weights keep the orientation of the Hugging Face files (output before input), so that loading only reshapes.
+2022, section 3; MiniLM sentence encoders) or its first token, normalised to length 1.
+Weights have the shapes of the Hugging Face files (output before input), stacked over layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+from jax import Array
 
-from memsearcher_jax.model.encoder_config import EncoderConfig
+from memsearcher_jax.model.hf_config import SIZES, check_supported, integer, read_json, read_settings, resolve_inside
+from memsearcher_jax.model.qwen import Params, param_path
+from memsearcher_jax.model.safetensors_files import check_tensors, open_files
+
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "relu"]] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""`hidden_act` of config.json -> `EncoderConfig.activation`; "gelu" is the exact one."""
+
+ACTIVATION_FUNCTIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_tanh": jax.nn.gelu, "relu": jax.nn.relu}
+
+FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
+"""model_type -> 1 where positions start after the padding id (RoBERTa), 0 where they start at 0."""
+
+SUPPORTED = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "quantization_config": (None,),
+}
+"""Settings that change the numbers -> the values that this encoder implements."""
+
+MODULES = {"Transformer", "Pooling", "Normalize"}
+"""Supported modules of a sentence-transformers encoder; vectors are normalised in any case."""
+
+NAMES = {
+    "word": "embeddings.word_embeddings.weight",
+    "position": "embeddings.position_embeddings.weight",
+    "type": "embeddings.token_type_embeddings.weight",
+    "embed_scale": "embeddings.LayerNorm.weight",
+    "embed_shift": "embeddings.LayerNorm.bias",
+    "layers.wq": "encoder.layer.{}.attention.self.query.weight",
+    "layers.bq": "encoder.layer.{}.attention.self.query.bias",
+    "layers.wk": "encoder.layer.{}.attention.self.key.weight",
+    "layers.bk": "encoder.layer.{}.attention.self.key.bias",
+    "layers.wv": "encoder.layer.{}.attention.self.value.weight",
+    "layers.bv": "encoder.layer.{}.attention.self.value.bias",
+    "layers.wo": "encoder.layer.{}.attention.output.dense.weight",
+    "layers.bo": "encoder.layer.{}.attention.output.dense.bias",
+    "layers.attention_scale": "encoder.layer.{}.attention.output.LayerNorm.weight",
+    "layers.attention_shift": "encoder.layer.{}.attention.output.LayerNorm.bias",
+    "layers.up": "encoder.layer.{}.intermediate.dense.weight",
+    "layers.up_bias": "encoder.layer.{}.intermediate.dense.bias",
+    "layers.down": "encoder.layer.{}.output.dense.weight",
+    "layers.down_bias": "encoder.layer.{}.output.dense.bias",
+    "layers.ffn_scale": "encoder.layer.{}.output.LayerNorm.weight",
+    "layers.ffn_shift": "encoder.layer.{}.output.LayerNorm.bias",
+}
+"""Parameter path -> tensor name, in which {} is the layer."""
+
+PREFIXES = ("", "bert.", "roberta.")
+"""Prefixes of all tensor names; a larger model saves its encoder under one."""
 
 NORMAL = nn.initializers.normal(0.02)
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
-ACTIVATIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_tanh": jax.nn.gelu, "relu": jax.nn.relu}
 
 
-def init(key: jax.Array, config: EncoderConfig) -> dict:
+@dataclass(frozen=True)
+class EncoderConfig:
+    """A post-norm BERT with absolute positions, and its pooling. Defaults: the shape of e5-base-v2."""
+
+    vocab_size: int = 30_522  # V
+    embed_size: int = 768  # D, also the size of a text's vector
+    ffn_size: int = 3_072  # F
+    layers: int = 12  # L
+    heads: int = 12  # N
+    positions: int = 512  # rows of the position table
+    first_position: int = 0  # row of that table for the first token
+    types: int = 2  # rows of the segment table, of which only the first is used
+    norm_eps: float = 1e-12
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    pad_id: int = 0
+    pooling: Literal["mean", "cls"] = "mean"
+    max_tokens: int = 512  # longest text, special tokens included
+    lower_case: bool = False  # applied before the tokenizer, which may lower-case too
+    query_prompt: str = ""  # prepended to every query; empty where the folder states none
+    passage_prompt: str = ""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def head_size(self) -> int:
+        return self.embed_size // self.heads
+
+
+def init(key: Array, config: EncoderConfig) -> Params:
     """Random float32 weights; the leaves under "layers" are stacked, [L, ...]."""
-    return Bert(config).init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))["params"]
+    return dict(Bert(config).init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))["params"])
 
 
-def declared(config: EncoderConfig) -> dict:
-    """The tree of `init` with a `jax.ShapeDtypeStruct` in place of each array; takes no memory."""
+def param_specs(config: EncoderConfig) -> Params:
+    """The tree of `init` with a `jax.ShapeDtypeStruct` in place of each array; allocates nothing."""
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
 
 
-def hidden_states(params: dict, config: EncoderConfig, ids_BT: jax.Array, length_B: jax.Array) -> jax.Array:
+def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
+    """(config, params): float32 numpy arrays in the tree of `init`, for the caller to place on devices.
+
+    Tensors outside the encoder, such as a pooler or a head, are not read.
+    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or another family of models.
+    """
+    directory = Path(directory)
+    config = read_config(directory)
+    with ExitStack() as stack:
+        files = open_files(directory, stack)
+        prefix = next((prefix for prefix in PREFIXES if prefix + NAMES["word"] in files), None)
+        if prefix is None:
+            raise ValueError(f"{directory} lacks the tensor {NAMES['word']}: it holds no encoder of the BERT family")
+
+        def load_weight(path: tuple, spec: jax.ShapeDtypeStruct) -> np.ndarray:
+            name = prefix + NAMES[param_path(path)]
+            stacked = "{}" in name
+            names = [name.format(layer) for layer in range(config.layers)] if stacked else [name]
+            shape: tuple[int, ...] = spec.shape[1:] if stacked else spec.shape
+            check_tensors(directory, files, dict.fromkeys(names, shape))
+            weights = [files[name].get_tensor(name).astype(np.float32) for name in names]
+            return np.stack(weights) if stacked else weights[0]
+
+        return config, jax.tree.map_with_path(load_weight, param_specs(config))
+
+
+def read_config(directory: str | Path) -> EncoderConfig:
+    """The encoder of a folder. Without sentence-transformers' `modules.json` the pooling is the mean, as for E5.
+
+    Raises FileNotFoundError without folder or config.json, ValueError for an unsupported encoder.
+    """
+    path, settings = read_settings(directory)
+    model_type, activation = settings.get("model_type"), settings.get("hidden_act")
+    if model_type not in FAMILIES:
+        raise ValueError(f"{path}: model_type is {model_type!r}, expected one of {', '.join(FAMILIES)}")
+    check_supported(path, settings, SUPPORTED)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{path}: hidden_act is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+    sizes: dict[str, Any] = {field: integer(path, settings, key) for field, key in SIZES.items()}
+    if sizes["embed_size"] % sizes["heads"]:
+        raise ValueError(
+            f"{path}: hidden_size {sizes['embed_size']} is not a multiple of num_attention_heads {sizes['heads']}"
+        )
+    positions = integer(path, settings, "max_position_embeddings")
+    pad_id = integer(path, {"pad_token_id": 0} | settings, "pad_token_id", minimum=0)
+    first_position = (pad_id + 1) * FAMILIES[model_type]
+    return EncoderConfig(
+        **sizes,
+        positions=positions,
+        first_position=first_position,
+        types=integer(path, settings, "type_vocab_size"),
+        norm_eps=float(settings.get("layer_norm_eps", 1e-12)),
+        activation=ACTIVATIONS[activation],
+        pad_id=pad_id,
+        **_sentence_settings(path.parent, positions - first_position),
+    )
+
+
+def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
     """hidden_BTD in compute_dtype. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding.
 
-    What comes out at padding means nothing. T may be at most `config.positions - config.first_position`.
+    The output at padding is undefined. T may be at most `config.positions - config.first_position`.
     """
-    return Bert(config).apply({"params": params}, ids_BT, length_B)
+    hidden_BTD: Any = Bert(config).apply({"params": params}, ids_BT, length_B)
+    return hidden_BTD
 
 
-def encode(params: dict, config: EncoderConfig, ids_BT: jax.Array, length_B: jax.Array) -> jax.Array:
-    """vector_BD, float32, of norm 1: the pooled hidden states of each row, as `hidden_states` takes them."""
+def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
+    """vector_BD, float32, of length 1: the pooled `hidden_states` of each row."""
     hidden_BTD = hidden_states(params, config, ids_BT, length_B).astype(jnp.float32)
     if config.pooling == "cls":
         pooled_BD = hidden_BTD[:, 0]
     else:
-        real_BT = jnp.arange(ids_BT.shape[1]) < length_B[:, None]
-        pooled_BD = jnp.sum(hidden_BTD * real_BT[..., None], axis=1) / length_B[:, None]
+        mask_BT = jnp.arange(ids_BT.shape[1]) < length_B[:, None]
+        pooled_BD = jnp.sum(hidden_BTD * mask_BT[..., None], axis=1) / length_B[:, None]
     return pooled_BD / jnp.linalg.norm(pooled_BD, axis=-1, keepdims=True)
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """Declares a module's weights: float32 on disk and in params, compute_dtype in use."""
-
-    module: nn.Module
-    dtype: str
-
-    def __call__(self, name: str, shape: tuple[int, ...], init=NORMAL) -> jax.Array:
-        return self.module.param(name, init, shape, jnp.float32).astype(self.dtype)
-
-
 class Block(nn.Module):
-    """One layer: attend, add, norm, feed, add, norm."""
+    """One layer: attention, add, norm, feed-forward, add, norm."""
 
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> tuple[jax.Array, None]:
+    def __call__(self, x_BTD: Array, mask_BT: Array) -> tuple[Array, None]:
         c = self.config
-        D, N, H, F = c.embed_size, c.heads, c.head_size, c.ffn_size
-        weight = _Weights(self, c.compute_dtype)
-        wq_NHD, bq_NH = weight("wq", (N, H, D)), weight("bq", (N, H), ZEROS)
-        wk_NHD, bk_NH = weight("wk", (N, H, D)), weight("bk", (N, H), ZEROS)
-        wv_NHD, bv_NH = weight("wv", (N, H, D)), weight("bv", (N, H), ZEROS)
-        wo_DNH, bo_D = weight("wo", (D, N, H)), weight("bo", (D,), ZEROS)
-        attention_scale_D, attention_shift_D = _norm(weight, "attention", D)
+        D, F, N, H = c.embed_size, c.ffn_size, c.heads, c.head_size
+        weight = partial(_param, self)
+        wq_NHD, bq_NH = weight("wq", (D, D)).reshape(N, H, D), weight("bq", (D,), ZEROS).reshape(N, H)
+        wk_NHD, bk_NH = weight("wk", (D, D)).reshape(N, H, D), weight("bk", (D,), ZEROS).reshape(N, H)
+        wv_NHD, bv_NH = weight("wv", (D, D)).reshape(N, H, D), weight("bv", (D,), ZEROS).reshape(N, H)
+        wo_DNH, bo_D = weight("wo", (D, D)).reshape(D, N, H), weight("bo", (D,), ZEROS)
+        attention_scale_D, attention_shift_D = (
+            weight("attention_scale", (D,), ONES),
+            weight("attention_shift", (D,), ZEROS),
+        )
         up_FD, up_bias_F = weight("up", (F, D)), weight("up_bias", (F,), ZEROS)
         down_DF, down_bias_D = weight("down", (D, F)), weight("down_bias", (D,), ZEROS)
-        ffn_scale_D, ffn_shift_D = _norm(weight, "ffn", D)
+        ffn_scale_D, ffn_shift_D = weight("ffn_scale", (D,), ONES), weight("ffn_shift", (D,), ZEROS)
 
         q_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wq_NHD) + bq_NH
         k_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wk_NHD) + bk_NH
         v_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wv_NHD) + bv_NH
-        mixed_BTNH = attend(q_BTNH, k_BTNH, v_BTNH, real_BT)
-        x_BTD += jnp.einsum("BTNH,DNH->BTD", mixed_BTNH, wo_DNH) + bo_D
+        out_BTNH = bidirectional_attention(q_BTNH, k_BTNH, v_BTNH, mask_BT)
+        x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, wo_DNH) + bo_D
         x_BTD = layer_norm(x_BTD, attention_scale_D, attention_shift_D, c.norm_eps)
 
-        fed_BTF = ACTIVATIONS[c.activation](jnp.einsum("BTD,FD->BTF", x_BTD, up_FD) + up_bias_F)
-        x_BTD += jnp.einsum("BTF,DF->BTD", fed_BTF, down_DF) + down_bias_D
+        activation = ACTIVATION_FUNCTIONS[c.activation]
+        ffn_BTF = activation(jnp.einsum("BTD,FD->BTF", x_BTD, up_FD) + up_bias_F)
+        x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, down_DF) + down_bias_D
         return layer_norm(x_BTD, ffn_scale_D, ffn_shift_D, c.norm_eps), None
 
 
@@ -99,39 +238,77 @@ class Bert(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, ids_BT: jax.Array, length_B: jax.Array) -> jax.Array:
+    def __call__(self, ids_BT: Array, length_B: Array) -> Array:
         c = self.config
         D, T = c.embed_size, ids_BT.shape[1]
-        weight = _Weights(self, c.compute_dtype)
+        weight = partial(_param, self)
         word_VD = weight("word", (c.vocab_size, D))
-        position_PD = weight("position", (c.positions, D))
-        type_SD = weight("type", (c.types, D))
-        scale_D, shift_D = _norm(weight, "embed", D)
+        position_TD = weight("position", (c.positions, D))[c.first_position : c.first_position + T]
+        type_D = weight("type", (c.types, D))[0]
+        scale_D, shift_D = weight("embed_scale", (D,), ONES), weight("embed_shift", (D,), ZEROS)
 
-        x_BTD = word_VD[ids_BT] + position_PD[c.first_position : c.first_position + T] + type_SD[0]
-        x_BTD = layer_norm(x_BTD, scale_D, shift_D, c.norm_eps)
+        x_BTD = layer_norm(word_VD[ids_BT] + position_TD + type_D, scale_D, shift_D, c.norm_eps)
         layers = nn.scan(
-            Block, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=c.layers
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # Flax annotates int
+            length=c.layers,
         )
         x_BTD, _ = layers(c, name="layers")(x_BTD, jnp.arange(T) < length_B[:, None])
         return x_BTD
 
 
-def attend(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, real_BT: jax.Array) -> jax.Array:
-    """mixed_BTNH: each token looks at all real tokens of its row. Scores and the softmax are float32."""
-    score_BNTS = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BTNH, preferred_element_type=jnp.float32)
-    score_BNTS *= q_BTNH.shape[-1] ** -0.5
-    weight_BNTS = jax.nn.softmax(jnp.where(real_BT[:, None, None], score_BNTS, -jnp.inf), axis=-1)
-    return jnp.einsum("BNTS,BSNH->BTNH", weight_BNTS.astype(v_BTNH.dtype), v_BTNH)
+def bidirectional_attention(q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, mask_BT: Array) -> Array:
+    """out_BTNH: each token attends to all real tokens of its row. Scores and the softmax are float32."""
+    score_BNTC = jnp.einsum("BTNH,BCNH->BNTC", q_BTNH, k_BTNH, preferred_element_type=jnp.float32)
+    score_BNTC *= q_BTNH.shape[-1] ** -0.5
+    weight_BNTC = jax.nn.softmax(jnp.where(mask_BT[:, None, None], score_BNTC, -jnp.inf), axis=-1)
+    return jnp.einsum("BNTC,BCNH->BTNH", weight_BNTC.astype(v_BTNH.dtype), v_BTNH)
 
 
-def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, shift_D: jax.Array, eps: float) -> jax.Array:
-    """(x - mean) / sqrt(variance + eps) * scale + shift, in float32, in the type of x. Ba et al. 2016, eq. 4."""
+def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * scale + shift, normalised in float32. Ba et al. 2016, eq. 4."""
     wide_BTD = x_BTD.astype(jnp.float32)
     centred_BTD = wide_BTD - jnp.mean(wide_BTD, axis=-1, keepdims=True)
     inverse_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(centred_BTD), axis=-1, keepdims=True) + eps)
     return (centred_BTD * inverse_BT1).astype(x_BTD.dtype) * scale_D + shift_D
 
 
-def _norm(weight: _Weights, name: str, size: int) -> tuple[jax.Array, jax.Array]:
-    return weight(f"{name}_scale", (size,), ONES), weight(f"{name}_shift", (size,), ZEROS)
+def _param(module: Block | Bert, name: str, shape: tuple[int, ...], init: Callable = NORMAL) -> Array:
+    """Declares a weight: float32 in params, compute_dtype in use."""
+    return module.param(name, init, shape, jnp.float32).astype(module.config.compute_dtype)
+
+
+def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
+    """Fields that sentence-transformers stores in separate files; `limit` is the longest text that positions allow."""
+    transformer = _optional_json(directory / "sentence_bert_config.json")
+    prompts = _optional_json(directory / "config_sentence_transformers.json").get("prompts") or {}
+    return {
+        "pooling": _pooling(directory),
+        "max_tokens": min(transformer.get("max_seq_length") or limit, limit),
+        "lower_case": bool(transformer.get("do_lower_case", False)),
+        "query_prompt": prompts.get("query", ""),
+        "passage_prompt": prompts.get("passage", prompts.get("document", "")),
+    }
+
+
+def _pooling(directory: Path) -> Literal["mean", "cls"]:
+    index = directory / "modules.json"
+    if not index.is_file():
+        return "mean"
+    modules = {module["type"].rpartition(".")[2]: module.get("path", "") for module in read_json(index, kind=list)}
+    if unknown := sorted(set(modules) - MODULES):
+        raise ValueError(f"{index}: module {unknown[0]} is not supported, only {', '.join(sorted(MODULES))} are")
+    if "Pooling" not in modules:
+        raise ValueError(f"{index} lists no Pooling module, which makes one vector of a text")
+    path = resolve_inside(directory, modules["Pooling"], named_by=index) / "config.json"
+    settings = _optional_json(path)
+    modes = sorted(key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True)
+    if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):
+        raise ValueError(f"{path}: pools by {' and '.join(modes) or 'nothing'}; only mean or only cls is supported")
+    return "cls" if modes == ["pooling_mode_cls_token"] else "mean"
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Qwen2.5 and dense Qwen3 as pure functions over a plain dict of arrays; Flax stays inside this file.
+"""Qwen2.5, dense Qwen3 and Llama as pure functions over a plain dict of arrays; Flax stays inside this file.
 
 Weights keep the orientation of the Hugging Face files (output before input), so that loading and saving only reshape.
 """
@@ -6,129 +6,154 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from memsearcher_jax.model import splash
-from memsearcher_jax.model.attention import SAVED, attend, attend_to_row, rotary_angles, rotate
-from memsearcher_jax.model.axes import constrain, exchange, fetch, part_of
-from memsearcher_jax.model.cache import Cache, Growing, Reading, Recent
+from memsearcher_jax.model.attention import (
+    ATTENTION_OUTPUT,
+    Visible,
+    apply_rope,
+    packed_attention,
+    rope_rotation,
+    splash_attention,
+)
+from memsearcher_jax.model.axes import all_gather_param, constrain, local_shape, reshard
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
+
+Params = dict[str, Any]
+"""A nested dict of arrays; the leaves under "layers" are stacked, [L, ...]."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
-PROJECTIONS = "projections"  # name of queries, keys and values, for a remat policy
-KEPT = {"full": (), "attention": (SAVED,), "projections": (SAVED, PROJECTIONS)}
-"""By `ModelConfig.remat`: what the backward pass finds beside each layer's input."""
+QKV = "qkv"  # checkpoint name of queries, keys and values, for a remat policy
+SAVED_NAMES = {
+    "nothing_saveable": (),
+    "save_attention": (ATTENTION_OUTPUT,),
+    "save_qkv_attention": (ATTENTION_OUTPUT, QKV),
+}
+"""`ModelConfig.remat` -> what the backward pass saves besides each layer's input."""
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def init(key: jax.Array, config: ModelConfig) -> dict:
+def init(key: Array, config: ModelConfig) -> Params:
     """Random weights in `config.param_dtype`; the leaves under "layers" are stacked, [L, ...].
 
-    Of variance 1 / inputs, and what is added to the residual stream of 1 / (2 L inputs) (GPT-2: Radford et al., 2019,
-    section 2.3). At the size of 7B that is Qwen's 0.02; a narrow model would never learn to copy with 0.02.
+    The variance is 1 / fan_in, and 1 / (2 L fan_in) for projections into the residual stream (GPT-2: Radford et al.,
+    2019, section 2.3). At the size of 7B that is Qwen's standard deviation of 0.02, with which a narrow model would
+    never learn to copy.
 
-    Under `jax.jit` with `out_shardings=sharding.param_shardings(config, mesh)` each device makes its own part only.
+    Under `jax.jit` with `out_shardings=sharding.param_shardings(config, mesh)` each device creates only its own shard.
     """
     return jax.tree.map(lambda box: box.value, _boxed_init(key, config), is_leaf=_is_box)
 
 
 @dataclass(frozen=True)
-class Weight:
-    """What is declared about one weight: one logical axis (see axes.py) per dimension."""
+class ParamSpec:
+    """Shape, type and logical axes (one per dimension, see axes.py) of one weight."""
 
     shape: tuple[int, ...]
     dtype: jnp.dtype
     axes: tuple[str, ...]
 
 
-def declared(config: ModelConfig) -> dict:
-    """The tree of `init` with each array's `Weight` in its place; takes no memory."""
-    return jax.tree.map(lambda weight: weight, _declared(config))  # a tree of the caller's own
+def param_specs(config: ModelConfig) -> Params:
+    """The tree of `init` with a `ParamSpec` in place of each array; allocates nothing."""
+    return jax.tree.map(lambda spec: spec, _param_specs(config))  # a copy: the cached tree is mutable
 
 
 @functools.cache
-def _declared(config: ModelConfig) -> dict:
-    # The key is made inside: under the mesh of a machine that is only compiled for, nothing can run.
+def _param_specs(config: ModelConfig) -> Params:
+    # The key is made inside eval_shape: under a mesh of devices that are only compiled for, nothing can run.
     boxes = jax.eval_shape(lambda: _boxed_init(jax.random.key(0), config))
-    return jax.tree.map(lambda box: Weight(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)
+    return jax.tree.map(lambda box: ParamSpec(box.value.shape, box.value.dtype, box.names), boxes, is_leaf=_is_box)
 
 
-def weight_axes(config: ModelConfig) -> dict:
-    """The tree of `init` with each array's logical axes in its place."""
-    return jax.tree.map(lambda weight: weight.axes, declared(config))
+def param_axes(config: ModelConfig) -> Params:
+    """The tree of `init` with the logical axes in place of each array."""
+    return jax.tree.map(lambda spec: spec.axes, param_specs(config))
+
+
+def param_path(path: tuple) -> str:
+    """A tree path of JAX as text, such as "layers.wq"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def forward(
-    params: dict,
+    params: Params,
     config: ModelConfig,
-    ids_BT: jax.Array,
-    position_BT: jax.Array,
-    segment_BT: jax.Array,
-    cache: Cache | Reading | Growing | None = None,
+    ids_BT: Array,
+    position_BT: Array,
+    segment_BT: Array,
+    cache: CacheView | DecodeCache | None = None,
     *,
     output: Literal["logits", "hidden"] = "logits",
-) -> tuple[jax.Array, Cache | Recent | None]:
-    """(logits_BTV float32 or hidden_BTD in compute_dtype, what holds the new tokens: `cache.append` of them).
+) -> tuple[Array, Cache | DecodeBuffer | None]:
+    """(logits_BTV float32 or hidden_BTD in compute_dtype, the result of `cache.append` for the new tokens).
 
-    Without a cache a row may pack several texts: tokens see their own segment only; segment 0 is padding.
-    With a cache segment_BT is 1 for tokens and 0 for padding, which stands at the end; row b's tokens stand at the
-    positions behind all that the row holds (as position_BT must say), see it, and are added to it.
-    What comes out at padding means nothing.
-    Raises ValueError for another `output`, or for a block wider than the cache.
+    Without a cache a row may pack several texts: tokens attend to their own segment only; segment 0 is padding. A
+    segment whose positions begin at P > 0 continues the first P tokens of its row, and attends to those too; all such
+    segments of a row have the same P.
+    With a cache segment_BT is 0 for padding, which comes last in a chunk; tokens follow the entries that their context
+    holds (position_BT must agree), attend to them, and are appended. The output at padding is undefined. Raises
+    ValueError for another `output`.
     """
     if output not in ("logits", "hidden"):
         raise ValueError(f"output {output!r}: choose logits or hidden")
-    hidden_BTD, cache = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
-    return (hidden_BTD if output == "hidden" else logits(output_table(params, config), hidden_BTD)), cache
+    result: Any = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
+    hidden_BTD, new_cache = result
+    return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
 
 
-def output_table(params: dict, config: ModelConfig) -> jax.Array:
-    """table_VD in compute_dtype: the output layer, fetched once for all the chunks that `logits` takes."""
-    return fetch(_output_part(params, config), ("vocab", "embed"))
+def output_embedding(params: Params, config: ModelConfig) -> Array:
+    """table_VD in compute_dtype: the output layer, gathered once for all the chunks that `logits` is called with."""
+    return all_gather_param(_local_output_embedding(params, config), ("vocab", "embed"))
 
 
-def output_layer(params: dict, config: ModelConfig, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(the table of `output_table`, hidden_BTD), for training: the table waits for the hidden states to be there.
+def output_embedding_after(params: Params, config: ModelConfig, hidden_BTD: Array) -> tuple[Array, Array]:
+    """(`output_embedding`, hidden_BTD) for training: the table is gathered only once the hidden states are computed.
 
-    And going backward they wait for its gradient to be scattered. So neither is whole while layers are computed.
+    In the backward pass the hidden states wait until the table's gradient is scattered. So neither the whole table nor
+    its whole gradient is in memory while layers are computed.
     """
-    part_VD, hidden_BTD = jax.lax.optimization_barrier((_output_part(params, config), hidden_BTD))
-    return fetch(part_VD, ("vocab", "embed")), hidden_BTD
+    local_VD, hidden_BTD = jax.lax.optimization_barrier((_local_output_embedding(params, config), hidden_BTD))
+    return all_gather_param(local_VD, ("vocab", "embed")), hidden_BTD
 
 
-def logits(table_VD: jax.Array, hidden_BTD: jax.Array) -> jax.Array:
-    """logits_BTV, float32, of the hidden states that `forward` gives; for any T, so that callers can go in chunks."""
+def logits(table_VD: Array, hidden_BTD: Array) -> Array:
+    """logits_BTV, float32, of the hidden states of `forward`, for any T: callers can work in chunks."""
     logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
     return constrain(logits_BTV, ("batch", None, "vocab"))
 
 
 class Block(nn.Module):
-    """One layer: norm, attend, add, norm, feed, add."""
+    """One layer: norm, attention, add, norm, feed-forward, add."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(
         self,
-        x_BTD: jax.Array,
-        angle_BTh: jax.Array,
-        segment_BT: jax.Array,
-        cache: Cache | Reading | Growing | None,  # of all layers, read only
-        layer: jax.Array,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """x_BTD, and with a cache this block's (k_BKTH, v_BKTH): written once for all layers, after the scan."""
+        x_BTD: Array,
+        rotation: tuple[Array, Array],  # of `rope_rotation`
+        segment_BT: Array,  # read with a cache
+        visible: Visible,  # read without a cache
+        cache: CacheView | DecodeCache | None,  # of all layers, read only
+        layer: Array,
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        """x_BTD, and with a cache this layer's (k_BKTH, v_BKTH), which are written for all layers after the scan."""
         c = self.config
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
-        def weight(name: str, axes: str, *declaration) -> jax.Array:
-            # Cast first: half the bytes travel.
-            return fetch(_weight(self, name, axes, *declaration).astype(c.compute_dtype), axes.split())
+        def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Array:
+            # The cast comes first: half the bytes are gathered.
+            return all_gather_param(_param(self, name, axes, shape, init).astype(c.compute_dtype), axes.split())
 
         attention_norm_D = weight("attention_norm", "norm", (D,), ONES)
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
@@ -148,171 +173,162 @@ class Block(nn.Module):
             q_BNTH += weight("bq", "heads head", (N, H), ZEROS)[:, None]
             k_BKTH += weight("bk", "kv head", (K, H), ZEROS)[:, None]
             v_BKTH += weight("bv", "kv head", (K, H), ZEROS)[:, None]
-        else:
+        elif c.family == "qwen3":
             q_BNTH = rms_norm(q_BNTH, weight("q_norm", "norm", (H,), ONES), c.norm_eps)
             k_BKTH = rms_norm(k_BKTH, weight("k_norm", "norm", (H,), ONES), c.norm_eps)
-        q_BNTH = constrain(rotate(q_BNTH, angle_BTh), ("batch", "heads", None, None))
-        k_BKTH = constrain(rotate(k_BKTH, angle_BTh), ("batch", "kv", None, None))
+        if cache is None:
+            q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
+        q_BNTH = constrain(q_BNTH, ("batch", "heads", None, None))
+        k_BKTH = constrain(k_BKTH, ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        q_BNTH, k_BKTH, v_BKTH = (checkpoint_name(x, PROJECTIONS) for x in (q_BNTH, k_BKTH, v_BKTH))
+        q_BNTH, k_BKTH, v_BKTH = (checkpoint_name(x, QKV) for x in (q_BNTH, k_BKTH, v_BKTH))
         if cache is not None:
-            k_BKTH, v_BKTH = _told_by_the_key(k_BKTH, v_BKTH)
-            mixed_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, segment_BT, cache.read(layer))
+            out_BNTH, k_BKTH, v_BKTH = cache.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT)
         elif c.attention == "splash":
-            mixed_BNTH = splash.attend(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+            out_BNTH = splash_attention(q_BNTH, k_BKTH, v_BKTH, visible)
         else:
-            mixed_BNTH = attend_to_row(q_BNTH, k_BKTH, v_BKTH, segment_BT)
-        x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", mixed_BNTH, wo_DNH), ("batch", None, None))
+            out_BNTH = packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)
+        x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", out_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
-        gate_BTF = jax.nn.silu(_widen(y_BTD, gate_FD))
-        fed_BTF = constrain(gate_BTF * _widen(y_BTD, up_FD), ("batch", None, "ffn"))
-        x_BTD += constrain(jnp.einsum("BTF,DF->BTD", fed_BTF, down_DF), ("batch", None, None))
+        gate_BTF = jax.nn.silu(up_projection(y_BTD, gate_FD))
+        ffn_BTF = constrain(gate_BTF * up_projection(y_BTD, up_FD), ("batch", None, "ffn"))
+        x_BTD += constrain(jnp.einsum("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", None, None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 
 
 class Qwen(nn.Module):
-    """Embedding, the stacked layers in one scan, the final norm, the output layer."""
+    """Embedding, the stacked layers in one scan, the final norm; the output layer is declared here too."""
 
     config: ModelConfig
 
     def setup(self):
         c = self.config
-        self.embed_VD = _weight(self, "embed", "vocab embed", (c.vocab_size, c.embed_size), _normal(c.embed_size))
-        # Inside a scan nothing can merge the recomputation with the first pass, so the guard against it is waste.
+        table_shape = (c.vocab_size, c.embed_size)
+        self.embed_VD = _param(self, "embed", "vocab embed", table_shape, _normal(c.embed_size))
         block = Block
         if c.remat != "none":
-            policy = jax.checkpoint_policies.save_only_these_names(*KEPT[c.remat])
+            # prevent_cse is not needed inside a scan.
+            policy = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES[c.remat])
             block = nn.remat(Block, prevent_cse=False, policy=policy)
         self.layers = nn.scan(
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
+            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]  # annotated int
             length=c.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(c)
-        self.final_norm_D = _weight(self, "final_norm", "norm", (c.embed_size,), ONES)
-        if not c.tied:
-            self.unembed_VD = _weight(
-                self, "unembed", "vocab embed", (c.vocab_size, c.embed_size), _normal(c.embed_size)
-            )
+        self.final_norm_D = _param(self, "final_norm", "norm", (c.embed_size,), ONES)
+        if not c.tie_embeddings:
+            self.unembed_VD = _param(self, "unembed", "vocab embed", table_shape, _normal(c.embed_size))
 
     def __call__(
-        self,
-        ids_BT: jax.Array,
-        position_BT: jax.Array,
-        segment_BT: jax.Array,
-        cache: Cache | Reading | Growing | None,
-    ) -> tuple[jax.Array, Cache | Recent | None]:
+        self, ids_BT: Array, position_BT: Array, segment_BT: Array, cache: CacheView | DecodeCache | None
+    ) -> tuple[Array, Cache | DecodeBuffer | None]:
+        """(hidden_BTD after the final norm, the result of `cache.append`)."""
         c = self.config
-        x_BTD = self._look_up(ids_BT)
-        angle_BTh = rotary_angles(position_BT, c.head_size, c.rope_theta)
-        layer_L = jnp.arange(c.layers)
-        x_BTD, new = self.layers(x_BTD, angle_BTh, segment_BT, cache, layer_L)
-        if cache is not None:
-            cache = cache.append(*new, segment_BT)
-        return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), cache
+        x_BTD = self._embed(ids_BT)
+        # Without the barrier the TPU compiler computes it again in each layer.
+        rotation = jax.lax.optimization_barrier(rope_rotation(position_BT, c.head_size, c.rope_theta, c.rope_scaling))
+        x_BTD, new_kv = self.layers(
+            x_BTD, rotation, segment_BT, Visible.of(position_BT, segment_BT), cache, jnp.arange(c.layers)
+        )
+        new_cache = cache.append(new_kv[0], new_kv[1], segment_BT) if cache is not None and new_kv is not None else None
+        return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), new_cache
 
-    def _look_up(self, ids_BT: jax.Array) -> jax.Array:
-        # Each device reads its own columns of the table for the rows of its whole "fsdp" group, then they swap: left
-        # to itself the compiler gathers the table. Cast after that, because a frequent token's gradient is a sum of
-        # thousands, which bfloat16 would not hold.
-        ids_BT = exchange(ids_BT, ("batch", None), ("lookup_batch", None))
-        x_BTD = _rows_of(self.config.vocab_size, self.embed_VD, ids_BT)
-        x_BTD = exchange(x_BTD, ("lookup_batch", None, "embed"), ("batch", None, None))
+    def _embed(self, ids_BT: Array) -> Array:
+        # Each device reads its columns of the table for the rows of its whole "fsdp" group, then they are exchanged:
+        # by itself the compiler gathers the table. The cast comes last, because the gradient of a frequent token is a
+        # sum of thousands, which bfloat16 would round.
+        ids_BT = reshard(ids_BT, ("batch", None), ("lookup_batch", None))
+        x_BTD = cast("Array", _take_embeddings(self.config.vocab_size, self.embed_VD, ids_BT))
+        x_BTD = reshard(x_BTD, ("lookup_batch", None, "embed"), ("batch", None, None))
         return x_BTD.astype(self.config.compute_dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rows_of(vocab_size: int, table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
-    """table_VD[ids_BT]. Its gradient is added up row by row of the batch.
+def _take_embeddings(vocab_size: int, table_VD: Array, ids_BT: Array) -> Array:
+    """table_VD[ids_BT], whose gradient is accumulated row by row of the batch.
 
-    For all rows at once the TPU compiler sorts the ids first, and that sort takes it a fifth of the time that it needs
-    for the whole update of 7B. The sums are as quick without, by its own estimate.
+    For all rows at once the TPU compiler sorts the ids first, and compiling that sort takes a fifth of the compile time
+    of the whole 7B update. By the compiler's estimate the sums are as fast without it.
     """
     return table_VD[ids_BT]
 
 
-def _rows_of_forward(vocab_size: int, table_VD: jax.Array, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _take_embeddings_forward(vocab_size: int, table_VD: Array, ids_BT: Array) -> tuple[Array, Array]:
     return table_VD[ids_BT], ids_BT
 
 
-def _rows_of_backward(vocab_size: int, ids_BT: jax.Array, gradient_BTD: jax.Array) -> tuple[jax.Array, None]:
-    def add_row(sum_VD: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        ids_T, gradient_TD = row
-        return sum_VD.at[ids_T].add(gradient_TD.astype(sum_VD.dtype)), None
+def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> tuple[Array, None]:
+    def add_row(sum_VD: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        ids_T, dx_TD = row
+        return sum_VD.at[ids_T].add(dx_TD.astype(sum_VD.dtype)), None
 
-    zeros_VD = jnp.zeros((vocab_size, gradient_BTD.shape[-1]), jnp.float32)
-    sum_VD, _ = jax.lax.scan(add_row, zeros_VD, (ids_BT, gradient_BTD))
-    return sum_VD.astype(gradient_BTD.dtype), None
+    zeros_VD = jnp.zeros((vocab_size, dx_BTD.shape[-1]), jnp.float32)
+    sum_VD, _ = jax.lax.scan(add_row, zeros_VD, (ids_BT, dx_BTD))
+    return sum_VD.astype(dx_BTD.dtype), None
 
 
-_rows_of.defvjp(_rows_of_forward, _rows_of_backward)
+_take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
 @jax.custom_vjp
-def _widen(y_BTD: jax.Array, weight_FD: jax.Array) -> jax.Array:
-    """out_BTF. JAX's own gradient of the weight asks for that of the output lying across, this one for y.
+def up_projection(y_BTD: Array, weight_FD: Array) -> Array:
+    """out_BTF. The gradient of the weight is computed as [D, F] and transposed.
 
-    A CPU copies what lies across, and of the two y is several times narrower.
+    JAX's own gradient reads out_BTF transposed, this one y_BTD. A CPU copies what it reads transposed, and y_BTD is
+    several times smaller.
     """
     return jnp.einsum("BTD,FD->BTF", y_BTD, weight_FD)
 
 
-def _widen_forward(y_BTD: jax.Array, weight_FD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _widen(y_BTD, weight_FD), (y_BTD, weight_FD)
+def _up_projection_forward(y_BTD: Array, weight_FD: Array) -> tuple[Array, tuple[Array, Array]]:
+    return up_projection(y_BTD, weight_FD), (y_BTD, weight_FD)
 
 
-def _widen_backward(saved: tuple[jax.Array, jax.Array], by_out_BTF: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _up_projection_backward(saved: tuple[Array, Array], dout_BTF: Array) -> tuple[Array, Array]:
     y_BTD, weight_FD = saved
-    by_weight_DF = jnp.einsum("BTD,BTF->DF", y_BTD, by_out_BTF)
-    return jnp.einsum("BTF,FD->BTD", by_out_BTF, weight_FD), by_weight_DF.T
+    dweight_DF = jnp.einsum("BTD,BTF->DF", y_BTD, dout_BTF)
+    return jnp.einsum("BTF,FD->BTD", dout_BTF, weight_FD), dweight_DF.T
 
 
-_widen.defvjp(_widen_forward, _widen_backward)
+up_projection.defvjp(_up_projection_forward, _up_projection_backward)
 
 
-def rms_norm(x_BTD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) * weight over the last of any dimensions. Zhang & Sennrich 2019, eq. 4.
+def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension of any array. Zhang & Sennrich 2019, eq. 4.
 
-    In float32, returned in the type of x.
+    Computed in float32, returned in the type of x.
     """
     wide_BTD = x_BTD.astype(jnp.float32)
     scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
-    # The weight is rounded to the type of x first: so training sees the very weights that the sampler holds.
+    # The weight is rounded to the type of x, so that training uses the same weights as the sampler.
     return (wide_BTD * scale_BT1 * weight_D.astype(x_BTD.dtype)).astype(x_BTD.dtype)
 
 
-def _told_by_the_key(k_BKTH: jax.Array, v_BKTH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values in which a value that is not finite is 0, and its key NaN.
-
-    Who looks at such a token gets NaN all the same. But who does not look at it multiplies its value by 0, and 0 times
-    NaN is NaN: it would spread to all contexts of a block, and to the next one in the same slot.
-    """
-    is_sound_BKT1 = jnp.isfinite(v_BKTH).all(axis=-1, keepdims=True)
-    return jnp.where(is_sound_BKT1, k_BKTH, jnp.nan), jnp.where(is_sound_BKT1, v_BKTH, 0)
+def _param(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Array:
+    """Declares a weight in param_dtype, with one logical axis per dimension; returns this device group's shard."""
+    names = tuple(axes.split())
+    boxed_init = nn.with_logical_partitioning(init, names)
+    weight = module.param(name, boxed_init, local_shape(shape, names), jnp.dtype(module.config.param_dtype))
+    return cast("Array", weight)  # `param` removes the box
 
 
-def _weight(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init) -> jax.Array:
-    """Declares a weight in param_dtype, one logical axis per dimension; returns the part of it that is here."""
-    axes = tuple(axes.split())
-    boxed_init = nn.with_logical_partitioning(init, axes)
-    return module.param(name, boxed_init, part_of(shape, axes), jnp.dtype(module.config.param_dtype))
+def _local_output_embedding(params: Params, config: ModelConfig) -> Array:
+    return params["embed" if config.tie_embeddings else "unembed"].astype(config.compute_dtype)
 
 
-def _output_part(params: dict, config: ModelConfig) -> jax.Array:
-    return params["embed" if config.tied else "unembed"].astype(config.compute_dtype)
-
-
-def _normal(inverse_variance: float):
+def _normal(inverse_variance: float) -> Callable:
     return nn.initializers.normal(inverse_variance**-0.5)
 
 
-def _boxed_init(key: jax.Array, config: ModelConfig) -> dict:
-    token_B1 = jnp.zeros((1, 1), jnp.int32)
-    config = replace(config, attention="xla")  # a kernel takes no single token, and weights do not depend on it
-    return Qwen(config).init(key, token_B1, token_B1, token_B1, None)["params"]
+def _boxed_init(key: Array, config: ModelConfig) -> Params:
+    token_11 = jnp.zeros((1, 1), jnp.int32)
+    # The kernel does not accept a single token, and shapes do not depend on it.
+    config = replace(config, attention="xla")
+    return dict(Qwen(config).init(key, token_11, token_11, token_11, None)["params"])
 
 
 def _is_box(x: object) -> bool:

@@ -1,13 +1,14 @@
-"""Weights from and to Hugging Face folders: safetensors only, piece by piece, never a second copy of the model."""
+"""Decoder weights from and to Hugging Face folders: safetensors only, never a second copy of the model."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,34 +17,76 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from memsearcher_jax.model import hf_tensors, qwen, sharding
+from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, generation_json, read_config
-from memsearcher_jax.model.hf_tensors import INDEX_FILE, SINGLE_FILE, Tensor, dotted
+from memsearcher_jax.model.qwen import Params, ParamSpec, param_path
+from memsearcher_jax.model.safetensors_files import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    Files,
+    check_tensors,
+    open_files,
+    write_file,
+)
+
+NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "layers.attention_norm": "model.layers.{}.input_layernorm.weight",
+    "layers.wq": "model.layers.{}.self_attn.q_proj.weight",
+    "layers.wk": "model.layers.{}.self_attn.k_proj.weight",
+    "layers.wv": "model.layers.{}.self_attn.v_proj.weight",
+    "layers.wo": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.bq": "model.layers.{}.self_attn.q_proj.bias",
+    "layers.bk": "model.layers.{}.self_attn.k_proj.bias",
+    "layers.bv": "model.layers.{}.self_attn.v_proj.bias",
+    "layers.q_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "layers.k_norm": "model.layers.{}.self_attn.k_norm.weight",
+    "layers.ffn_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
+    "layers.up": "model.layers.{}.mlp.up_proj.weight",
+    "layers.down": "model.layers.{}.mlp.down_proj.weight",
+    "final_norm": "model.norm.weight",
+    "unembed": "lm_head.weight",
+}
+"""Parameter path -> tensor name, in which {} is the layer; a model has those of its family."""
 
 SAME_MODEL = (
     *("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
-    *("rope_theta", "norm_eps", "tied", "family"),
+    *("rope_theta", "rope_scaling", "norm_eps", "tie_embeddings", "family"),
 )
-"""Fields of which any difference means other weights, or other numbers from the same ones."""
+"""Fields of which any difference means different weights, or different results from the same weights."""
+
+SHARD_BYTES = 5_000_000_000
+
+ReadWeight = Callable[[str, int | None], np.ndarray]
+"""(parameter path, layer or None) -> a whole weight, or one layer of a stacked one."""
 
 
-SHARD_BYTES = 5_000_000_000  # of one file
-
-
-class SavesItself(Protocol):
-    """A tokenizer that writes its own files, as those of transformers do."""
+class SavableTokenizer(Protocol):
+    """A tokenizer that writes its own files, such as those of transformers."""
 
     def save_pretrained(self, directory: str) -> Any: ...
 
 
-def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None = None) -> tuple[ModelConfig, dict]:
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the files: a whole weight, or one layer of a stacked one."""
+
+    name: str
+    path: str  # of the weight
+    layer: int | None
+    shape: tuple[int, ...]
+    nbytes: int  # in the type of the config
+
+
+def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None = None) -> tuple[ModelConfig, Params]:
     """(config, params) of a Hugging Face folder; `config.param_dtype` is the type of the params.
 
-    `mesh` spreads each weight as `sharding.param_shardings` says, and a host reads only what its devices hold;
-    without a mesh all goes to one device. `dtype` (float32 or bfloat16) is by default what config.json declares.
-    Beside what lies on the devices, the host holds one weight at a time.
-    Raises FileNotFoundError or ValueError, in one line and before reading any weight, for a folder that is not whole.
+    `mesh` shards each weight as `sharding.param_shardings`, and a host reads only what its devices hold; without a mesh
+    all weights go to one device. `dtype` (float32 or bfloat16) defaults to what config.json declares. The host holds
+    one weight at a time.
+    Raises FileNotFoundError or ValueError, in one line and before reading any weight, for an incomplete folder.
     """
     directory = Path(directory)
     config = read_config(directory)
@@ -53,153 +96,205 @@ def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None =
     if mesh is not None:
         sharding.check_divides(config, dict(mesh.shape))
     with ExitStack() as stack:
-        files = hf_tensors.open_files(directory, stack)
-        hf_tensors.check(directory, config, files)
+        files = open_files(directory, stack)
+        _check_files(directory, config, files)
 
-        def build(path: tuple, weight: qwen.Weight) -> jax.Array:
-            lies = sharding.named_sharding(mesh, weight.axes) if mesh else SingleDeviceSharding(jax.local_devices()[0])
-            read = partial(hf_tensors.read, files, dotted(path), weight)
-            return jax.make_array_from_callback(weight.shape, lies, read, dtype=weight.dtype)
+        def load_weight(path: tuple, spec: ParamSpec) -> jax.Array:
+            device = SingleDeviceSharding(jax.local_devices()[0])
+            target = sharding.named_sharding(mesh, spec.axes) if mesh else device
+            read = partial(read_shard, files, param_path(path), spec)
+            return jax.make_array_from_callback(spec.shape, target, read, dtype=spec.dtype)
 
-        return config, jax.tree.map_with_path(build, qwen.declared(config))
+        return config, jax.tree.map_with_path(load_weight, qwen.param_specs(config))
 
 
 def check_files(directory: str | Path) -> None:
-    """Raises FileNotFoundError or ValueError as `load` would, and reads no weight."""
+    """Raises FileNotFoundError or ValueError as `load` does, without reading any weight."""
+    directory = Path(directory)
     with ExitStack() as stack:
-        hf_tensors.check(Path(directory), read_config(directory), hf_tensors.open_files(Path(directory), stack))
+        _check_files(directory, read_config(directory), open_files(directory, stack))
 
 
 def save(
     directory: str | Path,
     config: ModelConfig,
-    params: dict,
-    tokenizer: SavesItself | str | Path | None,
+    params: Params,
+    tokenizer: SavableTokenizer | str | Path | None,
     *,
     end_ids: Sequence[int] = (),
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a folder that transformers loads: config.json, safetensors in the type of `params`, the tokenizer's files.
 
-    `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None for none. `end_ids` are the
-    tokens that end a reply, the usual one first: transformers needs them in order to stop there.
-    A model over `max_shard_bytes` goes into several files with an index; one tensor is on the host at a time.
-    The folder appears whole or not at all. Raises ValueError for one that holds something already, and for params
-    that are not this config's or not all on this host.
+    `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None. `end_ids` are the tokens
+    that end a reply, the usual one first: transformers needs them to stop there.
+    A model over `max_shard_bytes` is split into several files with an index; one tensor is on the host at a time.
+    The folder appears complete or not at all. Raises ValueError for a folder that is not empty, and for params that do
+    not match the config or are not all on this host.
     """
     config = replace(config, param_dtype=_check_params(config, params))
-    leaves = {dotted(path): weight for path, weight in jax.tree.leaves_with_path(params)}
-    fetch = partial(_fetch, leaves)
-    save_from(directory, config, fetch, tokenizer, end_ids=end_ids, max_shard_bytes=max_shard_bytes)
+    weights = {param_path(path): weight for path, weight in jax.tree.leaves_with_path(params)}
+
+    def read(path: str, layer: int | None) -> np.ndarray:
+        return np.asarray(weights[path] if layer is None else weights[path][layer])
+
+    save_streamed(directory, config, read, tokenizer, end_ids=end_ids, max_shard_bytes=max_shard_bytes)
 
 
-def save_from(
+def save_streamed(
     directory: str | Path,
     config: ModelConfig,
-    fetch: Callable[[str, int | None], np.ndarray],
-    tokenizer: SavesItself | str | Path | None,
+    read: ReadWeight,
+    tokenizer: SavableTokenizer | str | Path | None,
     *,
     end_ids: Sequence[int] = (),
     max_shard_bytes: int = SHARD_BYTES,
-    check: Callable[[], None] = lambda: None,
+    verify: Callable[[], None] = lambda: None,
 ) -> None:
-    """`save`, of weights that are nowhere whole.
+    """`save` for weights that are read one at a time: `read` is called once for each tensor.
 
-    `fetch` gives one of ours by its path, or one layer of a stacked one, and is asked for each of them once; it is
-    written in `config.param_dtype`. `check` is called when all are written and the folder has not appeared yet.
+    Weights are written in `config.param_dtype`. `verify` is called after the last one, before the folder appears.
     """
     directory = Path(directory).resolve()
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty: remove it or choose another folder")
-    write_tokenizer = _tokenizer_writer(tokenizer)
-    beside = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    beside.mkdir(parents=True)
+    if isinstance(tokenizer, str | Path) and not (Path(tokenizer) / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{tokenizer} has no tokenizer.json: name a tokenizer's folder")
+    partial_dir = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    partial_dir.mkdir(parents=True)
     try:
-        _write_json(beside / "config.json", config_json(config, end_ids))
+        _write_json(partial_dir / "config.json", config_json(config, end_ids))
         if end_ids:
-            _write_json(beside / "generation_config.json", generation_json(end_ids))
-        _write_tensors(beside, config, fetch, max_shard_bytes)
-        check()
-        write_tokenizer(beside)
-        beside.rename(directory)
+            _write_json(partial_dir / "generation_config.json", generation_json(end_ids))
+        _write_tensors(partial_dir, config, read, max_shard_bytes)
+        verify()
+        _write_tokenizer(partial_dir, tokenizer)
+        partial_dir.rename(directory)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial_dir, ignore_errors=True)
         raise
 
 
-def check_same_model(expected: ModelConfig, found: ModelConfig) -> None:
-    """Raises ValueError that names the first field in which two models differ; settings of a run may differ."""
+def check_same_model(expected: ModelConfig, actual: ModelConfig) -> None:
+    """Raises ValueError for the first field in which two models differ; settings of a run may differ."""
     for name in SAME_MODEL:
-        ours, theirs = getattr(expected, name), getattr(found, name)
+        ours, theirs = getattr(expected, name), getattr(actual, name)
         if ours != theirs:
             raise ValueError(f"a checkpoint of another model: {name} is {theirs} there, but {ours} in this run")
 
 
-def _write_tensors(
-    directory: Path, config: ModelConfig, fetch: Callable[[str, int | None], np.ndarray], max_shard_bytes: int
-) -> None:
-    shards = list(_shards(hf_tensors.tensors(config), max_shard_bytes))
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        file = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        hf_tensors.write_file(directory / file, shard, config.param_dtype, fetch)
-        weight_map |= {tensor.name: file for tensor in shard}
-    if len(shards) > 1:
-        total = sum(tensor.nbytes for shard in shards for tensor in shard)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        _write_json(directory / INDEX_FILE, index)
+def tensors(config: ModelConfig) -> list[Tensor]:
+    """Every tensor of this model, layer after layer."""
+    specs = {param_path(path): spec for path, spec in jax.tree.leaves_with_path(qwen.param_specs(config))}
+
+    def tensor(path: str, layer: int | None = None) -> Tensor:
+        shape = _tensor_shape(specs[path])
+        return Tensor(NAMES[path].format(layer), path, layer, shape, math.prod(shape) * specs[path].dtype.itemsize)
+
+    stacked = [path for path in NAMES if path.startswith("layers.") and path in specs]
+    layers = [tensor(path, layer) for layer in range(config.layers) for path in stacked]
+    last = ["final_norm"] if config.tie_embeddings else ["final_norm", "unembed"]
+    return [tensor("embed"), *layers, *map(tensor, last)]
 
 
-def _write_json(file: Path, value: dict[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def read_shard(files: Files, path: str, spec: ParamSpec, index: tuple[slice, ...] | None) -> np.ndarray:
+    """The slice `index` of a weight, in its type; no other bytes are read. None: all of it."""
+    index = index or (slice(None),) * len(spec.shape)
+    ranges = [range(*part.indices(size)) for part, size in zip(index, spec.shape, strict=True)]
+    shard = np.empty([len(part) for part in ranges], spec.dtype)
+    stacked = spec.axes[0] == "layers"
+    slices = _tensor_slices(spec, ranges)
+    for layer_shard, layer in zip(shard if stacked else shard[None], ranges[0] if stacked else range(1), strict=True):
+        name = NAMES[path].format(layer)
+        layer_shard[...] = files[name].get_slice(name)[slices].reshape(layer_shard.shape)
+    return shard
 
 
-def _fetch(weights: dict[str, jax.Array | np.ndarray], path: str, layer: int | None) -> np.ndarray:
-    """Of a stacked weight only this layer leaves the device."""
-    return np.asarray(weights[path] if layer is None else weights[path][layer])
+def _tensor_shape(spec: ParamSpec) -> tuple[int, ...]:
+    return tuple(part.stop for part in _tensor_slices(spec, [range(size) for size in spec.shape]))
 
 
-def _shards(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
-    """Runs of at most `max_bytes`, in order; a tensor over it has a run of its own."""
-    run, run_bytes = [], 0
-    for tensor in tensors:
-        if run and run_bytes + tensor.nbytes > max_bytes:
-            yield run
-            run, run_bytes = [], 0
-        run.append(tensor)
-        run_bytes += tensor.nbytes
-    yield run
+def _tensor_slices(spec: ParamSpec, ranges: list[range]) -> tuple[slice, ...]:
+    """Ranges of a weight -> slices of its tensors, where heads and head size are one dimension, and layers none."""
+    slices: list[slice] = []
+    for axis, part, size in zip(spec.axes, ranges, spec.shape, strict=True):
+        if axis == "head":  # never sharded, so `part` is a whole head
+            heads = slices.pop()
+            slices.append(slice(heads.start * size, heads.stop * size))
+        elif axis != "layers":
+            slices.append(slice(part.start, part.stop))
+    return tuple(slices)
 
 
-def _check_params(config: ModelConfig, params: dict) -> str:
-    """The one type of all weights. Raises ValueError if they are not this config's, or cannot be written from here."""
-    expected = {dotted(path): weight.shape for path, weight in jax.tree.leaves_with_path(qwen.declared(config))}
-    found = {dotted(path): weight for path, weight in jax.tree.leaves_with_path(params)}
-    for path in sorted(expected.keys() | found.keys()):
-        shape = tuple(found[path].shape) if path in found else None
+def _check_files(directory: Path, config: ModelConfig, files: Files) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(config)}
+    check_tensors(directory, files, shapes)
+    unexpected = files.keys() - shapes.keys()
+    if config.tie_embeddings and NAMES["unembed"] in unexpected:
+        # Some trainers save the tied output layer, which is harmless while it equals the embedding.
+        embed, unembed = (files[NAMES[path]].get_tensor(NAMES[path]) for path in ("embed", "unembed"))
+        if not np.array_equal(embed, unembed):
+            raise ValueError(
+                f"{directory}: lm_head.weight differs from the embedding that config.json ties it to; "
+                "if it was trained separately, set tie_word_embeddings to false there"
+            )
+        unexpected -= {NAMES["unembed"]}
+    if unexpected:
+        raise ValueError(
+            f"{directory} holds {min(unexpected)}, which this model does not have ({len(unexpected)} such tensors)"
+        )
+
+
+def _check_params(config: ModelConfig, params: Params) -> str:
+    """The one type of all weights. Raises ValueError if they do not match the config or are not all on this host."""
+    expected = {param_path(path): spec.shape for path, spec in jax.tree.leaves_with_path(qwen.param_specs(config))}
+    weights = {param_path(path): weight for path, weight in jax.tree.leaves_with_path(params)}
+    for path in sorted(expected.keys() | weights.keys()):
+        shape = tuple(weights[path].shape) if path in weights else None
         if shape != expected.get(path):
             raise ValueError(f"not the weights of this config: {path} has shape {shape}, not {expected.get(path)}")
-        if isinstance(found[path], jax.Array) and not found[path].is_fully_addressable:
-            raise ValueError(f"{path} is spread over several hosts: save a checkpoint and export that on one host")
-    dtypes = sorted({weight.dtype.name for weight in found.values()})
+        if isinstance(weights[path], jax.Array) and not weights[path].is_fully_addressable:
+            raise ValueError(f"{path} is sharded over several hosts: save a checkpoint and export that on one host")
+    dtypes = sorted({weight.dtype.name for weight in weights.values()})
     if dtypes not in (["float32"], ["bfloat16"]):
         raise ValueError(f"weights of type {' and '.join(dtypes)} cannot be saved: cast all to float32 or bfloat16")
     return dtypes[0]
 
 
-def _tokenizer_writer(tokenizer: SavesItself | str | Path | None) -> Callable[[Path], None]:
-    """Checks the tokenizer now and gives what writes it later, so that nothing fails behind a long write."""
-    if tokenizer is None:
-        return lambda directory: None
-    if not isinstance(tokenizer, str | Path):
-        return lambda directory: tokenizer.save_pretrained(str(directory))
-    source = Path(tokenizer)
-    if not (source / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{source} has no tokenizer.json: name a tokenizer's folder")
-    present = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+def _write_tensors(directory: Path, config: ModelConfig, read: ReadWeight, max_shard_bytes: int) -> None:
+    shards = list(_shards(tensors(config), max_shard_bytes))
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        shapes = [(tensor.name, tensor.shape) for tensor in shard]
+        values = (read(tensor.path, tensor.layer) for tensor in shard)
+        write_file(directory / name, shapes, config.param_dtype, values)
+        weight_map |= {tensor.name: name for tensor in shard}
+    if len(shards) > 1:
+        total = sum(tensor.nbytes for shard in shards for tensor in shard)
+        _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
-    def copy(directory: Path) -> None:
-        for file in present:
-            shutil.copyfile(file, directory / file.name)
 
-    return copy
+def _shards(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
+    """Consecutive tensors of at most `max_bytes`; a tensor over the limit has a shard of its own."""
+    shard, shard_bytes = [], 0
+    for tensor in tensors:
+        if shard and shard_bytes + tensor.nbytes > max_bytes:
+            yield shard
+            shard, shard_bytes = [], 0
+        shard.append(tensor)
+        shard_bytes += tensor.nbytes
+    yield shard
+
+
+def _write_tokenizer(directory: Path, tokenizer: SavableTokenizer | str | Path | None) -> None:
+    if isinstance(tokenizer, str | Path):
+        for file in (Path(tokenizer) / name for name in TOKENIZER_FILES):
+            if file.is_file():
+                shutil.copyfile(file, directory / file.name)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(str(directory))
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,45 +1,46 @@
-"""A trajectory on the terminal, turn by turn.
+"""Trajectories and tables on the terminal.
 
-Everything a model or a web page wrote is shown as text: console markup in it is not interpreted, and control
-characters, which could move the cursor, recolour or retitle the terminal, are spelt out.
+Text from models and web pages is untrusted: console markup in it is not interpreted, and control characters, which
+could move the cursor or recolour and rename the terminal, are shown as escapes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memsearcher_jax.agent.types import Context, Found, Outcome, Problem, Query, Stop, Trajectory, Turn
-from memsearcher_jax.report.diff import word_diff
+from memsearcher_jax.report.word_diff import word_diff
+from memsearcher_jax.types import Outcome, Problem, Query, SearchResult, StopReason, Trajectory, Turn
 
-PASSAGE_CHARACTERS = 240
+MAX_PASSAGE_CHARACTERS = 240
+MAX_SOURCES = 5
 
-WHY = {
-    Stop.ANSWERED: "its last reply gave an answer",
-    Stop.REMEMBERED: "the whole stream was read",
-    Stop.NO_ANSWER: "its last reply held neither an answer outside <think> nor a tool call",
-    Stop.MAX_TURNS: "it used all its turns without an answer",
-    Stop.CUT_OFF: "a generation reached its token limit",
-    Stop.FORGED_TURN: "a generation opened a chat turn of its own",
-    Stop.BAD_MEMORY: "the rewrite held no memory",
-    Stop.CONTEXT_FULL: "the next text did not fit the context",
-    Stop.SEARCH_FAILED: "a search failed",
-    Stop.FAULT: "the workflow raised an error",
-    Stop.NOT_FINITE: "the policy's logits were not finite",
+STOP_DESCRIPTIONS = {
+    StopReason.ANSWERED: "the last reply contains an answer",
+    StopReason.STREAM_READ: "the stream was read to its end",
+    StopReason.NO_ANSWER: "the last reply contains neither an answer outside <think> nor a tool call",
+    StopReason.MAX_TURNS: "all turns were used without an answer",
+    StopReason.CUT_OFF: "a generation reached its token limit",
+    StopReason.FORGED_TURN: "a generation opened a chat turn",
+    StopReason.BAD_MEMORY: "the rewrite contains no memory",
+    StopReason.CONTEXT_FULL: "the next text did not fit the context",
+    StopReason.SEARCH_FAILED: "a search failed",
+    StopReason.FAULT: "the workflow raised an error",
+    StopReason.NOT_FINITE: "the policy's logits were not finite",
 }
 
-# C0 and C1 control characters but tab and newline; the marks that turn the direction of text, with which a page could
-# show one word and hold another; halves of surrogate pairs, which no terminal encoding can write.
+# C0 and C1 control characters except tab and newline; bidirectional marks, which can make text read differently from
+# what it contains; lone surrogates, which no terminal encoding can represent.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def plain(text: str, style: str = "") -> Text:
-    """`text` as it is, with unsafe characters spelt as Python escapes (`\\x1b`). Rich markup in it stays text."""
+def safe_text(text: str, style: str = "") -> Text:
+    """`text` with unsafe characters shown as Python escapes (`\\x1b`) and without interpreting Rich markup."""
     return Text(_UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text), style=style)
 
 
@@ -49,97 +50,116 @@ def shorten(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[:limit].rstrip() + " …"
 
 
+def make_table(*columns: str, left: Collection[str] = ()) -> Table:
+    """A table without borders. The columns after the first one are right-aligned, except those in `left`."""
+    table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "left" if column.header in left else "right"
+    return table
+
+
 def show_trajectory(trajectory: Trajectory, console: Console, *, reward: float | None = None, reason: str = "") -> None:
-    """Prints the question, every turn, and how the trajectory ended."""
+    """Print the question, every turn, and the outcome."""
     show_question(trajectory.problem, console)
     for number, turn in enumerate(trajectory.outcome.turns, 1):
-        show_turn(number, turn, console)
+        show_turn_start(number, turn.memory, console, has_memory=bool(turn.memory or turn.rewrite))
+        show_reply(turn.reply, console)
+        for query, result in search_results(turn):
+            show_search(query, result, console)
+        if turn.rewrite:
+            show_rewrite(turn.memory, turn.new_memory, turn.rewrite, console)
     show_end(trajectory.outcome, trajectory.problem, console, reward=reward, reason=reason)
     if trajectory.contexts:
-        console.print(_token_table(trajectory.contexts))
+        table = make_table("context", "tokens", "sampled")
+        for number, context in enumerate(trajectory.contexts, 1):
+            table.add_row(str(number), f"{len(context.ids):,}", f"{sum(context.sampled):,}")
+        console.print(table)
 
 
 def show_question(problem: Problem, console: Console) -> None:
-    console.print(Text("question  ", style="bold").append_text(plain(problem.question)))
+    console.print(Text("question  ", style="bold").append_text(safe_text(problem.question)))
 
 
-def show_turn(number: int, turn: Turn, console: Console) -> None:
-    """One round: the memory it started from, the reply, what was searched and found, the rewritten memory."""
-    show_turn_start(number, turn.memory, console, has_memory=bool(turn.memory or turn.rewrite))
-    show_reply(turn.reply, console)
-    if len(turn.queries) == len(turn.found):
-        for query, found in zip(turn.queries, turn.found, strict=True):
-            show_search(query, found, console)
-    else:  # the search itself failed: there are queries without results
-        for query in turn.queries:
-            show_search(query, Found(error="no result"), console)
-    if turn.rewrite:
-        show_rewrite(turn.memory, turn.new_memory, turn.rewrite, console)
+def search_results(turn: Turn) -> list[tuple[Query, SearchResult]]:
+    """The queries of a turn with their results. A turn whose search failed has queries without results."""
+    failed = len(turn.queries) != len(turn.results)
+    results = (SearchResult(error="no result"),) * len(turn.queries) if failed else turn.results
+    return list(zip(turn.queries, results, strict=True))
 
 
 def show_turn_start(number: int, memory: str, console: Console, *, has_memory: bool) -> None:
-    """A rule with the turn's number, and the memory that the turn starts from if the agent keeps one."""
+    """Print the turn number and, if the agent has one, the memory at the start of the turn."""
     console.rule(Text(f"turn {number}"), align="left", style="cyan")
     if has_memory:
-        _section(console, "memory", plain(memory) if memory else Text("empty", style="dim"))
+        _section(console, "memory", safe_text(memory) if memory else Text("empty", style="dim"))
 
 
 def show_rewrite(old: str, new: str, reply: str, console: Console) -> None:
-    """What the rewrite changed, or the whole reply where it holds no memory."""
+    """Print the changes of the rewrite, or the reply if it contains no memory."""
     if new:
         _section(console, "memory rewritten", _changes(old, new))
     else:
-        _section(console, "memory reply without a memory", plain(reply))
+        _section(console, "rewrite without a memory", safe_text(reply))
 
 
 def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: float | None, reason: str) -> None:
-    """The answer beside the golden ones, the reward, and why the trajectory ended."""
+    """Print the answer with the golden answers, the reward and the stop reason."""
     console.rule(Text("end"), align="left", style="cyan")
     table = Table.grid(padding=(0, 2))
-    table.add_row("answer", plain(outcome.answer, "bold") if outcome.stop is Stop.ANSWERED else Text("none"))
+    table.add_row("answer", safe_text(outcome.answer, "bold") if outcome.stop is StopReason.ANSWERED else Text("none"))
     if problem.golden_answers:
-        table.add_row("golden", plain(" | ".join(problem.golden_answers)))
-    table.add_row("stopped", Text(f"{outcome.stop.value}: {WHY[outcome.stop]}"))
+        table.add_row("golden", safe_text(" | ".join(problem.golden_answers)))
+    table.add_row("stopped", Text(f"{outcome.stop.value}: {STOP_DESCRIPTIONS[outcome.stop]}"))
     if outcome.error:
-        table.add_row("error", plain(outcome.error, "red"))
+        table.add_row("error", safe_text(outcome.error, "red"))
     if reward is not None:
-        table.add_row("reward", plain(f"{reward:.3f}  {reason}".rstrip()))
+        table.add_row("reward", safe_text(f"{reward:.3f}  {reason}".rstrip()))
     for name, count in outcome.counts.items():
         if count:
-            table.add_row(plain(name.replace("_", " ")), str(count))
+            table.add_row(safe_text(name.replace("_", " ")), str(count))
     console.print(table)
 
 
+def show_sources(outcome: Outcome, normalize: Callable[[str], str], console: Console) -> None:
+    """Print the passages of the searches that contain the answer, both normalized, in the order they were found."""
+    found = {passage.id: passage for turn in outcome.turns for result in turn.results for passage in result.passages}
+    answer = normalize(outcome.answer)
+    sources = [passage for passage in found.values() if answer and f" {answer} " in f" {normalize(passage.contents)} "]
+    lines = [safe_text(f"{passage.id}  {passage.title}") for passage in sources[:MAX_SOURCES]]
+    heading = f"sources: {len(sources)} of the {len(found)} passages found contain the answer"
+    _section(console, heading, Text("\n").join(lines))
+
+
 def show_summary(metrics: Mapping[str, float], console: Console) -> None:
-    """The numbers of an evaluation in their order; a member of a family (`stop/...`) that is 0 is left out."""
-    table = Table("metric", "value", box=None, header_style="dim", pad_edge=False)
-    table.columns[1].justify = "right"
+    """Print metrics in their order, without the zeros of a family (`stop/...`)."""
+    table = make_table("metric", "value")
     for name, value in metrics.items():
         if value or "/" not in name:
-            table.add_row(plain(name.replace("_", " ")), f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
+            table.add_row(safe_text(name.replace("_", " ")), f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
     console.print(table)
 
 
 def show_reply(reply: str, console: Console) -> None:
-    """The prompt opens <think>, so a reply starts inside it; a reply that never closes it has no second part."""
+    """Print a reply as thought and action. The prompt opens <think>, so a reply starts inside it."""
     think, closed, action = reply.partition("</think>")
     if not closed:
-        _section(console, "reply", plain(reply.strip()))
+        _section(console, "reply", safe_text(reply.strip()))
         return
-    _section(console, "think", plain(think.strip(), "italic"))
+    _section(console, "think", safe_text(think.strip(), "italic"))
     if action.strip():
-        _section(console, "act", plain(action.strip()))
+        _section(console, "action", safe_text(action.strip()))
 
 
-def show_search(query: Query, found: Found, console: Console) -> None:
-    """The query and its passages, shortened, or why there are none."""
-    _section(console, "search", plain(query.text, "bold").append(f"  (top {query.top_n})", style="dim"))
-    if found.error:
-        console.print(Padding(plain(found.error, "red"), (0, 0, 0, 4), expand=False))
-    for rank, passage in enumerate(found.passages, 1):
+def show_search(query: Query, result: SearchResult, console: Console) -> None:
+    """Print the query and its shortened passages, or the error."""
+    _section(console, "search", safe_text(query.text, "bold").append(f"  (top {query.top_n})", style="dim"))
+    if result.error:
+        console.print(Padding(safe_text(result.error, "red"), (0, 0, 0, 4), expand=False))
+    for rank, passage in enumerate(result.passages, 1):
         _, _, body = passage.contents.partition("\n")
-        line = Text(f"{rank}. ").append_text(plain(shorten(passage.title, PASSAGE_CHARACTERS), "bold"))
-        line.append("  ").append_text(plain(shorten(body, PASSAGE_CHARACTERS), "dim"))
+        line = Text(f"{rank}. ").append_text(safe_text(shorten(passage.title, MAX_PASSAGE_CHARACTERS), "bold"))
+        line.append("  ").append_text(safe_text(shorten(body, MAX_PASSAGE_CHARACTERS), "dim"))
+        line.append("  ").append_text(safe_text(f"[{passage.id}]", "dim"))
         console.print(Padding(line, (0, 0, 0, 4), expand=False))
 
 
@@ -149,25 +169,16 @@ def _section(console: Console, title: str, body: RenderableType) -> None:
 
 
 def _changes(old: str, new: str) -> Text:
-    """`new` with its changes marked {+so+} and [-so-], in colour where there is colour; a first memory is all new."""
+    """`new` with additions and deletions marked as {+added+} and [-deleted-]; a first memory is shown as it is."""
     if not old.strip():
-        return plain(new)
+        return safe_text(new)
     text = Text()
     for change, run in word_diff(old, new):
         if change == "same":
-            text.append_text(plain(run))
+            text.append_text(safe_text(run))
             continue
         words = run.strip()
         before, _, after = run.partition(words)
         opening, closing, style = ("{+", "+}", "green") if change == "added" else ("[-", "-]", "red")
-        text.append(before).append_text(plain(f"{opening}{words}{closing}", style)).append(after)
+        text.append(before).append_text(safe_text(f"{opening}{words}{closing}", style)).append(after)
     return text
-
-
-def _token_table(contexts: Sequence[Context]) -> Table:
-    table = Table("context", "tokens", "by the policy", box=None, header_style="dim", pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for number, context in enumerate(contexts, 1):
-        table.add_row(str(number), f"{len(context.ids):,}", f"{sum(context.sampled):,}")
-    return table

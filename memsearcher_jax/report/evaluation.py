@@ -1,12 +1,13 @@
-"""An evaluation in numbers: each benchmark, their average, and what was trained on against what was not.
+"""Results of an evaluation: per benchmark, macro average, in- and out-of-distribution, as data and as tables.
 
-Means have percentile bootstrap intervals over questions (report/intervals.py). An average over benchmarks is a macro
-average: each counts the same, however many questions it has; its interval resamples the questions within each benchmark
-and holds the choice of benchmarks fixed.
+Means have percentile bootstrap intervals over questions (report/statistics.py). An average over benchmarks is a macro
+average: each benchmark has the same weight, whatever its number of questions. Its interval resamples the questions of
+each benchmark, for a fixed choice of benchmarks.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,10 +15,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
-from memsearcher_jax.report.intervals import DRAWS, LEVEL, Interval, interval, resampled_means
-from memsearcher_jax.report.page_facts import Facts, mean
+from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.statistics import (
+    CONFIDENCE_LEVEL,
+    N_RESAMPLES,
+    Interval,
+    mean,
+    percentile_interval,
+    resampled_means,
+)
+from memsearcher_jax.types import TrajectorySummary
 
+RESULTS_FILE = "results.json"  # written when an evaluation is finished
+WEIGHTS_FILE = "weights.json"  # the checkpoint that was evaluated: a run that trains on has a newer one later
 SCORES = {
     "exact_match": "EM",
     "f1": "F1",
@@ -25,130 +38,161 @@ SCORES = {
     "precision": "precision",
     "recall": "recall",
 }
-"""The metrics of an answer, and what they are called in print."""
+"""The scores of an answer, with their labels."""
+MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """The questions of one benchmark."""
+class BenchmarkResult:
+    """All numbers but `lost` are of the questions that were not lost to faults of the machinery."""
 
     questions: int
     scores: dict[str, Interval]  # by the keys of SCORES
     turns: float  # mean over questions
-    searches: float  # likewise
-    tokens_per_turn: float  # in context when a turn ends, mean over turns; 0 without a turn
+    searches: float  # mean over questions
+    tokens_per_turn: float  # in the context at the end of a turn, mean over turns; 0 without turns
     mean_peak_context_tokens: float  # of a question's longest context, mean over questions
-    peak_context_tokens: int  # the longest context of all
-    stops: dict[str, float]  # why trajectories ended, shares, the most frequent first
+    peak_context_tokens: int  # of the longest context
+    stops: dict[str, float]  # fraction of each stop reason, the most frequent first
+    lost: int = 0
 
 
 @dataclass(frozen=True)
-class Average:
-    """The macro average over some benchmarks."""
-
+class MacroAverage:
     benchmarks: tuple[str, ...]
     scores: dict[str, Interval]
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """`inside` is what the weights were trained on, `outside` the rest, `gap` the one less the other.
+class EvaluationResult:
+    """`gap` is in-distribution minus out-of-distribution; these three are None if one of the two is empty."""
 
-    These are None where one of the two is empty.
-    """
-
-    benchmarks: dict[str, Benchmark]
-    macro: Average
-    inside: Average | None
-    outside: Average | None
+    benchmarks: dict[str, BenchmarkResult]
+    macro: MacroAverage
+    in_distribution: MacroAverage | None
+    out_of_distribution: MacroAverage | None
     gap: dict[str, Interval] | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"level": LEVEL, "draws": DRAWS, **asdict(self)}
+        return {"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, **asdict(self)}
 
 
-def evaluation_of(
-    facts: Sequence[Facts], *, trained_on: Collection[str], unnamed: str = "questions", seed: int = 0
-) -> Evaluation:
-    """The numbers of an evaluation.
+def summarize_evaluation(
+    summaries: Sequence[TrajectorySummary],
+    *,
+    in_distribution: Collection[str],
+    default_dataset: str = "questions",
+    seed: int = 0,
+) -> EvaluationResult:
+    """The results of an evaluation.
 
     Args:
-      facts: of every question; those of one benchmark have its name in `dataset`.
-      trained_on: names of the benchmarks that count as in distribution.
-      unnamed: what to call questions whose benchmark is not named.
-      seed: of the resampling. Another benchmark in the evaluation changes no interval of this one.
+      summaries: one per question; `dataset` names the benchmark.
+      in_distribution: names of the benchmarks that the policy was trained on.
+      default_dataset: name of the benchmark of questions without one.
+      seed: of the resampling. Each benchmark has its own generator, so its intervals do not depend on the others.
 
     Raises:
-      ValueError: there is no question, or one lacks a score.
+      ValueError: there are no questions, or none that was not lost, or one lacks a score.
     """
-    if not facts:
-        raise ValueError("an evaluation without a question has no numbers")
-    groups: dict[str, list[Facts]] = {}
-    for one in facts:
-        if missing := [name for name in SCORES if name not in one.scores]:
-            raise ValueError(f"a trajectory has no {missing[0]}: it is of another version; evaluate again")
-        groups.setdefault(one.dataset or unnamed, []).append(one)
-    drawn = {name: {score: _Drawn.of(name, score, group, seed) for score in SCORES} for name, group in groups.items()}
-    inside = [name for name in groups if name in trained_on]
-    outside = [name for name in groups if name not in trained_on]
-    split = bool(inside and outside)
-    return Evaluation(
-        benchmarks={name: _benchmark(group, drawn[name]) for name, group in groups.items()},
-        macro=_average(drawn, list(groups)),
-        inside=_average(drawn, inside) if split else None,
-        outside=_average(drawn, outside) if split else None,
-        gap={score: _gap(drawn, inside, outside, score) for score in SCORES} if split else None,
+    lost = Counter(summary.dataset or default_dataset for summary in summaries if summary.stop.is_fault)
+    summaries = [summary for summary in summaries if not summary.stop.is_fault]
+    if not summaries:
+        raise ValueError(f"the evaluation has no questions besides {lost.total()} that were lost to faults")
+    groups: dict[str, list[TrajectorySummary]] = {}
+    for summary in summaries:
+        if missing := [name for name in SCORES if name not in summary.scores]:
+            raise ValueError(f"a trajectory has no score {missing[0]}, an older version wrote it: evaluate again")
+        groups.setdefault(summary.dataset or default_dataset, []).append(summary)
+    bootstraps = {
+        name: {score: _bootstrap(name, score, group, seed) for score in SCORES} for name, group in groups.items()
+    }
+
+    def average(names: Sequence[str]) -> dict[str, np.ndarray]:
+        return {score: np.mean([bootstraps[name][score] for name in names], axis=0) for score in SCORES}
+
+    seen = [name for name in groups if name in in_distribution]
+    unseen = [name for name in groups if name not in in_distribution]
+    gap = None
+    if seen and unseen:
+        first, second = average(seen), average(unseen)
+        gap = _intervals({score: first[score] - second[score] for score in SCORES})
+    return EvaluationResult(
+        benchmarks={name: _benchmark_result(group, lost[name], bootstraps[name]) for name, group in groups.items()},
+        macro=MacroAverage(tuple(groups), _intervals(average(list(groups)))),
+        in_distribution=MacroAverage(tuple(seen), _intervals(average(seen))) if gap else None,
+        out_of_distribution=MacroAverage(tuple(unseen), _intervals(average(unseen))) if gap else None,
+        gap=gap,
     )
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A mean and the means of its resamples: float64 [W]."""
+def show_evaluation(evaluation: EvaluationResult, console: Console) -> None:
+    """Print two tables with a row per benchmark: scores with their intervals; turns, tokens and stop reasons."""
+    scores = make_table("", "questions", *SCORES.values())
+    for name, result in evaluation.benchmarks.items():
+        scores.add_row(safe_text(name), f"{result.questions:,}", *map(_score_cell, result.scores.values()))
+    averages = {"average": evaluation.macro.scores} if len(evaluation.benchmarks) > 1 else {}
+    if evaluation.in_distribution and evaluation.out_of_distribution and evaluation.gap:
+        averages["in distribution"] = evaluation.in_distribution.scores
+        averages["out of distribution"] = evaluation.out_of_distribution.scores
+        averages["gap"] = evaluation.gap
+    if averages:
+        scores.add_row()
+    for name, intervals in averages.items():
+        scores.add_row(name, "", *map(_score_cell, intervals.values()))
+    console.print(scores)
+    console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} bootstrap interval over questions\n", style="dim"))
 
-    mean: float
-    mean_W: np.ndarray
+    columns = ("turns", "searches", "tokens\nper turn", "mean peak\ncontext", "largest\ncontext", "stop reasons")
+    effort = make_table("", *columns, left=columns[-1:])
+    for name, result in evaluation.benchmarks.items():
+        stops = [f"{stop} {percent(share)}" for stop, share in result.stops.items() if share >= MIN_STOP_FRACTION]
+        stops += [f"{result.lost} questions lost"] * bool(result.lost)
+        effort.add_row(
+            safe_text(name),
+            f"{result.turns:.2f}",
+            f"{result.searches:.2f}",
+            f"{result.tokens_per_turn:,.0f}",
+            f"{result.mean_peak_context_tokens:,.0f}",
+            f"{result.peak_context_tokens:,}",
+            ", ".join(stops),
+        )
+    console.print(effort)
 
-    @classmethod
-    def of(cls, name: str, score: str, group: Sequence[Facts], seed: int) -> _Drawn:
-        rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{score}".encode())])
-        value_N = np.array([one.scores[score] for one in group])
-        return cls(float(value_N.mean()), resampled_means(value_N, rng))
 
-    @classmethod
-    def average(cls, several: Sequence[_Drawn]) -> _Drawn:
-        return cls(float(np.mean([one.mean for one in several])), np.mean([one.mean_W for one in several], axis=0))
-
-    @property
-    def interval(self) -> Interval:
-        return interval(self.mean, self.mean_W)
+def percent(fraction: float) -> str:
+    return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
 
 
-def _benchmark(group: Sequence[Facts], drawn: Mapping[str, _Drawn]) -> Benchmark:
-    lengths = [tokens for one in group for tokens in one.tokens_of_turns]
-    peaks = [max(one.tokens_of_turns, default=0) for one in group]
-    stops = Counter(one.stop.value for one in group)
-    return Benchmark(
+def _score_cell(interval: Interval) -> Text:
+    return Text(percent(interval.mean)).append(f"\n{percent(interval.low)}–{percent(interval.high)}", style="dim")
+
+
+def _bootstrap(name: str, score: str, group: Sequence[TrajectorySummary], seed: int) -> np.ndarray:
+    """The mean, then the means of its resamples."""
+    rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{score}".encode())])
+    value_N = np.array([summary.scores[score] for summary in group])
+    return np.append(value_N.mean(), resampled_means(value_N, rng))
+
+
+def _intervals(bootstraps: Mapping[str, np.ndarray]) -> dict[str, Interval]:
+    return {score: percentile_interval(mean_W[0], mean_W[1:]) for score, mean_W in bootstraps.items()}
+
+
+def _benchmark_result(
+    group: Sequence[TrajectorySummary], lost: int, bootstraps: Mapping[str, np.ndarray]
+) -> BenchmarkResult:
+    lengths = [tokens for summary in group for tokens in summary.context_lengths]
+    peaks = [max(summary.context_lengths, default=0) for summary in group]
+    stops = Counter(summary.stop.value for summary in group)
+    return BenchmarkResult(
         questions=len(group),
-        scores={score: one.interval for score, one in drawn.items()},
-        turns=mean([one.turns for one in group]),
-        searches=mean([one.searches for one in group]),
+        scores=_intervals(bootstraps),
+        turns=mean([summary.turns for summary in group]),
+        searches=mean([summary.searches for summary in group]),
         tokens_per_turn=mean(lengths) if lengths else 0.0,
         mean_peak_context_tokens=mean(peaks),
         peak_context_tokens=max(peaks),
         stops={stop: count / len(group) for stop, count in stops.most_common()},
+        lost=lost,
     )
-
-
-def _average(drawn: Mapping[str, Mapping[str, _Drawn]], names: Sequence[str]) -> Average:
-    return Average(tuple(names), {score: _of(drawn, names, score).interval for score in SCORES})
-
-
-def _gap(
-    drawn: Mapping[str, Mapping[str, _Drawn]], inside: Sequence[str], outside: Sequence[str], score: str
-) -> Interval:
-    first, second = _of(drawn, inside, score), _of(drawn, outside, score)
-    return interval(first.mean - second.mean, first.mean_W - second.mean_W)
-
-
-def _of(drawn: Mapping[str, Mapping[str, _Drawn]], names: Sequence[str], score: str) -> _Drawn:
-    return _Drawn.average([drawn[name][score] for name in names])

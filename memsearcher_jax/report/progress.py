@@ -1,4 +1,4 @@
-"""How far a run is, on one live display; plain lines where the stream is a file or a pipe."""
+"""The progress of a run: a live bar on a terminal, plain lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from memsearcher_jax.report.names import PHASE_PREFIX, Name
+from memsearcher_jax.report.metric_names import PHASE_PREFIX, MetricName
 
-# What the display shows of a step's metrics, in this order, with the label and the format of each number.
-SHOWN: tuple[tuple[str, str], ...] = (
-    (Name.REWARD, "reward {:.3f}"),
-    (Name.EXACT_MATCH, "EM {:.3f}"),
-    (Name.TURNS, "turns {:.1f}"),
-    (Name.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
-    (Name.PASSAGES_PER_SECOND, "{:,.0f} passages/s"),
+# The metrics of a step that are displayed, in this order, with their format.
+DISPLAYED: tuple[tuple[str, str], ...] = (
+    (MetricName.REWARD, "reward {:.3f}"),
+    (MetricName.EXACT_MATCH, "EM {:.3f}"),
+    (MetricName.TURNS, "turns {:.1f}"),
+    (MetricName.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
+    (MetricName.PASSAGES_PER_SECOND, "{:,.0f} passages/s"),
 )
 
 
-def format_numbers(metrics: Mapping[str, float]) -> str:
-    """The numbers that matter on one line: reward, EM, turns, tokens/s, then the seconds of each phase."""
-    parts = [form.format(metrics[name]) for name, form in SHOWN if name in metrics]
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """One line with reward, EM, turns, tokens/s, then the seconds of each phase."""
+    parts = [form.format(metrics[name]) for name, form in DISPLAYED if name in metrics]
     phases = [
         f"{name.removeprefix(PHASE_PREFIX)} {value:.1f}s"
         for name, value in metrics.items()
@@ -37,10 +37,10 @@ def format_numbers(metrics: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """Shows `label`, how many of `total` are done, the latest numbers and what is happening now.
+    """Shows `label`, the number of completed items of `total`, the latest metrics and the current activity.
 
-    On a terminal: a live bar with the time left. Elsewhere: plain lines without control characters, one for every
-    `advance`, and one for an `activity` after `quiet_s` seconds without a line. Use it as a context manager.
+    On a terminal: a live bar with the remaining time. Otherwise: plain lines without control characters, one per
+    `advance`, and one per `activity` after `quiet_s` seconds without a line. Use it as a context manager.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
         self._started = self._printed = clock()
         self._first_done = done
-        self._numbers, self._activity = "", ""
+        self._metrics, self._activity = "", ""
         self._live: Live | None = None
         console = Console(file=self._stream)
         if self._stream.isatty() and not console.is_dumb_terminal:
@@ -73,22 +73,22 @@ class Progress:
             self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def advance(self, metrics: Mapping[str, float], *, by: int = 1) -> None:
-        """`by` more are done; `metrics` are the latest numbers."""
+        """Add `by` completed items; `metrics` are the latest."""
         self._done += by
-        self._numbers, self._activity = format_numbers(metrics), ""
+        self._metrics, self._activity = format_metrics(metrics), ""
         if self._live:
             self._bar.advance(self._task, by)
         else:
             self._print_line(f"left {self._time_left()}")
 
     def activity(self, text: str) -> None:
-        """What is happening between two advances, such as "rollout 37/64"."""
+        """Show what happens between two advances, such as "rollout 37/64"."""
         self._activity = text
         if not self._live and self._clock() - self._printed >= self._quiet_s:
             self._print_line(text)
 
     def note(self, text: str) -> None:
-        """What must not be missed, in a line of its own that stays."""
+        """Print a permanent line, such as a warning."""
         if self._live:
             self._live.console.print(Text(text))
         else:
@@ -104,16 +104,16 @@ class Progress:
             self._live.stop()
 
     def _render(self) -> RenderableType:
-        lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._numbers, self._activity) if part]
+        lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._metrics, self._activity) if part]
         return Group(self._bar.get_renderable(), *lines)
 
     def _print_line(self, tail: str) -> None:
         self._printed = self._clock()
-        parts = (f"{self._label} {self._done}/{self._total}", self._numbers, tail)
+        parts = (f"{self._label} {self._done}/{self._total}", self._metrics, tail)
         print("  ".join(part for part in parts if part), file=self._stream, flush=True)
 
     def _time_left(self) -> str:
-        """At the pace of this process alone, so that a resumed run does not count what an earlier one did."""
+        """Estimated from the items that this process completed, without those of an interrupted run."""
         seconds_each = (self._clock() - self._started) / max(self._done - self._first_done, 1)
         seconds = round(seconds_each * max(self._total - self._done, 0))
         hours, minutes = seconds // 3600, seconds // 60 % 60

@@ -1,132 +1,165 @@
-"""Evaluations that differ in one setting: a table for the terminal, and a page with accuracy against tokens."""
+"""Runs that differ in one setting: a table for the terminal, and a page with scores against tokens."""
 
 from __future__ import annotations
 
+import math
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from memsearcher_jax.report import page_tables
-from memsearcher_jax.report.console import plain
-from memsearcher_jax.report.evaluation import SCORES, Evaluation
-from memsearcher_jax.report.files import replacing
-from memsearcher_jax.report.intervals import LEVEL, Interval
-from memsearcher_jax.report.page import policy, web_file
-from memsearcher_jax.report.page_facts import mean
-from memsearcher_jax.report.page_svg import Line, line_chart, markup
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.evaluation import SCORES, EvaluationResult
+from memsearcher_jax.report.page import tables
+from memsearcher_jax.report.page.html import content_security_policy, web_file
+from memsearcher_jax.report.page.svg import Line, escape_html, line_chart
+from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, Interval, mean, percentile_interval, resampled_means
+from memsearcher_jax.report.stream_evaluation import summarize_streams
+from memsearcher_jax.types import TrajectorySummary
 
-PLOTTED = ("exact_match", "f1", "cover_exact_match")
+PLOTTED_SCORES = ("exact_match", "f1", "cover_exact_match")
 EFFORT = {
     "turns": "turns",
     "searches": "searches",
     "tokens_per_turn": "tokens per turn",
     "mean_peak_context_tokens": "peak context",
 }
-"""What answering took, and what it is called."""
+"""The cost of an answer: fields of `BenchmarkResult`, with their labels."""
+STREAM_EFFORT = {
+    "stream_tokens": "tokens of the stream",
+    "memory_tokens": "tokens of the memory",
+    "compression": "compression",
+    "ok": "successful calls",
+}
+"""The cost of a memory: fields of `StreamResult`, with their labels."""
+LABELS = SCORES | {"accuracy": "accuracy"} | EFFORT | STREAM_EFFORT
+X_AXES = ("tokens_per_turn", "memory_tokens")  # the first that the points have
 
 
 @dataclass(frozen=True)
-class Point:
-    """One value of the setting: macro averages over the benchmarks."""
+class SweepPoint:
+    """One value of the setting, with macro averages over the benchmarks, or over the sources of streams."""
 
     value: str
     questions: int
     scores: dict[str, Interval]
-    effort: dict[str, float]  # by the keys of EFFORT
+    effort: dict[str, float]  # by the keys of EFFORT or STREAM_EFFORT
+    curve: tuple[float, ...] = ()  # of training, by step: exact match, or the reward; a running mean
 
     @classmethod
-    def of(cls, value: str, evaluation: Evaluation) -> Point:
-        benchmarks = evaluation.benchmarks.values()
+    def from_evaluation(cls, value: str, evaluation: EvaluationResult) -> SweepPoint:
+        results = evaluation.benchmarks.values()
         return cls(
             value,
-            sum(one.questions for one in benchmarks),
+            sum(result.questions for result in results),
             evaluation.macro.scores,
-            {name: mean([getattr(one, name) for one in benchmarks]) for name in EFFORT},
+            {name: mean([getattr(result, name) for result in results]) for name in EFFORT},
         )
 
+    @classmethod
+    def from_streams(cls, value: str, summaries: Sequence[TrajectorySummary], seed: int) -> SweepPoint:
+        """Accuracy with a bootstrap interval over the streams within each source; unscored streams enter no mean."""
+        results = summarize_streams(summaries)
+        sources = [results[name] for name in dict.fromkeys(summary.dataset for summary in summaries)]
+        scores_by_source: dict[str, list[float]] = {}
+        for summary in summaries:
+            score = summary.scores.get("accuracy", math.nan)
+            scores_by_source.setdefault(summary.dataset, []).extend([] if math.isnan(score) else [score])
+        scored = [scores for scores in scores_by_source.values() if scores]
+        rng, accuracy = np.random.default_rng(seed), Interval(math.nan, math.nan, math.nan)
+        if scored:
+            mean_W = np.mean([resampled_means(scores, rng) for scores in scored], axis=0)
+            accuracy = percentile_interval(mean([mean(scores) for scores in scored]), mean_W)
+        effort = {name: mean([getattr(source, name) for source in sources]) for name in STREAM_EFFORT}
+        return cls(value, sum(source.questions for source in sources), {"accuracy": accuracy}, effort)
 
-def show_sweep(setting: str, points: Sequence[Point], console: Console) -> None:
-    """One row for each value of the setting."""
-    heads = ["n", *(SCORES[name] for name in PLOTTED), *(name.replace(" ", "\n", 1) for name in EFFORT.values())]
-    table = Table(setting.replace(".", ".\n"), *heads, box=None, header_style="dim", pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        effort = fields.pop("effort")
+        return {**fields, **effort}
+
+
+def show_sweep(setting: str, points: Sequence[SweepPoint], console: Console) -> None:
+    """Print a table with a row per value of the setting."""
+    plotted, effort = _plotted(points[0]), points[0].effort
+    labels = (*(LABELS[name] for name in plotted), *(LABELS[name].replace(" ", "\n", 1) for name in effort))
+    table = make_table(setting.replace(".", ".\n"), "n", *labels)
     for point in points:
-        scores = [f"{100 * point.scores[name].mean:.1f}" for name in PLOTTED]
-        table.add_row(plain(point.value), f"{point.questions:,}", *scores, *map(_amount, point.effort.values()))
+        scores = [f"{100 * point.scores[name].mean:.1f}" for name in plotted]
+        table.add_row(safe_text(point.value), f"{point.questions:,}", *scores, *map(_format, point.effort.values()))
     console.print(table)
 
 
-def write_sweep_page(path: Path, setting: str, points: Sequence[Point], about: str) -> None:
-    """One HTML file that needs no network and runs no script: the plot and the table."""
+def write_sweep_page(path: Path, setting: str, points: Sequence[SweepPoint], about: str) -> None:
+    """Write a self-contained HTML page, without scripts, with the plots and the table."""
     style = web_file("page.css")
-    page = string.Template(web_file("sweep.html")).substitute(
-        policy=policy(style),
-        style=style,
-        title=markup(f"{setting}: {', '.join(point.value for point in points)}"),
-        about=markup(about),
-        plots="\n".join(_plot(setting, points, score, color) for color, score in enumerate(PLOTTED)),
-        table=_table(setting, points),
-    )
-    with replacing(path) as file:
-        file.write(page.encode("utf-8"))
-
-
-def _plot(setting: str, points: Sequence[Point], score: str, color: int) -> str:
-    """One dot for each value: more tokens to the right, a better score higher up. No line joins them: the values of a
-    setting have no order that tokens would follow."""
-    ordered = sorted(points, key=lambda point: point.effort["tokens_per_turn"])
-    across = [(point.effort["tokens_per_turn"], point.scores[score]) for point in ordered]
-    dots = Line(
-        SCORES[score],
-        [(x, one.mean) for x, one in across],
-        [(x, one.low, one.high) for x, one in across],
-        color=color,
-        names=[point.value for point in ordered],
-        joined=False,
-    )
-    unit = f"mean over questions, {LEVEL:.0%} interval; beside it {setting}"
-    return line_chart(f"{SCORES[score]} against tokens", unit, "tokens per turn", [dots], floor=0)
-
-
-def _table(setting: str, points: Sequence[Point]) -> str:
     rows = [
         [
-            markup(point.value),
+            escape_html(point.value),
             f"{point.questions:,}",
-            *(_with_interval(point.scores[name]) for name in SCORES),
-            *map(_amount, point.effort.values()),
+            *map(_with_interval, point.scores.values()),
+            *map(_format, point.effort.values()),
         ]
         for point in points
     ]
-    note = f"Percent with {LEVEL:.0%} bootstrap intervals over questions; each benchmark counts the same."
-    return page_tables.table("By value", _head(setting), rows, note=note)
+    note = f"Percent with {CONFIDENCE_LEVEL:.0%} bootstrap intervals over questions; macro averages over benchmarks."
+    page = string.Template(web_file("sweep.html")).substitute(
+        policy=content_security_policy(style),
+        style=style,
+        title=escape_html(f"{setting}: {', '.join(point.value for point in points)}"),
+        about=escape_html(about),
+        plots="\n".join([*_curves(points), *(_plot(setting, points, *one) for one in enumerate(_plotted(points[0])))]),
+        table=tables.table(
+            "Results by value",
+            [setting, "questions", *(LABELS[name] for name in (*points[0].scores, *points[0].effort))],
+            rows,
+            note=note,
+        ),
+    )
+    atomic_write(path, page.encode("utf-8"))
 
 
-def _head(setting: str) -> list[str]:
-    return [setting, "questions", *SCORES.values(), *EFFORT.values()]
+def _plotted(point: SweepPoint) -> list[str]:
+    """The scores that are plotted and printed."""
+    return [name for name in point.scores if name in PLOTTED_SCORES] or list(point.scores)
 
 
-def _with_interval(one: Interval) -> str:
-    return f"{100 * one.mean:.1f} <small>{100 * one.low:.1f} to {100 * one.high:.1f}</small>"
-
-
-def _amount(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def sweep_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The rows of the table, for JSON."""
-    return [
-        {"value": point.value, "questions": point.questions, "scores": _plain_scores(point.scores), **point.effort}
-        for point in points
+def _curves(points: Sequence[SweepPoint]) -> list[str]:
+    """A figure with a line per value, if the values were trained."""
+    lines = [
+        Line(point.value, list(enumerate(point.curve)), color=color)
+        for color, point in enumerate(points)
+        if len(point.curve) > 1
     ]
+    unit = "exact match of the step's trajectories, or their reward; running mean of eight steps"
+    return [line_chart("Learning curves", unit, "step", lines, y_min=0)] if lines else []
 
 
-def _plain_scores(scores: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
-    return {name: {"mean": one.mean, "low": one.low, "high": one.high} for name, one in scores.items()}
+def _plot(setting: str, points: Sequence[SweepPoint], color: int, score: str) -> str:
+    """A dot per value at its tokens. Dots are not connected: values need not be ordered by tokens."""
+    tokens = next(name for name in X_AXES if name in points[0].effort)
+    ordered = sorted(points, key=lambda point: point.effort[tokens])
+    data = [(point.effort[tokens], point.scores[score]) for point in ordered]
+    dots = Line(
+        LABELS[score],
+        [(x, interval.mean) for x, interval in data],
+        [(x, interval.low, interval.high) for x, interval in data],
+        color=color,
+        point_labels=[point.value for point in ordered],
+        connected=False,
+    )
+    unit = f"mean over questions, {CONFIDENCE_LEVEL:.0%} interval; labels: {setting}"
+    return line_chart(f"{LABELS[score]} against tokens", unit, LABELS[tokens], [dots], y_min=0)
+
+
+def _with_interval(interval: Interval) -> str:
+    return f"{100 * interval.mean:.1f} <small>{100 * interval.low:.1f} to {100 * interval.high:.1f}</small>"
+
+
+def _format(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"

@@ -1,195 +1,211 @@
-"""Finished trajectories on disk: gzip-compressed JSON lines, one file per training step or per host of an evaluation.
+"""Finished trajectories on disk: gzip-compressed JSON Lines.
 
-    RUN/trajectories/step_000012.jsonl.gz      one trajectory per line
-    RUN/trajectories/part_0000.jsonl.gz        likewise, written by report/trajectory_log.py
+    RUN/trajectories/step_000012.jsonl.gz      the trajectories of one training step, written at once
+    RUN/trajectories/shard_0000.jsonl.gz       those of one host of an evaluation, appended one at a time
 
-    {"problem":  {"id", "question", "golden_answers", "metadata"},
-     "rollout":  which of the problem's copies,
-     "reward":   number, "reason": why the reward is what it is,
+    {"problem":  {"id", "question", "golden_answers", "metadata", "stream": null or
+                  {"source", "chunks", "questions": [{"text", "answer", "kind"}]}},
+     "rollout":  index within the group,
+     "reward":   number, "reason": explanation of the reward,
      "scores":   {"exact_match": number, ...},
-     "context_rewards": [number],    one for each context of Mem-alpha, empty for the other workflows
-     "outcome":  {"stop": value of agent.types.Stop, "answer", "counts", "error",
+     "context_rewards": [number],    one per context for Mem-alpha, empty for other workflows
+     "outcome":  {"stop": value of StopReason, "answer", "counts", "error",
                   "turns": [{"memory", "reply", "calls", "queries": [{"text", "top_n"}],
-                             "found": [{"error", "passages": [{"id", "contents", "score"}]}],
+                             "results": [{"error", "passages": [{"id", "contents", "score"}]}],
                              "observation", "rewrite", "new_memory"}]},
-     "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1]}],    one entry per token in all three
+     "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1],    one entry per token in all three
+                   "version": training steps of the policy that sampled it}],
      "transcript": ChatML text of the last context}
 
-Numbers that JSON cannot hold are spelt as `report/files.py` says. Everything else comes back equal to what was written,
-given that a problem's metadata holds only what JSON can hold. `zcat FILE | head -1 | python -m json.tool` shows one.
+Non-finite numbers are encoded as in `memsearcher_jax.jsonl`. Everything else is read back equal to what was written,
+provided that a problem's metadata contains only JSON values. `zcat FILE | head -1 | python -m json.tool` shows one.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import os
+import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.agent.types import (
+from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, numbered_lines, parse_object
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.types import (
     Context,
-    Found,
     Outcome,
     Passage,
     Problem,
     Query,
-    Stop,
+    ScoredTrajectory,
+    SearchResult,
+    StopReason,
+    Stream,
     Trajectory,
+    TrajectorySummary,
     Turn,
 )
-from memsearcher_jax.jsonl import numbered_lines, parse_object
-from memsearcher_jax.report.files import decode_float, encode_float, encode_line, replacing
 
-
-@dataclass(frozen=True)
-class Scored:
-    """A trajectory and what it was worth."""
-
-    trajectory: Trajectory
-    reward: float
-    reason: str = ""
-    scores: dict[str, float] = field(default_factory=dict)  # exact_match, token_f1, ...
-    context_rewards: tuple[float, ...] = ()  # one for each context, where these have rewards of their own; NaN: none
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+_READ_BYTES = 1 << 20
 
 
 def step_path(directory: str | Path, step: int) -> Path:
-    """Where the trajectories of a training step are; the names sort by step."""
+    """File with the trajectories of a training step; the names sort by step."""
     return Path(directory) / "trajectories" / f"step_{step:06d}.jsonl.gz"
 
 
-def write_trajectories(path: str | Path, scored: Iterable[Scored]) -> None:
-    """Writes the whole file beside `path`, then renames it: a reader never sees half a step.
-
-    A file already there is replaced, since a resumed run replays its steps. Equal trajectories give equal bytes.
+def write_trajectories(path: str | Path, scored: Iterable[ScoredTrajectory]) -> None:
+    """Write a file atomically, replacing an earlier one: a resumed run replays its steps.
 
     Raises:
-        ValueError: a problem's metadata holds a value that JSON cannot hold.
+        ValueError: a problem's metadata contains a value that JSON cannot represent.
     """
-    write_packed(path, packed(scored))
+    atomic_write(Path(path), compress_trajectories(scored))
 
 
-def packed(scored: Iterable[Scored]) -> bytes:
-    """The content of a file. Contents one after the other are a file too, so that hosts can pack their own.
+def compress_trajectories(scored: Iterable[ScoredTrajectory]) -> bytes:
+    """The content of a file; equal trajectories give equal bytes. Concatenated contents are a valid file too.
 
     Raises ValueError as `write_trajectories` does.
     """
     content = io.BytesIO()
-    # The gzip header would hold the time and the file's name; both are left out so that equal input gives equal bytes.
+    # The gzip header would otherwise contain the time and the file name.
     with gzip.GzipFile(filename="", fileobj=content, mode="wb", compresslevel=6, mtime=0) as file:
-        for one in scored:
-            file.write(encode(one))
+        file.writelines(map(encode_trajectory, scored))
     return content.getvalue()
 
 
-def write_packed(path: str | Path, content: bytes) -> None:
-    """Like `write_trajectories`, of what is packed already."""
-    with replacing(Path(path)) as file:
-        file.write(content)
-
-
-def read_trajectories(path: str | Path) -> Iterator[Scored]:
+def read_trajectories(path: str | Path) -> Iterator[ScoredTrajectory]:
     """The trajectories of one file, one at a time.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or a line of it is no trajectory; the message names the line.
+        ValueError: the file is damaged, or a line is not a trajectory; the message names the line.
     """
     for where, line in numbered_lines(Path(path)):
-        yield decode(where, line)
+        yield decode_trajectory(where, line)
 
 
-def encode(scored: Scored) -> bytes:
-    """The line of one trajectory. Raises ValueError if its problem's metadata holds a value that JSON cannot hold."""
-    try:
-        return encode_line(_encode(scored)).encode()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"problem {scored.trajectory.problem.id!r} cannot be written as JSON: {error}") from error
+class TrajectoryLog:
+    """Appends to the file at `path`, which is created if it does not exist. Use it as a context manager.
+
+    Each line is a gzip member of its own, so a killed process loses no trajectory that it had finished: an incomplete
+    last member is removed before the next append. One process at most may append; others may read at the same time.
+    """
+
+    def __init__(self, path: Path):
+        """Raises ValueError if the file is damaged before its last line."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        truncate_incomplete(path)
+        self._file = path.open("ab")
+
+    def append(self, scored: ScoredTrajectory) -> None:
+        """Append one trajectory; it is on disk when this returns."""
+        self._file.write(compress_trajectories([scored]))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> TrajectoryLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
 
 
-def decode(where: str, line: bytes) -> Scored:
-    """The inverse of `encode`; ValueError starts with `where` if the line is no trajectory."""
-    return _decode(where, parse_object(where, line))
+def read_log(path: Path) -> Iterator[ScoredTrajectory]:
+    """The complete trajectories of a `TrajectoryLog` file, which may still be written to.
+
+    Raises ValueError if the file is damaged.
+    """
+    for number, (_, line) in enumerate(_gzip_members(path), start=1):
+        yield decode_trajectory(f"{path}:{number}", line)
 
 
-def _encode(scored: Scored) -> dict[str, Any]:
+def truncate_incomplete(path: Path) -> int:
+    """Remove the bytes after the last complete line of a `TrajectoryLog` file; return their number."""
+    if not path.exists():
+        return 0
+    complete = max((end for end, _ in _gzip_members(path)), default=0)
+    incomplete = path.stat().st_size - complete
+    if incomplete:
+        os.truncate(path, complete)
+    return incomplete
+
+
+def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(end offset, text) of each complete member. Only a truncated last member is skipped; other errors are damage."""
+    end, text, member = 0, [], zlib.decompressobj(_GZIP_WBITS)
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            while chunk:
+                try:
+                    text.append(member.decompress(chunk))
+                except zlib.error as error:
+                    raise ValueError(
+                        f"{path}: compressed data is damaged after byte {end} ({error}): move the file away; "
+                        "--resume then answers its questions again"
+                    ) from error
+                chunk = member.unused_data
+                if member.eof:
+                    end = file.tell() - len(chunk)
+                    yield end, b"".join(text)
+                    text, member = [], zlib.decompressobj(_GZIP_WBITS)
+
+
+def encode_trajectory(scored: ScoredTrajectory) -> bytes:
+    """The JSON line of one trajectory. Raises ValueError if its metadata contains a value JSON cannot represent."""
     trajectory = scored.trajectory
-    problem, outcome = trajectory.problem, trajectory.outcome
-    return {
-        "problem": {
-            "id": problem.id,
-            "question": problem.question,
-            "golden_answers": problem.golden_answers,
-            "metadata": problem.metadata,
-        },
+    # A workflow's own outcome has more fields, such as a memory, which are not stored.
+    stored = Outcome(**{field.name: getattr(trajectory.outcome, field.name) for field in fields(Outcome)})
+    outcome: dict[str, Any] = asdict(stored)
+    outcome["stop"] = stored.stop.value
+    for passage in (one for turn in outcome["turns"] for result in turn["results"] for one in result["passages"]):
+        passage["score"] = encode_float(passage["score"])
+    record = {
+        "problem": asdict(trajectory.problem),
         "rollout": trajectory.rollout,
         "reward": encode_float(scored.reward),
         "reason": scored.reason,
         "scores": {name: encode_float(value) for name, value in scored.scores.items()},
         "context_rewards": [encode_float(value) for value in scored.context_rewards],
-        "outcome": {
-            "stop": outcome.stop.value,
-            "answer": outcome.answer,
-            "counts": outcome.counts,
-            "error": outcome.error,
-            "turns": [_encode_turn(turn) for turn in outcome.turns],
-        },
+        "outcome": outcome,
         "contexts": [
             {
                 "ids": context.ids,
                 "logprobs": [encode_float(value) for value in context.logprobs],
                 "sampled": [int(flag) for flag in context.sampled],
+                "version": context.version,
             }
             for context in trajectory.contexts
         ],
         "transcript": trajectory.transcript,
     }
+    try:
+        return encode_line(record).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"problem {trajectory.problem.id!r} cannot be written as JSON: {error}") from error
 
 
-def _encode_turn(turn: Turn) -> dict[str, Any]:
-    return {
-        "memory": turn.memory,
-        "reply": turn.reply,
-        "calls": turn.calls,
-        "queries": [{"text": query.text, "top_n": query.top_n} for query in turn.queries],
-        "found": [
-            {
-                "error": found.error,
-                "passages": [
-                    {"id": passage.id, "contents": passage.contents, "score": encode_float(passage.score)}
-                    for passage in found.passages
-                ],
-            }
-            for found in turn.found
-        ],
-        "observation": turn.observation,
-        "rewrite": turn.rewrite,
-        "new_memory": turn.new_memory,
-    }
-
-
-def _decode(where: str, record: dict[str, Any]) -> Scored:
+def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
+    """The inverse of `encode_trajectory`; its ValueError starts with `where`."""
+    record = parse_object(where, line)
     try:
         problem, outcome = record["problem"], record["outcome"]
-        return Scored(
-            trajectory=Trajectory(
-                problem=Problem(**(problem | {"golden_answers": tuple(problem["golden_answers"])})),
-                rollout=record["rollout"],
-                outcome=Outcome(
-                    stop=Stop(outcome["stop"]),
-                    answer=outcome["answer"],
-                    turns=tuple(_decode_turn(turn) for turn in outcome["turns"]),
-                    counts=outcome["counts"],
-                    error=outcome["error"],
-                ),
-                contexts=tuple(_decode_context(context) for context in record["contexts"]),
-                transcript=record["transcript"],
-            ),
-            reward=decode_float(record["reward"]),
-            reason=record["reason"],
-            scores={name: decode_float(value) for name, value in record["scores"].items()},
-            context_rewards=tuple(decode_float(value) for value in record.get("context_rewards", ())),
+        stream = Stream.from_dict(problem["stream"]) if problem["stream"] else None
+        problem = Problem(**problem | {"golden_answers": tuple(problem["golden_answers"]), "stream": stream})
+        turns = tuple(map(_decode_turn, outcome["turns"]))
+        outcome = Outcome(StopReason(outcome["stop"]), outcome["answer"], turns, outcome["counts"], outcome["error"])
+        contexts = tuple(map(_decode_context, record["contexts"]))
+        return ScoredTrajectory(
+            Trajectory(problem, record["rollout"], outcome, contexts, record["transcript"]),
+            decode_float(record["reward"]),
+            record["reason"],
+            {name: decode_float(value) for name, value in record["scores"].items()},
+            tuple(map(decode_float, record.get("context_rewards", ()))),
         )
     except KeyError as error:
         raise ValueError(f"{where}: not a trajectory, {error} is missing") from error
@@ -198,33 +214,54 @@ def _decode(where: str, record: dict[str, Any]) -> Scored:
 
 
 def _decode_context(context: dict[str, Any]) -> Context:
-    decoded = Context(
-        ids=tuple(context["ids"]),
-        logprobs=tuple(decode_float(value) for value in context["logprobs"]),
-        sampled=tuple(bool(flag) for flag in context["sampled"]),
-    )
+    logprobs, sampled = map(decode_float, context["logprobs"]), map(bool, context["sampled"])
+    decoded = Context(tuple(context["ids"]), tuple(logprobs), tuple(sampled), context.get("version", 0))
     if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
         raise ValueError("a context's ids, logprobs and sampled differ in length")
     return decoded
 
 
 def _decode_turn(turn: dict[str, Any]) -> Turn:
-    return Turn(
-        memory=turn["memory"],
-        reply=turn["reply"],
-        calls=tuple(turn["calls"]),
-        queries=tuple(Query(**query) for query in turn["queries"]),
-        found=tuple(
-            Found(
-                passages=tuple(
-                    Passage(id=passage["id"], contents=passage["contents"], score=decode_float(passage["score"]))
-                    for passage in found["passages"]
-                ),
-                error=found["error"],
-            )
-            for found in turn["found"]
-        ),
-        observation=turn["observation"],
-        rewrite=turn["rewrite"],
-        new_memory=turn["new_memory"],
+    queries = tuple(Query(**query) for query in turn["queries"])
+    results = (
+        SearchResult(
+            tuple(Passage(**passage | {"score": decode_float(passage["score"])}) for passage in result["passages"]),
+            result["error"],
+        )
+        for result in turn["results"]
     )
+    return Turn(**turn | {"calls": tuple(turn["calls"]), "queries": queries, "results": tuple(results)})
+
+
+def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> TrajectorySummary:
+    """The summary of one trajectory; dataset and hops come from its problem's metadata."""
+    trajectory = scored.trajectory
+    outcome, metadata = trajectory.outcome, trajectory.problem.metadata
+    hops, source = metadata.get("hops"), metadata.get("source")
+    return TrajectorySummary(
+        dataset=source if isinstance(source, str) else "",
+        hops=hops if isinstance(hops, int) else None,
+        turns=len(outcome.turns),
+        searches=sum(len(turn.queries) for turn in outcome.turns),
+        stop=outcome.stop,
+        reward=scored.reward,
+        scores=scored.scores,
+        context_lengths=context_lengths(trajectory),
+        step=step,
+        counts=outcome.counts,
+        versions=tuple(context.version for context in trajectory.contexts),
+    )
+
+
+def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:
+    """Tokens in the context at the end of each turn.
+
+    An agent with a memory has one context per turn. An agent that keeps its history has a single context, in which each
+    reply is a run of sampled tokens: a turn ends where its run ends.
+    """
+    contexts = trajectory.contexts
+    if len(contexts) == 1 and len(trajectory.outcome.turns) > 1:
+        sampled = contexts[0].sampled
+        following = (*sampled[1:], False)
+        return tuple(end for end, (now, then) in enumerate(zip(sampled, following, strict=True), 1) if now and not then)
+    return tuple(len(context.ids) for context in contexts)

@@ -1,11 +1,15 @@
-"""What is searched, and how: the retrieval section of a run's config, and the limits of the search service."""
+"""The retrieval section of a run's config, and the limits of the search service."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from memsearcher_jax.ranges import Count, CountOrZero, Positive, PositiveFraction
+
 HASHING = "hashing"
+MAX_TOP_N = 100
+"""Results per query up to which an approximate search considers the same candidates."""
 
 
 @dataclass(frozen=True)
@@ -13,60 +17,67 @@ class RetrievalConfig:
     """What is searched, and how."""
 
     url: tuple[str, ...] = ()
-    """A search service, such as http://host:8000, which then has its own corpus, index and method; several that hold
-    parts of one corpus are searched as one; none: search here."""
+    """Address of a search service, such as http://host:8000, with a corpus, an index and a method of its own. Several
+    services with shards of one corpus are searched together. Empty: search in this process."""
     corpus: str = ""
-    """A JSONL file of {"id", "contents"} passages, plain or .gz; empty: the embedded world."""
+    """A JSONL file of {"id", "contents"} passages, plain or .gz; empty: the synthetic encyclopedia."""
     index: str = ""
-    """A folder with a built index, which then needs no corpus; empty: one is built in the run's folder."""
+    """A built index folder, which needs no corpus; empty: build one in the run's folder."""
     method: Literal["dense", "bm25", "hybrid"] = "dense"
-    """Meaning (dense vectors), words (bm25), or both with titles and the names in passages (hybrid)."""
-    kind: Literal["scann", "exact"] = "scann"
-    """How vectors are searched: approximately by ScaNN, or every inner product."""
+    """Dense vectors, BM25, or a fusion of both with titles and the links between passages (hybrid)."""
+    index_type: Literal["scann", "exact"] = "scann"
+    """How vectors are searched: approximately with ScaNN, or exhaustively."""
     encoder: str = HASHING
-    """What turns text into vectors: hashing, which needs no download, or a Hugging Face folder of E5 or MiniLM."""
-    encoder_size: int = 1_024
-    """Dimensions of a hashed vector; each halving costs recall, see retrieval/encode.py."""
+    """Encoder of the texts: hashing, which needs no download, or a Hugging Face folder of E5 or MiniLM. Empty: it must
+    be given, as in the presets of published models."""
+    encoder_size: Count = 1_024
+    """Dimensions of a hashed vector; halving them costs recall, see retrieval/hashing_encoder.py."""
     encoder_prompts: Literal["auto", "e5", "none"] = "auto"
-    """What stands in front of queries and passages: `query: ` and `passage: ` (e5), nothing (none), or what the
-    encoder's folder says (auto), E5's where it says nothing and is named after E5."""
+    """Prefixes of queries and passages: `query: ` and `passage: ` (e5), none, or those in the encoder's folder (auto),
+    which are E5's if the folder defines none and its name contains e5."""
     encoder_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type that such a folder's encoder computes in; its vectors are float32 in any case."""
+    """Computation type of an encoder from a folder; its vectors are float32 in any case."""
     encoder_device: Literal["default", "cpu"] = "default"
-    """Where it runs: on the accelerators beside the policy, or on the host's CPU."""
-    query_tokens: int = 128
-    """Longest query in tokens of that encoder, prompt included; what is longer is cut."""
-    passage_tokens: int = 512
-    """Longest passage, likewise; an encoder that was made for less cuts earlier."""
+    """Where such an encoder runs: on the policy's accelerators, or on the host's CPU."""
+    max_query_tokens: Count = 128
+    """Queries are truncated to this many of the encoder's tokens, prefix included."""
+    max_passage_tokens: Count = 512
+    """As max_query_tokens, for passages. An encoder with a lower limit truncates to that."""
     embedding_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of the stored embeddings."""
-    recall: float = 0.98
+    target_recall: PositiveFraction = 0.98
     """Share of the exact top five that ScaNN must find when an index is built."""
-    batch_limit: int = 1_024
-    """Most texts that are encoded or searched for in one call."""
-    cached_queries: int = 20_000
-    """Queries whose results are remembered, the least recently used forgotten first; 0: none."""
-    timeout: float = 10.0
-    """Seconds that a search service has for one attempt."""
-    attempts: int = 4
-    """Attempts at a search service before the search fails; the pauses between them grow."""
+    max_batch_size: Count = 1_024
+    """Texts that are encoded or searched in one call, at most."""
+    query_cache_size: CountOrZero = 20_000
+    """Queries whose results are cached (LRU); 0: no cache."""
+    timeout: Positive = 10.0
+    """Seconds that one request to a search service may take."""
+    max_attempts: Count = 4
+    """Attempts per request before the search fails, with growing pauses."""
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What one request to the search service may ask for, and how many may wait."""
+    """Limits of the search service."""
 
-    query_characters: int = 4_096
-    """Longest query."""
-    queries: int = 1_024
-    """Most queries of one request."""
-    top_n: int = 100
-    """Most passages per query."""
-    body_bytes: int = 16_777_216
-    """Largest body of a request."""
-    batch_queries: int = 256
-    """Queries of different requests that are searched for together."""
-    waiting_queries: int = 8_192
-    """Queries that may wait; whoever comes then is told to come back later."""
-    seconds: float = 30.0
-    """Time that a request may take."""
+    max_query_chars: int = 4_096
+    """Characters of a query."""
+    max_queries_per_request: int = 1_024
+    """Queries of one request."""
+    max_top_n: int = MAX_TOP_N
+    """Passages per query."""
+    max_body_bytes: int = 4_194_304
+    """Bytes of the body of a request. It is parsed while other requests wait, a megabyte in about 0.1 s."""
+    max_buffered_bytes: int = 67_108_864
+    """Bytes of all bodies that are being received; further requests are rejected with status 503."""
+    max_connections: int = 1_024
+    """Open connections; further ones are rejected with status 503."""
+    read_timeout: float = 20.0
+    """Seconds in which a client must send the headers of a request, and as many for its body."""
+    max_batch_queries: int = 256
+    """Queries of concurrent requests that are searched in one call."""
+    max_waiting_queries: int = 8_192
+    """Queries that may wait; further requests are rejected with status 503."""
+    request_timeout: float = 30.0
+    """Seconds until a request is rejected with status 503."""

@@ -1,30 +1,32 @@
-"""A corpus in memory or on disk: every passage's id and contents, and one checksum of them all."""
+"""A corpus in memory or on disk: the id and contents of every passage, and a checksum of the content."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedWriter, BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
 import numpy as np
 
-from memsearcher_jax.agent.types import Passage
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
-from memsearcher_jax.retrieval.workplace import save_array
+from memsearcher_jax.retrieval.builder.build_dir import save_array
+from memsearcher_jax.types import Passage
 
 COLUMNS = ("ids", "contents")
-REPORT_EVERY = 10_000  # rows
+PROGRESS_ROWS = 10_000
+
+F = TypeVar("F", BufferedWriter, BytesIO)
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """Many texts as one run of bytes, so that 21 million passages are two arrays and not 21 million objects."""
+    """Texts in one byte array, so that 21 million passages are two arrays and not 21 million objects."""
 
-    data: np.ndarray  # uint8 [bytes], UTF-8, one text after the other
+    data: np.ndarray  # uint8 [bytes], concatenated UTF-8
     offset: np.ndarray  # int64 [rows + 1], where each text starts; the last entry is the end
 
     def __len__(self) -> int:
@@ -37,7 +39,7 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Passages by row number; `checksum` names the content whatever file and compression it came from."""
+    """Passages by row number; `checksum` depends on the content only, not on the file or its compression."""
 
     ids: TextColumn
     contents: TextColumn
@@ -50,7 +52,7 @@ class Corpus:
         return Passage(self.ids[row], self.contents[row], score)
 
     def texts(self, start: int, stop: int) -> list[str]:
-        """Contents of the rows `start` to `stop`, without the row at `stop`."""
+        """The contents of the rows from `start` up to, but not including, `stop`."""
         return [self.contents[row] for row in range(start, min(stop, len(self)))]
 
 
@@ -58,138 +60,121 @@ def read_corpus(path: str | Path) -> Corpus:
     """Read a JSONL corpus of `{"id", "contents"}` rows (FlashRAG layout), plain or `.gz`, in one pass.
 
     Raises:
-      FileNotFoundError, ValueError: one line that names the file, and the line where there is one: no such file,
-        a malformed row, an id that was there before, no passage at all.
+      FileNotFoundError, ValueError: one line with the file and, where it applies, the line: no such file, a malformed
+        row, a duplicate id, no passages.
     """
-    return _in_memory(_rows(Path(path)), name=str(path))
+    return _read_into_memory(_read_rows(Path(path)), name=str(path))
 
 
-def corpus_of(passages: Iterable[Passage], name: str = "embedded corpus") -> Corpus:
-    """The corpus that holds these passages, under the same rules as a file's; `name` is for error messages."""
+def make_corpus(passages: Iterable[Passage], name: str = "synthetic encyclopedia") -> Corpus:
+    """The corpus of these passages, under the same rules as a file; `name` is for error messages."""
     rows = (_Row(f"{name}:{row}", passage.id, passage.contents) for row, passage in enumerate(passages, start=1))
-    return _in_memory(rows, name)
+    return _read_into_memory(rows, name)
 
 
-def store_corpus(path: str | Path, directory: Path, report: Callable[[int], None] = lambda rows: None) -> Corpus:
-    """Read a JSONL corpus of any size into files in `directory`, and return it memory-mapped from there.
+def store_corpus(path: str | Path, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
+    """Read a JSONL corpus of any size into files in `directory` and return it memory-mapped.
 
-    In memory are 32 bytes a passage, while it reads. `report` hears now and then how many rows are read.
-    Raises as `read_corpus` does, and OSError where the disk is full.
+    Needs 32 bytes of memory per passage. `on_progress` receives the number of rows read so far.
+    Raises as `read_corpus` does, and OSError if the disk is full.
     """
+
+    def mapped(file: BufferedWriter) -> np.ndarray:
+        file.flush()
+        return np.memmap(file.name, np.uint8, mode="r")
+
     with (directory / "ids.bin").open("wb") as ids, (directory / "contents.bin").open("wb") as contents:
-        gathered = _gather(_rows(Path(path)), ids, contents, str(path), report)
-    for name, offset in zip(COLUMNS, gathered.offsets, strict=True):
-        _save_offsets(directory, name, offset)
-    corpus = open_corpus(directory, gathered.checksum)
-    gathered.refuse_duplicates(corpus.ids, str(path))
-    return corpus
+        corpus = _concatenate(_read_rows(Path(path)), (ids, contents), mapped, str(path), on_progress)
+    for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
+        save_array(directory / f"{name}.offset.npy", column.offset)
+    return open_corpus(directory, corpus.checksum)
 
 
 def save_corpus(corpus: Corpus, directory: Path) -> None:
     """Write the files that `open_corpus` reads."""
     for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
-        with (directory / f"{name}.bin").open("wb") as file:
-            file.write(column.data)
-        _save_offsets(directory, name, column.offset)
-
-
-def _save_offsets(directory: Path, name: str, offset: np.ndarray) -> None:
-    with (directory / f"{name}.offset.npy").open("wb") as file:
-        save_array(file, offset)
+        (directory / f"{name}.bin").write_bytes(column.data.data)
+        save_array(directory / f"{name}.offset.npy", column.offset)
 
 
 def open_corpus(directory: Path, checksum: str) -> Corpus:
-    """The corpus in `directory`, memory-mapped. Raises OSError or ValueError if a file is missing or cut off."""
-    columns = []
-    for name in COLUMNS:
+    """The corpus in `directory`, memory-mapped. Raises OSError or ValueError if a file is missing or truncated."""
+
+    def open_column(name: str) -> TextColumn:
         offset = np.load(directory / f"{name}.offset.npy", mmap_mode="r")
         data = np.memmap(directory / f"{name}.bin", np.uint8, mode="r")
         if len(data) != offset[-1]:
             raise ValueError(f"{name}.bin has {len(data)} bytes, not {offset[-1]}")
-        columns.append(TextColumn(data, offset))
-    return Corpus(*columns, checksum)
+        if offset[0] != 0 or (offset[1:] < offset[:-1]).any():
+            raise ValueError(f"the offsets of {name}.bin do not ascend")
+        return TextColumn(data, offset)
+
+    return Corpus(open_column("ids"), open_column("contents"), checksum)
 
 
 def corpus_checksum(path: str | Path) -> str:
-    """The checksum of a file's passages, in one pass that keeps nothing. Raises as `read_corpus` does on bad rows."""
+    """The checksum of a file's passages, in one pass without storing them. Raises as `read_corpus` does on bad rows."""
     digest = hashlib.sha256()
-    for row in _rows(Path(path)):
+    for row in _read_rows(Path(path)):
         digest.update(row.framed())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class _Row:
-    where: str  # "file:line"
-    identity: str
+    location: str  # "file:line"
+    id: str
     contents: str
 
     def framed(self) -> bytes:
-        """Both texts with their lengths in front: without them ("ab", "c") and ("a", "bc") would look alike."""
-        encoded_id, encoded_contents = self.identity.encode(), self.contents.encode()
+        """Both texts with their lengths, without which ("ab", "c") and ("a", "bc") would have the same checksum."""
+        encoded_id, encoded_contents = self.id.encode(), self.contents.encode()
         return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    offsets: tuple[np.ndarray, np.ndarray]  # of ids and of contents
-    fingerprint_R: np.ndarray  # uint64, of each id
-    line_R: np.ndarray  # int64, where each row stood
-    checksum: str
-
-    def refuse_duplicates(self, ids: TextColumn, name: str) -> None:
-        """Raise `MalformedRow` at the first row whose id an earlier row has.
-
-        Sorted fingerprints need 8 bytes a row where a set of ids needs a hundred; equal ones are compared as text.
-        """
-        order = np.argsort(self.fingerprint_R, kind="stable")
-        sorted_R = self.fingerprint_R[order]
-        same = np.flatnonzero(sorted_R[1:] == sorted_R[:-1])
-        repeats = sorted((order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]])
-        if repeats:
-            row, earlier = repeats[0]
-            raise MalformedRow(
-                f'{name}:{self.line_R[row]}: id "{ids[row]}" is already the id of line {self.line_R[earlier]}'
-            )
+def _read_rows(path: Path) -> Iterator[_Row]:
+    for location, line in numbered_lines(path):
+        row = parse_object(location, line)
+        yield _Row(location, id_field(location, row), text_field(location, row, "contents"))
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    for where, line in numbered_lines(path):
-        row = parse_object(where, line)
-        yield _Row(where, id_field(where, row), text_field(where, row, "contents"))
+def _read_into_memory(rows: Iterable[_Row], name: str) -> Corpus:
+    return _concatenate(rows, (BytesIO(), BytesIO()), lambda file: np.frombuffer(file.getbuffer(), np.uint8), name)
 
 
-def _in_memory(rows: Iterable[_Row], name: str) -> Corpus:
-    ids, contents = io.BytesIO(), io.BytesIO()
-    gathered = _gather(rows, ids, contents, name)
-    columns = [
-        TextColumn(np.frombuffer(file.getbuffer(), np.uint8), offset)
-        for file, offset in zip((ids, contents), gathered.offsets, strict=True)
-    ]
-    gathered.refuse_duplicates(columns[0], name)
-    return Corpus(*columns, gathered.checksum)
-
-
-def _gather(
+def _concatenate(
     rows: Iterable[_Row],
-    ids: BinaryIO,
-    contents: BinaryIO,
+    files: tuple[F, F],
+    read: Callable[[F], np.ndarray],
     name: str,
-    report: Callable[[int], None] = lambda rows: None,
-) -> _Gathered:
-    """Write the texts one after the other, and note where they end."""
-    ends, fingerprints, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
+    on_progress: Callable[[int], None] = lambda rows: None,
+) -> Corpus:
+    """Write ids and contents to `files`, and return the corpus over what `read` maps of them.
+
+    Raises `MalformedRow` at the first row with the id of an earlier row. To find it, sorted hashes need 8 bytes per
+    row, a set of ids about a hundred; rows with equal hashes are compared as text.
+    """
+    ends, hashes, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.framed())
-        for file, text, column in zip((ids, contents), (row.identity, row.contents), ends, strict=True):
+        for file, text, column in zip(files, (row.id, row.contents), ends, strict=True):
             column.append(column[-1] + file.write(text.encode()))
-        fingerprints.append(int.from_bytes(hashlib.blake2b(row.identity.encode(), digest_size=8).digest()))
-        lines.append(int(row.where.rpartition(":")[2]))
-        if len(lines) % REPORT_EVERY == 0:
-            report(len(lines))
+        hashes.append(int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest()))
+        lines.append(int(row.location.rpartition(":")[2]))
+        if len(lines) % PROGRESS_ROWS == 0:
+            on_progress(len(lines))
     if not lines:
-        raise ValueError(f"{name}: holds no passages")
-    offsets = tuple(np.frombuffer(column, np.int64) for column in ends)
-    fingerprint_R, line_R = np.frombuffer(fingerprints, np.uint64), np.frombuffer(lines, np.int64)
-    return _Gathered(offsets, fingerprint_R, line_R, digest.hexdigest())
+        raise ValueError(f"{name}: contains no passages")
+    ids, contents = (
+        TextColumn(read(file), np.frombuffer(column, np.int64)) for file, column in zip(files, ends, strict=True)
+    )
+    hash_R = np.frombuffer(hashes, np.uint64)
+    order = np.argsort(hash_R, kind="stable")
+    sorted_R = hash_R[order]
+    same = np.flatnonzero(sorted_R[1:] == sorted_R[:-1])
+    duplicates = [(order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]]]
+    if duplicates:
+        row, earlier = min(duplicates)
+        raise MalformedRow(f'{name}:{lines[row]}: id "{ids[row]}" is already the id of line {lines[earlier]}')
+    return Corpus(ids, contents, digest.hexdigest())

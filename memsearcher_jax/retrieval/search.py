@@ -1,46 +1,54 @@
-"""From queries to passages: the door through which everything else searches."""
+"""From queries to passages: the interface to search for all other packages."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from memsearcher_jax.agent.types import Passage
-from memsearcher_jax.retrieval import approximate
+from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.bm25 import open_bm25
-from memsearcher_jax.retrieval.build import build
-from memsearcher_jax.retrieval.cache import RecentlyUsed
-from memsearcher_jax.retrieval.client import SearchService
+from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.corpus import Corpus, corpus_of, read_corpus
-from memsearcher_jax.retrieval.encode import Encoder, HashingEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, corpus_in, open_index
-from memsearcher_jax.retrieval.names import open_names
-from memsearcher_jax.retrieval.ranking import DenseRanker, HybridRanker, Ranker
-from memsearcher_jax.retrieval.sharded import ShardedSource, Source
+from memsearcher_jax.retrieval.corpus import Corpus, make_corpus, read_corpus
+from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
+from memsearcher_jax.retrieval.hashing_encoder import Encoder, HashingEncoder, fit_hashing, hashing_name
+from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index, open_index_corpus
+from memsearcher_jax.retrieval.lru_cache import LRUCache
+from memsearcher_jax.retrieval.server.client import SearchClient
+from memsearcher_jax.retrieval.title_links import open_title_links
+from memsearcher_jax.types import Passage
 
-BM25 = "bm25"  # folder of the words, in the folder of the vectors
-TITLES = "titles"  # folder of the words of the titles, in the folder of the words
-NAMES = "names"  # folder of the titles as names, likewise
-WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, words and titles in a hybrid ranking
-NAMED_WEIGHT = 0.5  # of the passages that the best one names: alone, the first of them ranks as a leg's fifth
-CACHED_LENGTH = 1_000  # characters; a longer query is not worth its memory
+BM25 = "bm25"  # folder of the BM25 index, in the folder of the vectors
+TITLES = "bm25/titles"  # folder of the BM25 index of titles
+LINKS = "bm25/links"  # folder of the title links
+WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, BM25 and BM25 of titles in the hybrid ranking
+LINK_WEIGHT = 0.5  # of linked passages: the first of them alone scores like the fifth of another ranking
+MAX_CACHED_CHARS = 1_000  # longer queries are not cached
+
+
+class Source(Protocol):
+    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        """Return up to `top_n` passages for each query, best first. Queries are unique and not blank."""
+        ...
 
 
 @dataclass(frozen=True)
 class LocalSource:
-    """The corpus and its ranking in this process."""
+    """A corpus and a retriever in this process."""
 
     corpus: Corpus
-    ranker: Ranker
-    scale: str = ""  # what its scores mean: those of two sources can be compared if this is the same
+    retriever: Retriever
+    scale: str = ""  # scores of sources with the same scale are comparable
 
-    def find(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        ids_QN, scores_QN = self.ranker.rank(queries, top_n)
+    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        ids_QN, scores_QN = self.retriever.search(queries, top_n)
         return [
             [self.corpus.passage(row, score) for row, score in zip(ids_N, scores_N, strict=True) if row >= 0]
             for ids_N, scores_N in zip(ids_QN.tolist(), scores_QN.tolist(), strict=True)
@@ -48,160 +56,199 @@ class LocalSource:
 
 
 @dataclass(frozen=True)
-class Searcher:
-    """Batched search; the same queries give the same passages however they are batched."""
+class ShardedSource:
+    """Searches one corpus in several sources, usually services, whose scores are comparable.
 
-    source: Source
-    batch_limit: int = 1_024
-    cache: RecentlyUsed = field(default_factory=lambda: RecentlyUsed(0), repr=False, compare=False)
+    The result is that of one source with all passages, with ties in the order of the shards. If one shard fails, the
+    search fails: results from part of a corpus would look complete.
+    """
+
+    shards: tuple[Source, ...]
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        """Return for each query, in order, up to `top_n` passages with their scores, best first.
+        with ThreadPoolExecutor(len(self.shards)) as pool:
+            results = list(pool.map(lambda shard: shard.search(queries, top_n), self.shards))
+        return [merge(rankings, top_n) for rankings in zip(*results, strict=True)]
 
-        A query that occurs twice, or is remembered, is not searched for again. One without a word that can be
-        searched for, an empty one for instance, finds nothing.
+
+def merge(rankings: Iterable[Sequence[Passage]], top_n: int) -> list[Passage]:
+    """The `top_n` highest scores of several rankings, best first; ties stay in the order of the rankings."""
+    return sorted(chain.from_iterable(rankings), key=lambda passage: -passage.score)[:top_n]
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """Batched and cached search."""
+
+    source: Source
+    max_batch_size: int = 1_024
+    cache: LRUCache[tuple[str, int], list[Passage]] = field(
+        default_factory=lambda: LRUCache(0), repr=False, compare=False
+    )
+
+    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        """Return up to `top_n` passages with their scores for each query, in order, best first.
+
+        A query that occurs twice, or is in the cache, is not searched again. A query without a word has no results.
 
         Raises:
-          ValueError: `top_n` is below 1, or a search service refuses the queries and says why.
-          OSError: a search service cannot be reached.
+          ValueError: `top_n` is below 1, or a search service rejects the queries.
+          OSError: a search service is unavailable.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        found = {query: self.cache.get((query, top_n)) for query in queries}
-        new = [query for query, passages in found.items() if passages is None and query.strip()]
-        for start in range(0, len(new), self.batch_limit):
-            batch = new[start : start + self.batch_limit]
-            for query, passages in zip(batch, self.source.find(batch, top_n), strict=True):
-                found[query] = passages
-                if len(query) <= CACHED_LENGTH:
+        results = {query: self.cache.get((query, top_n)) for query in queries}
+        new = [query for query, passages in results.items() if passages is None and query.strip()]
+        for start in range(0, len(new), self.max_batch_size):
+            batch = new[start : start + self.max_batch_size]
+            for query, passages in zip(batch, self.source.search(batch, top_n), strict=True):
+                results[query] = passages
+                if len(query) <= MAX_CACHED_CHARS:
                     self.cache.put((query, top_n), passages)
-        return [list(found[query] or ()) for query in queries]
+        return [list(results[query] or ()) for query in queries]
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A model that embeds texts. Questions and passages may be told apart, as E5 does by a prefix."""
+    """A model that embeds texts. Queries and passages may be embedded differently, as E5 does with prefixes."""
 
-    name: str  # of the vectors; what one encoder stored, another of the same name can search
+    name: str  # identifies the vectors: an encoder can search the vectors of another one with the same name
     passages: Encoder
     queries: Encoder
+
+
+def build_dense_index(
+    config: RetrievalConfig,
+    corpus: Corpus,
+    directory: Path,
+    model: TextEncoder | None,
+    shard_rows: int = IndexConfig.shard_rows,
+    **options: Any,
+) -> str:
+    """Build or continue the vectors of a corpus, by `model` or the hashing encoder. Returns the encoder's name.
+
+    `options` are those of `build_index`, which this function raises as.
+    """
+    state: dict[str, np.ndarray] = {}
+    if model is None:
+        hashing = fit_hashing((corpus.contents[row] for row in range(len(corpus))), config.encoder_size)
+        model, state = TextEncoder(hashing.name, hashing, hashing), {"idf": hashing.idf_F}
+    index_config = IndexConfig(
+        model.name,
+        config.index_type,
+        config.embedding_dtype,
+        config.target_recall,
+        config.max_batch_size,
+        shard_rows,
+    )
+    build_index(corpus, model.passages, directory, index_config, state, query_encoder=model.queries, **options)
+    return model.name
 
 
 def open_searcher(
     config: RetrievalConfig,
     directory: Path,
-    embedded: Iterable[Passage],
+    passages: Iterable[Passage],
     load_encoder: Callable[[str], TextEncoder] | None = None,
 ) -> Searcher:
-    """Open the service or the index that `config` names; where it names none, build an index in `directory`.
+    """Open the service or the index that `config` names; if it names none, build an index in `directory`.
 
     Args:
-      directory: where an index of our own lives, for instance `<run>/index`; what is there is opened, not built again.
-      embedded: the passages of the embedded world; read only where `config` names neither an index nor a corpus.
-      load_encoder: reads the folder that `config.encoder` names, if it names one.
+      directory: folder of the run's index, for instance `<run>/index`; an existing index is opened, not rebuilt.
+      passages: those of the synthetic encyclopedia; read only if `config` names neither an index nor a corpus.
+      load_encoder: reads the folder `config.encoder`, if it is one.
 
     Raises:
-      OSError, ValueError: one line that names the service, corpus or index that cannot serve, and why.
+      OSError, ValueError: one line with the service, corpus or index that cannot be used, and the reason.
     """
-    source = _remote(config) if config.url else _local(config, directory, embedded, load_encoder)
-    return Searcher(source, config.batch_limit, RecentlyUsed(config.cached_queries))
+    source = _remote(config) if config.url else _local(config, directory, passages, load_encoder)
+    return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
 
 
 def _remote(config: RetrievalConfig) -> Source:
     if config.corpus or config.index:
         raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
-    services = [SearchService(url, config.timeout, config.attempts) for url in config.url]
-    scales = [service.check().get("scale") for service in services]
-    for service, scale in zip(services[1:], scales[1:], strict=True):
+    clients = [SearchClient(url, config.timeout, config.max_attempts) for url in config.url]
+    scales = [client.check().get("scale") for client in clients]
+    for client, scale in zip(clients[1:], scales[1:], strict=True):
         if not scale or scale != scales[0]:
             raise ValueError(
-                f"the scores of {services[0].url} ({scales[0]}) and {service.url} ({scale}) cannot be compared: serve "
-                "the parts of a corpus with retrieval.method dense and one encoder folder"
+                f"the scores of {clients[0].url} ({scales[0]}) and {client.url} ({scale}) are not comparable: serve "
+                "the shards of a corpus with retrieval.method dense and the same encoder folder"
             )
-    return services[0] if len(services) == 1 else ShardedSource(tuple(services))
+    return clients[0] if len(clients) == 1 else ShardedSource(tuple(clients))
 
 
 def _local(
     config: RetrievalConfig,
     directory: Path,
-    embedded: Iterable[Passage],
+    passages: Iterable[Passage],
     load_encoder: Callable[[str], TextEncoder] | None,
 ) -> LocalSource:
-    if config.method != "bm25" and config.kind == "scann":
-        approximate.check_installed()
+    if config.method != "bm25" and config.index_type == "scann":
+        scann_index.check_installed()
     corpus = read_corpus(config.corpus) if config.corpus else None
     if corpus is None and not config.index:
-        corpus = corpus_of(embedded)
-    legs: list[Ranker] = []
+        corpus = make_corpus(passages)
+    scale, retrievers = "", []
     if config.method != "bm25":
-        dense, stored = _dense(config, corpus, directory, load_encoder)
+        dense, stored = _open_dense(config, corpus, directory, load_encoder)
         corpus, scale = stored.corpus, f"dense/{stored.manifest['config']['encoder']}"
-        legs.append(dense)
+        retrievers.append(dense)
+    corpus = corpus or open_index_corpus(Path(config.index))
     if config.method != "dense":
-        corpus = corpus or corpus_in(Path(config.index))
-        legs.append(open_bm25(corpus, _words_folder(config, directory, BM25)))
+        retrievers.append(open_bm25(corpus, _derived_dir(config, directory, BM25)))
     if config.method != "dense" or config.encoder == HASHING:
-        # Words are weighed by how rare they are in this corpus.
-        scale = f"{config.method}/{corpus.checksum}"
-    return LocalSource(corpus, _hybrid(config, corpus, directory, legs) if len(legs) > 1 else legs[0], scale)
+        scale = f"{config.method}/{corpus.checksum}"  # word weights depend on the corpus
+    if len(retrievers) == 1:
+        return LocalSource(corpus, retrievers[0], scale)
+    retrievers.append(open_bm25(corpus, _derived_dir(config, directory, TITLES), "title"))
+    links = open_title_links(corpus, _derived_dir(config, directory, LINKS))
+    hybrid = HybridRetriever(
+        tuple(retrievers),
+        WEIGHTS,
+        linked_rows=lambda row: links.linked_rows(corpus.contents[row]),
+        link_weight=LINK_WEIGHT,
+    )
+    return LocalSource(corpus, hybrid, scale)
 
 
-def _hybrid(config: RetrievalConfig, corpus: Corpus, directory: Path, legs: list[Ranker]) -> HybridRanker:
-    """Vectors and words, joined by titles: a question names what it is about, and a passage what it leads to."""
-    titles = open_bm25(corpus, _words_folder(config, directory, f"{BM25}/{TITLES}"), "title")
-    names = open_names(corpus, _words_folder(config, directory, f"{BM25}/{NAMES}"))
-    named = lambda row: names.named(corpus.contents[row])  # noqa: E731
-    return HybridRanker((*legs, titles), WEIGHTS, named=named, named_weight=NAMED_WEIGHT)
+def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
+    """The folder in the configured index if it exists, else in the run's index: the user's index is not changed."""
+    existing = Path(config.index, name)
+    return existing if config.index and existing.exists() else directory / name
 
 
-def _words_folder(config: RetrievalConfig, directory: Path, name: str) -> Path:
-    """Beside the vectors of the index that the config names, if it is there, or else in a folder of our own."""
-    beside = Path(config.index, name)
-    return beside if config.index and beside.exists() else directory / name
-
-
-def _dense(
+def _open_dense(
     config: RetrievalConfig,
     corpus: Corpus | None,
     directory: Path,
     load_encoder: Callable[[str], TextEncoder] | None,
-) -> tuple[DenseRanker, StoredIndex]:
-    """Open the vectors, or make them."""
+) -> tuple[DenseRetriever, StoredIndex]:
+    """Open the vectors; build them first if the config names no index and `directory` contains none."""
     model = None
     if config.encoder != HASHING:
         if load_encoder is None:
             raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
         model = load_encoder(config.encoder)
-    if not config.index:
-        with _words_aside(directory):
+    if corpus is not None and not config.index:
+        with _bm25_moved_aside(directory):
             if not directory.exists():
-                _build(config, corpus, directory, model)
+                build_dense_index(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)
     checksum = corpus.checksum if corpus else ""
-    stored = open_index(Path(config.index or directory), encoder=name, kind=config.kind, checksum=checksum)
-    if model:
-        return DenseRanker(model.queries, stored.index), stored
-    hashing = HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
-    return DenseRanker(hashing, stored.index), stored
+    stored = open_index(Path(config.index or directory), encoder=name, index_type=config.index_type, checksum=checksum)
+    queries = model.queries if model else HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
+    return DenseRetriever(queries, stored.index), stored
 
 
 @contextlib.contextmanager
-def _words_aside(directory: Path) -> Iterator[None]:
-    """A folder that holds the words alone makes room for one with vectors, and gets them back."""
-    words, aside = directory / BM25, directory.with_name(f".{directory.name}.{BM25}")
-    if directory.exists() and list(directory.iterdir()) == [words]:
-        words.rename(aside)
+def _bm25_moved_aside(directory: Path) -> Iterator[None]:
+    """Move a folder that contains only BM25 out of the way of a new index, and into that index afterwards."""
+    bm25, aside = directory / BM25, directory.with_name(f".{directory.name}.{BM25}")
+    if directory.exists() and list(directory.iterdir()) == [bm25]:
+        bm25.rename(aside)
         directory.rmdir()
     yield
     if aside.exists():
-        aside.rename(words)
-
-
-def _build(config: RetrievalConfig, corpus: Corpus, directory: Path, model: TextEncoder | None) -> None:
-    if model is None:
-        hashing = fit_hashing((corpus.contents[row] for row in range(len(corpus))), config.encoder_size)
-        name, encode, queries, state = hashing.name, hashing, hashing, {"idf": hashing.idf_F}
-    else:
-        name, encode, queries, state = model.name, model.passages, model.queries, {}
-    settings = IndexConfig(name, config.kind, config.embedding_dtype, config.recall, config.batch_limit)
-    build(corpus, encode, directory, settings, encoder_state=state, queries=queries)
+        aside.rename(bm25)

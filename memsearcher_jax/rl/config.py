@@ -1,138 +1,94 @@
-"""Settings of the loop and of evaluation. No JAX here."""
+"""Settings of the training loop and of evaluation. No JAX here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Baseline = Literal["trajectory", "pooled", "position"]
+from memsearcher_jax.ranges import Count, CountOrZero, NonNegative, Positive
 
 
 @dataclass(frozen=True)
 class RLConfig:
-    """How much is sampled, trained and kept. Defaults: the paper's batch."""
+    """How much a step samples and trains, and what a run keeps. Defaults: the paper's batch."""
 
-    method: Literal["grpo", "demonstrations"] = "grpo"
-    """Learn from the rewards of own trajectories, or first by supervision from a scripted agent in embedded worlds."""
-    steps: int = 600
-    """Steps of the run; one step samples, scores, trains and publishes."""
-    problems: int = 256
+    method: Literal["grpo", "sft"] = "grpo"
+    """Reinforcement learning from the rewards of the policy's own trajectories (grpo), or supervised learning from
+    scripted demonstrations (sft), which makes the warm starts."""
+    steps: Count = 662
+    """Steps of the run; one step samples, rewards, trains and publishes. The default is one epoch of the paper's
+    169,615 questions."""
+    epochs: CountOrZero = 0
+    """Passes over the training problems. Above 0 they decide the number of steps, and `steps` does not count: each pass
+    has as many complete steps as the problems make."""
+    prompts_per_step: Count = 256
     """Problems per step."""
-    rollouts: int = 5
+    group_size: Count = 5
     """Trajectories per problem: the group over which rewards are normalised."""
-    credit: Literal["every context", "last context"] = "every context"
-    """Which contexts of a trajectory are trained with its advantage: all, as multi-context GRPO does, or the one that
-    ended it, to see what that costs."""
-    baseline: Baseline = "trajectory"
-    """What a reward is compared with: trajectories with those of their problem (trajectory), or, where every context
-    has a reward of its own, contexts with all of their problem (pooled, as Mem-alpha does) or with those at the same
-    place of the stream (position)."""
-    even_groups: bool = True
-    """Also train on groups whose rewards are all equal. Their advantage is 0: they add to the denominators of the loss
-    and, where these are on, to entropy and divergence."""
-    checkpoint_every: int = 20
-    """Steps between checkpoints; the last step is always kept."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that stay on disk."""
-    evaluate_every: int = 0
-    """Steps between evaluations on the test questions; 0: none during training."""
-    search_seconds: float = 60.0
-    """A search that takes longer has failed; what is asked with it is asked again alone."""
+    carry_over: CountOrZero = 0
+    """Steps of staleness allowed. Above 0 a step does not wait for its slowest trajectories: free slots begin the
+    problems of the next steps, the update runs on as many complete groups as a step has problems, and the others go on
+    with the new weights in their next context (docs/carry_over.md). 0: every step trains what it began."""
+    credit: Literal["all_contexts", "last_context"] = "all_contexts"
+    """Contexts of a trajectory that are trained with its advantage: all, as in multi-context GRPO, or only the one
+    that ended it, as an ablation."""
+    advantage_scope: Literal["trajectory", "pooled", "position"] = "trajectory"
+    """What a reward is normalised over: the trajectories of a problem (trajectory) or, where every context has a
+    reward of its own, all contexts of a problem (pooled, as in Mem-alpha) or those at the same position (position)."""
+    norm_by_std: bool = True
+    """Divide advantages by the standard deviation of their group; off as in Dr. GRPO."""
+    keep_constant_reward_groups: bool = True
+    """Also train on groups whose rewards are all equal. Their advantage is 0: they count in the denominators of the
+    loss and, where these are on, in entropy and KL divergence."""
+    checkpoint_every: Count = 20
+    """Steps between checkpoints. The last step is always saved."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints to keep on disk."""
+    evaluate_every: CountOrZero = 0
+    """Steps between evaluations on the test questions; 0: no evaluation during training."""
+    search_timeout: Positive = 60.0
+    """Seconds after which a search has failed. The other searches of its batch are repeated one by one."""
+    max_search_outage: NonNegative = 600.0
+    """Seconds for which searches are repeated while the search service answers none, before they fail; 0: they fail at
+    once. Their trajectories keep their slots meanwhile."""
     save_trajectories: bool = True
-    """Keep every step's trajectories as compressed JSONL."""
+    """Save every step's trajectories as compressed JSONL."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    """Where to watch the metrics, besides metrics.jsonl: event files for TensorBoard, Weights & Biases, or nowhere."""
 
 
 @dataclass(frozen=True)
-class AlarmConfig:
-    """When a run is going wrong. A limit of 0 is none; a number that is not finite is beyond every limit."""
+class CompleterConfig:
+    """What answers Mem-alpha's questions, or judges: never the policy that is trained."""
 
-    skipped_updates: int = 8
-    """Updates in a row whose gradient is not finite, after which the run ends; its checkpoints stay as they are."""
-    reward_below: float = 0.0
-    """Mean reward of a step under which it counts."""
-    entropy_below: float = 0.0
-    """Mean entropy, in nats, under which a step counts: a policy that collapses."""
-    entropy_above: float = 0.0
-    """Mean entropy, in nats, over which a step counts: one that dissolves."""
-    tokens_below: float = 0.0
-    """Mean tokens per turn under which a step counts."""
-    tokens_above: float = 0.0
-    """Mean tokens per turn over which a step counts: context that grows without use."""
-    kl_above: float = 0.0
-    """Divergence from the starting weights, in nats per token, over which a step counts."""
-    steps: int = 3
-    """Steps in a row beyond a limit that make an alarm."""
-    action: Literal["tell", "stop"] = "tell"
-    """What an alarm does: a line on stderr, or the end of the run."""
-
-
-@dataclass(frozen=True)
-class DemonstrationConfig:
-    """The scripted agent of `rl.method` demonstrations, and how it is imitated. Every step has a world of its own, or
-    stories of its own where agent.workflow reads streams; rl.problems of its chunks are then read, errors included."""
-
-    answer_early: float = 0.7
-    """Probability that it answers while facts are missing."""
-    wrong_query: float = 0.1
-    """Probability that it searches for less than a name."""
-    bad_memory: float = 0.1
-    """Probability that it notes a wrong name, or nothing."""
-    histories: int = 0
-    """Problems of a step that are played as ReAct, besides the rl.problems of agent.workflow."""
-    history_prompts: str = "terse_react"
-    """The set of prompts for those."""
-    copies: int = 140
-    """Exercises of a step: a run of tokens that comes twice."""
-    recitations: int = 100
-    """Exercises of a step: a passage and behind it all of its facts; of streams a chunk and the calls that store it."""
-    decisions: int = 0
-    """Exercises of a step: how a turn begins when so much is remembered. For a workflow with a memory."""
-    keep_part: float = 0.85
-    """Of streams: probability that one sentence of a chunk is stored and no other."""
-    keep_idle: float = 0.5
-    """Of streams: where one is stored, probability that it is an idle one."""
-    readings: int = 40
-    """Of streams, exercises of a step: a chunk that is stored whole, which its reply begins by saying."""
-    repetitions: int = 20
-    """Of streams, exercises of a step: sentences, and the same in another order."""
-    interviews: int = 48
-    """Of streams, exercises of a step: what is found in a memory, and the answers to questions about it."""
-    measure_every: int = 10
-    """Steps between measurements of how surely names are copied, in worlds that are never learnt from."""
-
-
-@dataclass(frozen=True)
-class SpeakerConfig:
-    """Who answers Mem-alpha's questions, or who judges: never the policy that is trained."""
-
-    who: Literal["start", "endpoint", "nobody"] = "start"
-    """The weights that the run started from, frozen, on a sampler like the policy's (start); an OpenAI-compatible
-    service (endpoint); or nobody, which only a judge can be: its reward is left out."""
+    backend: Literal["initial_policy", "openai", "none"] = "initial_policy"
+    """The frozen weights that the run started from (initial_policy), an OpenAI-compatible service (openai), or nothing
+    (none), which only the judge may be: its reward term is then left out."""
     url: str = ""
-    """Of an endpoint: the address before /chat/completions, such as http://host:8000/v1."""
+    """openai: the address before /chat/completions, such as http://host:8000/v1."""
     model: str = ""
-    """Of an endpoint: the model's name there."""
-    key_variable: str = ""
-    """Of an endpoint: the environment variable that holds its key; empty: it needs none."""
-    timeout: float = 120.0
-    """Of an endpoint: seconds that one attempt may take."""
-    attempts: int = 4
-    """Of an endpoint: attempts before a reply has failed."""
-    at_once: int = 16
-    """Of an endpoint: requests side by side."""
-    cached: int = 20_000
-    """Replies that are kept, so that the same prompt is not said twice; the ones used longest ago are forgotten."""
+    """openai: the model's name at the service."""
+    api_key_env: str = ""
+    """openai: the environment variable that holds the key; empty: no key."""
+    timeout: Positive = 120.0
+    """openai: seconds per attempt."""
+    max_attempts: Count = 4
+    """openai: attempts before a completion has failed."""
+    max_concurrency: Count = 16
+    """openai: concurrent requests."""
+    cache_size: Count = 20_000
+    """Completions to cache, so that equal prompts are completed once; the least recently used are evicted."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Evaluation differs from training in these settings and in nothing else."""
 
-    max_turns: int = 20
+    max_turns: Count = 20
     """Turns before a trajectory ends without an answer."""
-    temperature: float = 0.0
+    temperature: NonNegative = 0.0
     """0 is greedy."""
-    questions: int = 0
-    """Questions to evaluate of each benchmark, from the first on; 0: all."""
+    max_questions: CountOrZero = 0
+    """Evaluate only the first questions of each benchmark, at most this many; 0: all."""
     in_distribution: tuple[str, ...] = ("nq", "hotpotqa")
-    """Benchmarks that the weights were trained on, against which the others are out of distribution."""
+    """Benchmarks that the weights were trained on; the others are reported as out of distribution."""

@@ -1,12 +1,15 @@
 """Multi-context GRPO, step by step, on every host of the run:
 
-1. take this host's share of the next problems and roll out G trajectories of each with the weights of now;
-2. score every trajectory, or every context of one that has read a stream;
-3. normalise the rewards within each group; every context of a trajectory gets its advantage;
-4. tell the other hosts; all pack all contexts into the same rows and update, a mini-batch of rows at a time;
-5. write the numbers, the trajectories and, every so often, a checkpoint; evaluate, if the config asks for it.
+1. take this host's share of the next problems and roll out G trajectories of each with the current weights, or go on
+   with those that earlier steps have carried over (`rl.carry_over`);
+2. reward every trajectory (Mem-alpha: every context);
+3. normalise the rewards over the trajectories of each group, and give every context its trajectory's advantage;
+4. exchange examples with the other hosts;
+5. update: all hosts pack all contexts into the same rows, a mini-batch of rows at a time;
+6. publish the new weights to the engines;
+7. write metrics, trajectories and checkpoints, and evaluate if the config asks for it.
 
-Whoever is told to stop breaks its rollout off and says so at 4: all hosts drop that step, save and leave.
+A host that is asked to stop interrupts its rollout and says so in 4: all hosts drop that step, save and leave.
 """
 
 from __future__ import annotations
@@ -15,83 +18,110 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from memsearcher_jax.data.problems import ProblemStream
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.metrics import Metrics, MetricsWriter
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.trajectories import step_path, write_packed
-from memsearcher_jax.rl import build, exam, score
-from memsearcher_jax.rl.alarms import Alarms
-from memsearcher_jax.rl.evaluate import measure, run_all, scored
-from memsearcher_jax.rl.hosts import Hosts, Interrupted
-from memsearcher_jax.rl.keys import key_for, numpy_rng
-from memsearcher_jax.rl.part import gather, part_of, spread_of
-from memsearcher_jax.rl.phases import Phases
-from memsearcher_jax.rl.rollout import jobs_for
-from memsearcher_jax.rl.run_folder import checkpoints_of
-from memsearcher_jax.rl.start import Start
-from memsearcher_jax.rl.vitals import vitals
+from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
+from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
+from memsearcher_jax.rl.batch import RolloutBatch, exchange
+from memsearcher_jax.rl.carry_over import restored, rollout, step_problems, to_text
+from memsearcher_jax.rl.evaluate import evaluate_together
+from memsearcher_jax.rl.init_state import RunState
+from memsearcher_jax.rl.metrics import rollout_metrics, staleness_metrics, trajectory_metrics
+from memsearcher_jax.rl.rng import named_key, named_rng
+from memsearcher_jax.rl.rollout import group_numbers
+from memsearcher_jax.rl.setup import Run, make_driver, publish
+from memsearcher_jax.rl.stream_reward import for_evaluation
+from memsearcher_jax.runtime.distributed import Hosts, Interrupted
+from memsearcher_jax.runtime.health import HealthMonitor
+from memsearcher_jax.runtime.run_dir import checkpoints_of
+from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 
 def train(
-    run: build.Run,
-    start: Start,
+    run: Run,
+    start: RunState,
     out: Path,
     writer: MetricsWriter | None,
     progress: Progress,
     hosts: Hosts | None = None,
     at_step: Callable[[int], None] = lambda step: None,
 ) -> Metrics:
-    """Goes on from `start` to step `rl.steps`; returns the last step's numbers. Everything is written under `out`.
+    """Trains from `start` to step `rl.steps`, writes everything under `out`, and returns the last step's metrics.
 
-    Of several hosts the first one writes, and only it has a writer. Raises Stopped when one of them was told to stop
-    and all is saved, RunEnded for an alarm that asks for it. `at_step` hears the number of each step as it begins.
+    On several hosts the first one writes, and only it has a writer. `at_step` is called with the number of each step.
+    Raises Stopped when a host was asked to stop and the checkpoint is saved, RunAborted where an alarm demands it.
     """
-    config, rl, hosts = run.config, run.config.rl, hosts or Hosts()
-    stream = ProblemStream(run.problems.train, config.seed)
-    driver = build.make_driver(run, check=hosts.check)
-    examiner = build.make_driver(run, evaluation=True, check=hosts.check) if rl.evaluate_every else None
-    summarise = exam.summarise_facts if start.exam else score.summarise_facts
-    trainer, state, position = start.trainer, start.state, start.position
-    numbers, alarms = Metrics(), Alarms(config.alarms, progress.note)
+    config, rl, hosts, notify = run.config, run.config.rl, hosts or Hosts(), progress.activity
+    loader = ProblemLoader(run.problems.train, config.seed)
+    problems = step_problems(loader, start.step, start.position, rl)
+    driver = make_driver(run, check=hosts.check)
+    engine = driver.executor.engine
+    eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=engine) if rl.evaluate_every else None
+    trainer, reward_fn, state = start.trainer, start.reward_fn, start.state
+    metrics, health = Metrics(), HealthMonitor(config.health, progress.note)
+    reads_streams = WORKFLOWS[config.agent.workflow].reads_streams
+    params = publish(run, trainer.weights(state))
+    carried = restored(start.carried, start.step, problems, driver, rl, hosts)
+
+    def save(step: int) -> None:
+        position = start.position + (step - start.step) * rl.prompts_per_step
+        meta = start.meta(position, to_text(carried, hosts) if rl.carry_over else "")
+        checkpoints.save(step, state, config.model, meta)
+
     with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
         for step in range(start.step, rl.steps):
             at_step(step)
-            phases, part = Phases(progress.activity), None
-            key = key_for(config.seed, "rollout", step)
-            problems = stream.share(position, rl.problems, host=hosts.index, hosts=hosts.count)
-            jobs = jobs_for(problems, rl.rollouts, first=rl.problems * hosts.index // hosts.count)
+            timer, batch, key = Timer(notify), None, named_key(config.seed, "rollout", step)
             with suppress(Interrupted):
-                with phases("rollout"):
-                    params = build.sampler_params(run, state.params)
-                    trajectories = run_all(driver, jobs, params, key, progress.activity)
-                with phases("score"):
-                    batch = scored(trajectories, key, progress.activity, start.exam)
-                    part = part_of(batch, rl, driver, phases["rollout"])
-            with phases("share"):
-                whole = gather(hosts, part)
-            if whole is None:
+                with timer("rollout"):
+                    trajectories, unfinished, stats = rollout(driver, carried, problems, params, key, step, rl, notify)
+                with timer("rewards"):
+                    rewarded = reward_fn(trajectories, key, notify)
+                examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
+                summaries = [summarize_trajectory(one) for one in rewarded]
+                batch = RolloutBatch(
+                    examples, summaries, stats, compress_trajectories(rewarded) if rl.save_trajectories else b""
+                )
+            with timer("gather"):
+                batch = exchange(hosts, batch)
+            if batch is None:
                 if step > (checkpoints.newest or 0):
-                    checkpoints.save(step, state, config.model, {"position": position})
+                    save(step)
                 raise hosts.stopped(step)
-            with phases("update"):
-                rng = numpy_rng(config.seed, "rows", step)
-                state, learned = trainer.learn(state, whole.samples, rng, progress.activity)
-            position += rl.problems
-            numbers = summarise(whole.facts) | learned | vitals(whole) | {"groups_with_spread": spread_of(whole, rl)}
-            numbers |= alarms.look(step, numbers)
-            if examiner and (step + 1) % rl.evaluate_every == 0:
-                with phases("evaluate"):
-                    params = build.sampler_params(run, state.params)
-                    facts = measure(run, examiner, params, progress.activity, start.exam, hosts)
-                    numbers |= {f"test/{name}": value for name, value in (summarise(facts) if facts else {}).items()}
-            with phases("write"):
-                if hosts.first and whole.packed:
-                    write_packed(step_path(out, step), whole.packed)
+            carried = unfinished
+            engine.release()  # the update has the memory of the sampler's cache and weights
+            del params
+            with timer("update"):
+                rng = named_rng(config.seed, "rows", step)
+                state, update_metrics = trainer.step(state, batch.examples, rng, notify)
+            with timer("publish"):
+                params = publish(run, trainer.weights(state))
+            metrics = (
+                trajectory_metrics(batch.summaries, reads_streams=reads_streams)
+                | update_metrics
+                | rollout_metrics(batch.stats)
+            )
+            rewards = [one.reward for one in batch.summaries]
+            metrics["frac_mixed_groups"] = frac_mixed_groups(rewards, group_numbers(len(rewards), rl.group_size))
+            if rl.carry_over:
+                metrics |= staleness_metrics(batch.summaries, step, batch.stats)
+            metrics |= health.check(step, metrics)
+            if eval_driver and (step + 1) % rl.evaluate_every == 0:
+                with timer("evaluate"):
+                    summaries = evaluate_together(run, eval_driver, params, notify, for_evaluation(reward_fn), hosts)
+                    test_metrics = trajectory_metrics(summaries, reads_streams=reads_streams) if summaries else {}
+                    metrics |= {f"test/{name}": value for name, value in test_metrics.items()}
+            with timer("write"):
+                if hosts.first and batch.trajectories:
+                    atomic_write(step_path(out, step), batch.trajectories)
                 if (step + 1) % rl.checkpoint_every == 0 or step + 1 == rl.steps:
-                    checkpoints.save(step + 1, state, config.model, {"position": position})
-            numbers |= phases.metrics
+                    save(step + 1)
+            metrics |= timer.metrics
             if writer:
-                writer.write(step, numbers)
-            progress.advance(numbers)
-    return numbers
+                writer.write(step, metrics)
+            progress.advance(metrics)
+    return metrics

@@ -1,8 +1,9 @@
-"""Serves workflows: every `Say` goes to a slot of the sampler, every `Find` to the host's search, side by side.
+"""Runs workflows on the engine: every `Generate` goes to a slot, every `Search` to the host's search, concurrently.
 
-A trajectory keeps its slot until it ends; then the slot takes the next one that waits. Searches run in a thread while
-the device decodes. Nobody waits for the slowest trajectory. Whatever goes wrong with a trajectory ends that one, with
-a reason of its own.
+A workflow keeps its slot until it ends; then the slot takes the next one in the queue. Searches run in threads while
+the device decodes, and no workflow waits for the slowest. A failure ends the workflow that caused it, with a stop
+reason of its own. A workflow may also be paused where it would open another context, and go on later with other weights
+(`carry_over`): it is run again on the responses that it got until then.
 """
 
 from __future__ import annotations
@@ -11,185 +12,370 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 
-from memsearcher_jax.agent.types import (
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.rl.metrics import RolloutStats, device_memory
+from memsearcher_jax.rl.search_executor import SearchExecutor
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.sampling.config import SamplingParams
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.sampling.scheduler import FinishedGeneration
+from memsearcher_jax.types import (
+    Completion,
     Context,
-    Find,
-    Finish,
+    FinishReason,
+    Generate,
     Outcome,
     Problem,
     Prompt,
-    Reply,
-    Say,
-    Stop,
+    Search,
+    SearchResult,
+    StopReason,
     Trajectory,
     Workflow,
 )
-from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.rl.searches import SearchDesk
-from memsearcher_jax.rl.tokens import ChatTokenizer
-from memsearcher_jax.sampling.engine import Engine, Spoken
-from memsearcher_jax.sampling.pool import Pool
+
+MAX_PATIENCE = 1.0  # seconds without looking whether the run is to stop
+Params = dict[str, Any]  # weights on the engine's mesh, in its compute type
+Result = TypeVar("Result")
+Response = Completion | tuple[SearchResult, ...]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One rollout to run. `number` is unique in its batch and names the rollout's random draws."""
+    """One rollout to make."""
 
-    number: int
+    number: int  # seeds its draws; unique in a call, on all hosts
     problem: Problem
-    rollout: int
+    rollout: int  # which of the problem's G copies
 
 
-def jobs_for(problems: Sequence[Problem], rollouts: int, *, first: int = 0) -> list[Job]:
-    """G rollouts of each problem, numbered in order: the copies of a problem stand together.
+def make_jobs(problems: Sequence[Problem], group_size: int, *, first: int = 0) -> list[Job]:
+    """G rollouts of each problem, numbered in order: the copies of a problem are adjacent.
 
-    `first`: which one of all hosts' problems these begin with, so that no two hosts draw alike.
+    `first`: the position of the first problem among those of all hosts, so that no two hosts draw alike.
     """
     return [
-        Job(number=index * rollouts + copy, problem=problem, rollout=copy)
+        Job(number=index * group_size + copy, problem=problem, rollout=copy)
         for index, problem in enumerate(problems, start=first)
-        for copy in range(rollouts)
+        for copy in range(group_size)
     ]
+
+
+def group_numbers(trajectories: int, group_size: int) -> list[int]:
+    """The group of each trajectory of `make_jobs`, in order."""
+    return [index // group_size for index in range(trajectories)]
+
+
+@dataclass(frozen=True)
+class FinishedWorkflow:
+    """What a workflow returned, and the contexts that it opened."""
+
+    outcome: Outcome
+    contexts: tuple[Context, ...]
+    transcript: str  # ChatML text of the last context
+    responses: tuple[Response, ...] = ()  # to all of its requests, in order
+
+
+@dataclass(frozen=True)
+class PausedWorkflow:
+    """A workflow that is about to open a context; without responses, one that has not begun."""
+
+    contexts: tuple[Context, ...] = ()
+    responses: tuple[Response, ...] = ()
+
+
+@dataclass
+class _Active:
+    """A workflow that holds a slot."""
+
+    number: int
+    workflow: Workflow
+    slot: int
+    responses: list[Response] = field(default_factory=list)
+    has_context: bool = False
+    end_tokens: int = 0  # stop tokens at the end of the context: 0 or 1
+    contexts: list[Context] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WorkflowExecutor:
+    """The engine and the search that workflows share."""
+
+    engine: Engine
+    tokenizer: ChatTokenizer
+    searcher: Searcher | None = None  # None if no workflow searches
+    search_timeout: float = 60.0  # seconds after which a search has failed
+    max_search_outage: float = 0.0  # seconds for which searches are repeated while none is answered
+    check: Callable[[], None] = lambda: None  # called after every step of the engine; what it raises ends the run
+    sampling: SamplingParams | None = None  # None: as the engine's settings say
+
+    def run(
+        self,
+        workflows: Iterable[tuple[int, Workflow]],
+        params: Params,
+        key: jax.Array,
+        result: Callable[[int, FinishedWorkflow], Result],
+    ) -> Generator[Result, None, RolloutStats]:
+        """Yields `result(number, finished workflow)` in the order in which they end, and returns the statistics.
+
+        Each workflow comes with a number, which seeds its draws together with `key`: what it generates depends on
+        `params`, `key` and its number alone. `params` are on the engine's mesh, in its compute type. A workflow that
+        raises ends with StopReason.FAULT, one whose logits are not finite with StopReason.NOT_FINITE; a failed search
+        is a result. Every slot is free at the end, also when the caller stops early.
+        """
+
+        def finished_result(number: int, ended: FinishedWorkflow | PausedWorkflow) -> Result:
+            assert isinstance(ended, FinishedWorkflow), "nothing is paused while contexts may be opened"
+            return result(number, ended)
+
+        started = ((number, workflow, PausedWorkflow()) for number, workflow in workflows)
+        return (yield from self.run_while(started, params, key, finished_result))
+
+    def run_while(
+        self,
+        workflows: Iterable[tuple[int, Workflow, PausedWorkflow]],
+        params: Params,
+        key: jax.Array,
+        result: Callable[[int, FinishedWorkflow | PausedWorkflow], Result],
+        *,
+        may_open: Callable[[], bool] = lambda: True,
+        version: int = 0,
+    ) -> Generator[Result, None, RolloutStats]:
+        """As `run`, for workflows that were paused before, and only while `may_open()`.
+
+        After that no context is opened: workflows that have one continue to its end, where they finish or are paused.
+        Those that have not begun by then are not mentioned. `version` is recorded in the contexts.
+        """
+        began = time.monotonic()
+        self.engine.start(params, key)
+        searches = SearchExecutor[_Active](self.searcher, self.search_timeout, self.max_search_outage)
+        run = _Run(self, deque(workflows), searches, may_open, version)
+        try:
+            for number, ended in run.ended():
+                yield result(number, ended)
+        finally:
+            stats = self.engine.stop()
+        memory, end = device_memory([device.memory_stats() for device in jax.local_devices()]), time.monotonic()
+        drain_seconds = max(0.0, end - run.drain_began)
+        return RolloutStats(stats, end - began, tuple(searches.latencies), memory, drain_seconds)
 
 
 @dataclass
 class _Run:
-    """A trajectory under way, with the slot that is its own until it ends."""
+    """One call of `WorkflowExecutor.run_while`."""
 
-    job: Job
-    workflow: Workflow
-    slot: int
-    has_context: bool = False
-    contexts: list[Context] = field(default_factory=list)
+    shared: WorkflowExecutor
+    queue: deque[tuple[int, Workflow, PausedWorkflow]]
+    searches: SearchExecutor[_Active]
+    may_open: Callable[[], bool]
+    version: int
+    active: dict[int, _Active] = field(default_factory=dict)  # by slot
+    step_seconds: float = 0.0  # of the engine's last step
+    drain_began: float = math.inf  # of time.monotonic
+
+    def ended(self) -> Iterator[tuple[int, FinishedWorkflow | PausedWorkflow]]:
+        while self.active or (self.queue and self.may_open()):
+            self.shared.check()
+            if not self.may_open():
+                self.drain_began = min(self.drain_began, time.monotonic())
+            for active, answer in self._answers():
+                request = self._advance(active, answer)
+                if isinstance(request, Search):
+                    self.searches.submit(active, request)
+                elif isinstance(request, Outcome):
+                    del self.active[active.slot]
+                    yield active.number, self._finish(active, request)
+                elif isinstance(request, Prompt):
+                    self._close_context(active)
+                    del self.active[active.slot]
+                    yield active.number, PausedWorkflow(tuple(active.contexts), tuple(active.responses))
+
+    def _answers(self) -> Iterator[tuple[_Active, Any]]:
+        """Workflows that can go on, with what they are sent. Lazy: those started first take part in the next step."""
+        engine, searches = self.shared.engine, self.searches
+        for slot in engine.free_slots:
+            if slot not in self.active and self.queue and self.may_open():
+                number, workflow, paused = self.queue.popleft()
+                self.active[slot] = _Active(number, workflow, slot, contexts=list(paused.contexts))
+                yield self.active[slot], paused
+        searches.start()
+        if searches.pending:
+            searches.wait(self._search_patience())
+            yield from searches.completed()
+            searches.start()  # requests that these workflows submit next run during the step
+        if engine.active:
+            began = time.monotonic()
+            generations = engine.step()
+            self.step_seconds = time.monotonic() - began
+            for generation in generations:
+                yield self.active[generation.slot], generation
+
+    def _search_patience(self) -> float:
+        """Seconds to wait for searches before the next step, which workflows that still search miss.
+
+        Waiting must cost the generating workflows no more than missing the step costs the searching ones.
+        """
+        if not self.shared.engine.active:
+            return MAX_PATIENCE
+        return self.step_seconds * self.searches.running / len(self.active)
+
+    def _advance(self, active: _Active, answer: Any) -> Search | Outcome | Prompt | None:
+        """Resumes the workflow until it searches, ends, generates (None), or is paused before a context (Prompt)."""
+        if isinstance(answer, FinishedGeneration) and not answer.finite:
+            with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
+                active.workflow.close()
+            return Outcome(StopReason.NOT_FINITE, error="the policy's logits were not finite")
+        try:
+            if isinstance(answer, FinishedGeneration):
+                active.end_tokens = int(answer.ids[-1] in self.shared.tokenizer.stop_ids)
+                answer = self.shared.tokenizer.completion(answer.ids, found_stop=answer.found_stop)
+            if isinstance(answer, PausedWorkflow):
+                answer = _replay(active, answer.responses)
+            while True:
+                active.responses += [] if answer is None else [answer]
+                request = active.workflow.send(answer)
+                if isinstance(request, Search):
+                    return request
+                if isinstance(request.text, Prompt) and not self.may_open():
+                    return request.text
+                if self._generate(active, request):
+                    return None
+                answer = Completion("", FinishReason.CONTEXT_FULL)
+        except StopIteration as end:
+            # None would mean that it generates, and the run would wait for ever.
+            return end.value or Outcome(StopReason.FAULT, error="the workflow returned no Outcome")
+        except Exception as error:
+            return Outcome(StopReason.FAULT, error=f"{type(error).__name__}: {error}")
+
+    def _generate(self, active: _Active, request: Generate) -> bool:
+        """Hands the text to the workflow's slot; False if it does not fit the context."""
+        engine, tokenizer = self.shared.engine, self.shared.tokenizer
+        find_stop = partial(tokenizer.find_stop, request.stop) if request.stop else None
+        if isinstance(request.text, Prompt):
+            prompt_ids = [id for segment in tokenizer.prompt(request.text) for id in segment]
+            if not engine.fits(None, len(prompt_ids)):
+                return False
+            self._close_context(active)
+            rng_stream = active.number, len(active.contexts)
+            sampling = self.shared.sampling
+            engine.open_context(active.slot, prompt_ids, rng_stream, request.max_tokens, sampling, find_stop)
+            active.has_context = True
+            return True
+        if not active.has_context:
+            raise ValueError("a workflow must open a context with a Prompt before it adds text")
+        ids = tokenizer.encode_spans(request.text)
+        if not engine.fits(active.slot, len(ids)):
+            return False
+        drop = active.end_tokens if request.same_turn else 0
+        engine.extend_context(active.slot, ids, request.max_tokens, find_stop, drop)
+        return True
+
+    def _close_context(self, active: _Active) -> None:
+        if active.has_context:
+            context = self.shared.engine.pop_context(active.slot)
+            active.contexts.append(Context(context.ids, context.logprobs, context.sampled, self.version))
+        active.has_context = False
+
+    def _finish(self, active: _Active, outcome: Outcome) -> FinishedWorkflow:
+        self._close_context(active)
+        if outcome.stop is StopReason.NOT_FINITE:
+            active.contexts.pop()  # a trainer's forward pass over it would not be finite either
+        transcript = self.shared.tokenizer.transcript(active.contexts[-1].ids) if active.contexts else ""
+        return FinishedWorkflow(outcome, tuple(active.contexts), transcript, tuple(active.responses))
 
 
-@dataclass
-class _Batch:
-    """What is under way in one call of `RolloutDriver.run`."""
-
-    waiting: deque[Job]
-    desk: SearchDesk[_Run]
-    runs: dict[int, _Run] = field(default_factory=dict)  # by slot
-    tick_seconds: float = 0.0  # of the last tick
+def _replay(active: _Active, responses: Sequence[Response]) -> Response | None:
+    """Sends the workflow all responses but the last, which it returns; None for a workflow that has not begun."""
+    for response in (None, *responses[:-1]) if responses else ():
+        active.responses += [] if response is None else [response]
+        active.workflow.send(response)
+    return responses[-1] if responses else None
 
 
 @dataclass(frozen=True)
 class RolloutDriver:
-    """What all trajectories share."""
+    """Makes trajectories of problems."""
 
-    engine: Engine | Pool
-    tokenizer: ChatTokenizer
-    searcher: Searcher | None  # None if no workflow searches
+    executor: WorkflowExecutor
     make_workflow: Callable[[Problem], Workflow]
-    search_seconds: float = 60.0  # a search that takes longer has failed
-    waited: list[float] = field(default_factory=list, compare=False)  # for searches of the last run, in seconds
-    check: Callable[[], None] = lambda: None  # called after every call of the device; what it raises ends the batch
 
-    def run(self, jobs: Sequence[Job], params, key: jax.Array) -> Iterator[tuple[Job, Trajectory]]:
-        """Yields trajectories as they end, in no fixed order; what each holds depends on `params` and `key` alone.
+    def run(
+        self, jobs: Sequence[Job], params: Params, key: jax.Array
+    ) -> Generator[tuple[Job, Trajectory], None, RolloutStats]:
+        """Yields trajectories as they end and returns the statistics; see `WorkflowExecutor.run`."""
+        job_by_number = {job.number: job for job in jobs}
 
-        `params` are on the engine's mesh, in its compute type. A workflow that raises ends with Stop.FAULT, one whose
-        policy has logits that are not finite with Stop.NOT_FINITE; a search that fails or is late is an answer. The
-        others go on, and every slot is free at the end, also when the caller stops early.
-        """
-        self.engine.start(params, key)
-        self.waited.clear()
-        batch = _Batch(deque(jobs), SearchDesk(self.searcher, self.search_seconds, self.waited))
+        def trajectory(number: int, finished: FinishedWorkflow) -> tuple[Job, Trajectory]:
+            job = job_by_number[number]
+            return job, self.trajectory(job.problem, job.rollout, finished)
+
+        workflows = ((job.number, self._workflow(job.problem)) for job in jobs)
+        return (yield from self.executor.run(workflows, params, key, trajectory))
+
+    def run_while(
+        self,
+        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        params: Params,
+        key: jax.Array,
+        *,
+        may_open: Callable[[], bool],
+        version: int,
+    ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
+        """Yields what became of each job that has begun or gone on; see `WorkflowExecutor.run_while`."""
+        jobs = list(jobs)
+        job_by_number = {job.number: job for job, _ in jobs}
+        workflows = ((job.number, self._workflow(job.problem), paused) for job, paused in jobs)
+        return (
+            yield from self.executor.run_while(
+                workflows,
+                params,
+                key,
+                lambda number, ended: (job_by_number[number], ended),
+                may_open=may_open,
+                version=version,
+            )
+        )
+
+    def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory:
+        """A finished workflow as one of the problem's rollouts."""
+        return Trajectory(problem, rollout, finished.outcome, finished.contexts, finished.transcript)
+
+    def outcome(self, problem: Problem, responses: Sequence[Response]) -> Outcome:
+        """What the problem's workflow returns after these responses."""
+        workflow = self._workflow(problem)
         try:
-            while batch.waiting or batch.runs:
-                self.check()
-                for run, answer in self._answers(batch):
-                    request = self._advance(run, answer)
-                    if isinstance(request, Find):
-                        batch.desk.ask(run, request)
-                    elif isinstance(request, Outcome):
-                        del batch.runs[run.slot]
-                        yield run.job, self._trajectory(run, request)
-        finally:
-            self.engine.release()
-
-    def _answers(self, batch: _Batch) -> Iterator[tuple[_Run, Any]]:
-        """Who can go on, and with what. Lazy on purpose: those admitted first take part in the tick that follows."""
-        for slot in self.engine.free:
-            if slot not in batch.runs and batch.waiting:
-                job = batch.waiting.popleft()
-                batch.runs[slot] = _Run(job, self._workflow(job.problem), slot)
-                yield batch.runs[slot], None
-        batch.desk.start()
-        if batch.desk.asking:
-            batch.desk.wait(self._patience(batch))
-            yield from batch.desk.answers()
-            batch.desk.start()  # what they ask next is searched during the tick
-        if self.engine.speaking:
-            began = time.monotonic()
-            ended = self.engine.tick()
-            batch.tick_seconds = time.monotonic() - began
-            for spoken in ended:
-                yield batch.runs[spoken.slot], spoken
-
-    def _patience(self, batch: _Batch) -> float:
-        """Seconds to wait for searches before the next tick, in which whoever still searches has no part.
-
-        As long as those who speak lose no more by waiting than those who search would lose by missing the tick.
-        """
-        return batch.tick_seconds * batch.desk.asking / len(batch.runs) if self.engine.speaking else math.inf
-
-    def _workflow(self, problem: Problem) -> Workflow:
-        """The problem's workflow, made when it is first asked: one that can not be made is a fault of its own."""
-        return (yield from self.make_workflow(problem))
-
-    def _advance(self, run: _Run, answer: Any) -> Find | Outcome | None:
-        """Lets the workflow go on until it searches, ends, or speaks (None)."""
-        if isinstance(answer, Spoken) and not answer.sound:
-            with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
-                run.workflow.close()
-            return Outcome(Stop.NOT_FINITE, error="the policy's logits were not finite")
-        try:
-            if isinstance(answer, Spoken):
-                answer = self.tokenizer.reply(answer.ids)
-            while True:
-                request = run.workflow.send(answer)
-                if isinstance(request, Find):
-                    return request
-                if self._say(run, request):
-                    return None
-                answer = Reply("", Finish.NO_ROOM)
+            for response in (None, *responses):
+                workflow.send(response)
         except StopIteration as end:
             return end.value
-        except Exception as error:
-            return Outcome(Stop.FAULT, error=f"{type(error).__name__}: {error}")
+        raise ValueError(f"the workflow of problem {problem.id!r} does not end with the responses of its checkpoint")
 
-    def _say(self, run: _Run, say: Say) -> bool:
-        """Hands the text to the run's slot; False if it does not fit the context."""
-        fresh = isinstance(say.text, Prompt)
-        if not (fresh or run.has_context):
-            raise ValueError("a workflow must open a context with a Prompt before it adds text")
-        ids = self.tokenizer.prompt(say.text) if fresh else self.tokenizer.pieces(say.text)
-        if not self.engine.fits(None if fresh else run.slot, len(ids)):
-            return False
-        if fresh:
-            self._close_context(run)
-            self.engine.begin(run.slot, ids, (run.job.number, len(run.contexts)), say.max_tokens)
-            run.has_context = True
-        else:
-            self.engine.extend(run.slot, ids, say.max_tokens)
-        return True
+    def transcript(self, contexts: Sequence[Context]) -> str:
+        """ChatML text of the last context; "" if there is none."""
+        return self.executor.tokenizer.transcript(contexts[-1].ids) if contexts else ""
 
-    def _close_context(self, run: _Run) -> None:
-        if run.has_context:
-            recorded = self.engine.take(run.slot)
-            run.contexts.append(Context(recorded.ids, recorded.logprobs, recorded.sampled))
-        run.has_context = False
+    def rollout(
+        self, jobs: Sequence[Job], params: Params, key: jax.Array, notify: Callable[[str], None]
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        """The trajectories of the jobs, in their order, and what it took to make them."""
+        trajectories: dict[int, Trajectory] = {}
+        finished = self.run(jobs, params, key)
+        with contextlib.closing(finished):
+            while True:
+                try:
+                    job, trajectory = next(finished)
+                except StopIteration as end:
+                    return [trajectories[job.number] for job in jobs], end.value
+                trajectories[job.number] = trajectory
+                notify(f"{len(trajectories)}/{len(jobs)} trajectories")
 
-    def _trajectory(self, run: _Run, outcome: Outcome) -> Trajectory:
-        self._close_context(run)
-        if outcome.stop is Stop.NOT_FINITE:
-            run.contexts.pop()  # a trainer's forward pass over it would not be finite either
-        transcript = self.tokenizer.transcript(run.contexts[-1].ids) if run.contexts else ""
-        return Trajectory(run.job.problem, run.job.rollout, outcome, tuple(run.contexts), transcript)
+    def _workflow(self, problem: Problem) -> Workflow:
+        """The problem's workflow, made when it is first resumed: one that cannot be made is a fault of its own."""
+        return (yield from self.make_workflow(problem))

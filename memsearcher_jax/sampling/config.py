@@ -1,48 +1,89 @@
-"""Settings of the sampler. No JAX here."""
+"""Settings of the sampler. Imports no JAX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsearcher_jax.ranges import Count, CountOrZero, Positive, PositiveFraction
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The sampling rule of one request; the rules of requests that decode together may differ."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 disables the rule."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens that hold this much probability; 1 disables the rule."""
+
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How contexts are held and how tokens are drawn. Defaults: the reference's training rollouts."""
+    """The engine's capacity and its sampling rule. The defaults sample as the reference does in training."""
 
-    slots: int = 64
-    """Contexts that decode side by side, over all devices of a host."""
-    tensor: int = 1
-    """Devices that share one copy of the sampler's weights; divides a host's devices."""
-    apart: bool = False
-    """An engine of its own for each copy of the weights on a host: none waits for another, as they do in one program
-    for all, but each compiles its own. It pays on a CPU that is cut into several devices (JAX_NUM_CPU_DEVICES)."""
-    context_tokens: int = 8_192
-    """Room of one slot, prompt and generations together."""
-    decode_tokens: int = 32
-    """Most tokens that one call to the device decodes before the host looks at what ended."""
-    decode_rows: tuple[int, ...] = ()
-    """Where fewer slots speak than there are, decode for this many, on each copy of the weights: what is compiled
-    beside the program for all slots, ascending. It pays where decoding takes arithmetic, as on a CPU. A number that is
-    not below the slots of a copy is left out."""
-    rows_per_call: int = 8
-    """Slots that one call opens, extends or copies; for copies on each copy of the weights."""
-    prefill_piece: int = 64
-    """Tokens of one context that prefill takes together; a context's last piece is padded."""
-    prefill_buckets: tuple[int, ...] = (256, 1024)
-    """Tokens of a prefill call, of several contexts and for each copy of the weights: what is compiled, ascending."""
-    draft_tokens: int = 0
-    """Tokens that are guessed from the context's own text and verified in one pass; 0 decodes one by one."""
-    temperature: float = 1.0
-    """Of training's rollouts, above 0; evaluation has its own, where 0 is greedy."""
-    top_k: int = 10_000
-    """Draw among this many likeliest tokens; 0 turns it off."""
-    top_p: float = 0.99
-    """Draw among the likeliest tokens that hold this much probability; 1 turns it off."""
+    slots: Count = 64
+    """Contexts that decode concurrently, over all devices of a host."""
+    tensor: Count = 1
+    """Devices that share one copy of the sampler's weights; must divide the devices of a host."""
+    engine_per_replica: bool = False
+    """Run one engine per data-parallel replica. Replicas then never wait for each other, but each compiles its own
+    programs. Recommended on a CPU that is split into several devices (JAX_NUM_CPU_DEVICES)."""
+    context_tokens: Count = 8_192
+    """Tokens of one context, prompt and generations together."""
+    kv_tokens: CountOrZero = 0
+    """Tokens that the KV cache has room for, over all devices of a host; 0: `slots` full contexts. Contexts take pages
+    of it as they grow. Where it is full, the youngest context gives its pages back and is computed again later."""
+    page_tokens: Count = 128
+    """Tokens of a page of the KV cache; a multiple of 128 on TPUs."""
+    decode_steps_per_call: Count = 32
+    """Maximum tokens that one device call decodes for a slot before the host handles finished generations."""
+    decode_batch_sizes: tuple[Count, ...] = ()
+    """Extra compiled batch sizes per replica, ascending, used when few slots are active. Useful where decoding is
+    compute-bound, as on a CPU. Sizes not below a replica's slots are ignored."""
+    prefill_chunk: Count = 64
+    """Tokens of one prefill chunk; the last chunk of a context is padded."""
+    prefill_buckets: tuple[Count, ...] = (256, 1024)
+    """Compiled widths of a prefill call in tokens per replica, ascending; a call packs chunks of several contexts."""
+    prefill_tokens_per_step: Count = 8_192
+    """Tokens per replica after which prefill lets the active contexts decode; the rest follows in the next step."""
+    speculative_tokens: CountOrZero = 0
+    """Draft tokens per decoding step, looked up in the context itself; 0 disables speculative decoding."""
+    temperature: Positive = 1.0
+    """Sampling temperature of training rollouts, above 0; evaluation has its own, where 0 is greedy."""
+    top_k: CountOrZero = 10_000
+    """Sample from this many most likely tokens; 0 disables the rule."""
+    top_p: PositiveFraction = 0.99
+    """Sample from the most likely tokens that hold this much probability; 1 disables the rule."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The rule of training rollouts."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def context_pages(self) -> int:
+        """Pages of a full context."""
+        return -(-self.context_tokens // self.page_tokens)
+
+    def pages_per_replica(self, replicas: int) -> int:
+        """Pages of one replica's KV cache. Raises ValueError if they are too few for one context."""
+        if not self.kv_tokens:
+            return self.slots // replicas * self.context_pages
+        pages = self.kv_tokens // self.page_tokens // replicas
+        if pages < self.context_pages:
+            needed = self.context_pages * self.page_tokens * replicas
+            raise ValueError(
+                f"sampling.kv_tokens {self.kv_tokens} does not hold one context of sampling.context_tokens "
+                f"{self.context_tokens} on each of {replicas} replicas: raise it to {needed}, or set 0"
+            )
+        return pages
 
     def prefill_bucket(self, tokens: int) -> int:
-        """The bucket for so many tokens: the narrowest that holds them, if they fill half of it.
+        """The narrowest bucket that holds `tokens`, if they fill at least half of it.
 
-        Else the one below it, which they fill whole; the rest comes after.
+        Otherwise the bucket below it, which they fill completely; the rest is left for the next call.
         """
         width = next((width for width in self.prefill_buckets if width >= tokens), self.prefill_buckets[-1])
         filled = [bucket for bucket in self.prefill_buckets if bucket <= tokens]

@@ -1,11 +1,11 @@
-"""Checkpoints by orbax: a folder per step, in three items that are read apart.
+"""Checkpoints by orbax: a directory per step with three items.
 
-    DIRECTORY/STEP/params      the weights; export and evaluation read only these
-    DIRECTORY/STEP/optimizer   the optimiser's state and its step
-    DIRECTORY/STEP/meta        JSON: the model's config, whatever the loop needs to go on, and digests of all of it
+    DIRECTORY/STEP/params      the weights; export and evaluation read nothing else but meta
+    DIRECTORY/STEP/optimizer   the optimiser state and step
+    DIRECTORY/STEP/meta        JSON: the model config, the data of the training loop, and checksums of everything
 
-A step is written beside its place and renamed when it is whole, so a killed run leaves the older steps as they were.
-What comes back is compared with the digests (`digest.py`): a file may be whole and still not hold what was written.
+Orbax writes a step to a temporary directory and renames it, so a killed run leaves the older steps intact. Restored
+arrays are compared with their checksums (`checksums.py`), because a file may be complete and still be damaged.
 """
 
 from __future__ import annotations
@@ -14,190 +14,245 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 from jax.experimental import multihost_utils
 
+from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.training.digest import digests
-from memsearcher_jax.training.saved import SavedParams
+from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.training.checksums import checksums, host_sums, to_hex
 from memsearcher_jax.training.update import TrainState
 
 ITEMS = ("params", "optimizer", "meta")
-# Weights saved by one run load into a model that differs in these; any other difference is another model.
-FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer"}
-CHUNK_BYTES = 64 << 20  # at most, of a piece of a file: pieces are read one at a time
+# A model may load weights that were saved with other values of these fields.
+FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer", "adapter"}
+MAX_CHUNK_BYTES = 64 << 20  # of a file; chunks are read one at a time
+MAX_STEPS = 1_024  # that hosts exchange
+# Reads one chunk at a time: tensorstore holds everything in memory that it reads concurrently.
+SEQUENTIAL_READS = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
 
 
-class Damaged(ValueError):
-    """A checkpoint that cannot be read, or does not hold what was saved."""
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that cannot be read, or does not match its checksums."""
 
 
-class Checkpoints:
-    """Writes the checkpoints of one run, in the background. A context manager: leaving it waits for the last write."""
+class Checkpoints(contextlib.AbstractContextManager):
+    """Writes the checkpoints of a run in the background. A context manager: leaving it waits for the last write."""
 
     def __init__(self, directory: str | Path, *, keep: int) -> None:
-        """`keep`: the newest steps that stay on disk. Half-written steps of a killed run are moved out of the way."""
+        """`keep`: number of newest steps to keep. Incomplete steps of a killed run are renamed to STEP.incomplete."""
         self._manager = ocp.CheckpointManager(
             _absolute(directory),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            # Hosts cache the listings of a bucket, each at another time.
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep, cleanup_tmp_directories=True, single_host_load_and_broadcast=True
+            ),
             item_names=ITEMS,
         )
-        _set_aside_incomplete(self._manager)
-
-    def __enter__(self) -> Checkpoints:
-        return self
+        _rename_incomplete(self._manager)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(self, step: int, state: TrainState, model_config: ModelConfig, meta: Mapping[str, Any]) -> None:
-        """Copies the state off the device and returns; `state` may be donated at once. `meta` must be plain JSON.
+        """Copies the state to the host and returns; `state` may be donated at once. `meta` must be plain JSON.
 
-        Raises ValueError if the directory already holds this step or a later one, OSError in one line if this step, or
-        the one before it, cannot be written: no step is half there then.
+        Raises ValueError if the directory already holds this step or a later one, OSError in one line if this step or
+        the one before it cannot be written. A failed write leaves no partial step.
         """
         if self.newest is not None and step <= self.newest:
             raise ValueError(
                 f"step {step} is not saved: {self._manager.directory} already holds step {self.newest}; "
-                "resume from it or choose another folder"
+                "resume from it or choose another directory"
             )
-        optimizer = {"step": state.step, "opt_state": state.opt_state}
-        told = {
+        items = {"params": state.params, "optimizer": _optimizer_item(state)}
+        content = {
             "model": dataclasses.asdict(model_config),
             "run": dict(meta),
-            "digests": {"params": digests(state.params), "optimizer": digests(optimizer)},
+            "checksums": {name: checksums(tree) for name, tree in items.items()},
         }
         args = ocp.args.Composite(
-            params=ocp.args.StandardSave(state.params, save_args=_cuts(state.params)),
-            optimizer=ocp.args.StandardSave(optimizer),
-            meta=ocp.args.JsonSave(told | {"digest": _digest(told)}),
+            params=ocp.args.StandardSave(state.params, save_args=_save_args(state.params)),
+            optimizer=ocp.args.StandardSave(items["optimizer"]),
+            meta=ocp.args.JsonSave(content | {"checksum": _json_checksum(content)}),
         )
-        with _written(self._manager):  # the step before it is on disk only now
+        with _write_errors(self._manager):  # orbax reports here that the previous step could not be written
             self._manager.save(step, args=args, force=True)
 
     @property
     def newest(self) -> int | None:
-        """The newest step that is whole or being written."""
+        """The newest step that is complete or being written."""
         return self._manager.latest_step()
 
     def close(self) -> None:
-        """Waits until everything is on disk. Raises OSError in one line if that cannot be."""
-        with _written(self._manager):
+        """Waits until everything is written. Raises OSError in one line if that fails."""
+        with _write_errors(self._manager):
             self._manager.close()
 
 
-def _cuts(params: dict) -> dict:
-    """How the files of the weights are cut: by layer what is stacked by layer, by size the rest.
-
-    `shard_axes` cuts an axis to single entries, however small they are: a table of tokens must not have it.
-    """
-
-    def cut(path: tuple, _: jax.Array) -> ocp.SaveArgs:
-        return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=(0,) if path[0].key == "layers" else ())
-
-    return jax.tree.map_with_path(cut, params)
-
-
-@contextlib.contextmanager
-def _written(manager: ocp.CheckpointManager) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of a full disk alone there are half a dozen types
-        reason = " ".join(str(error).split())[:200]
-        raise OSError(
-            f"a checkpoint in {manager.directory} is not written ({type(error).__name__}: {reason}); "
-            "the steps before it are whole"
-        ) from error
-
-
 def latest_step(directory: str | Path) -> int | None:
-    """The newest whole step, or None. Half-written ones do not count."""
-    with _reader(directory) as manager:
+    """The newest complete step, or None."""
+    with _open_reader(directory) as manager:
         return max(_complete_steps(manager), default=None)
 
 
 def restore_latest(
-    directory: str | Path, model_config: ModelConfig, target: TrainState, tell: Callable[[str], None]
-) -> tuple[int, TrainState, dict]:
-    """The newest step that is whole and sound, its state, and the meta saved with it. All hosts must call it.
+    directory: str | Path, model_config: ModelConfig, target: TrainState, notify: Callable[[str], None]
+) -> tuple[int, TrainState, dict[str, Any]]:
+    """(step, state, meta) of the newest undamaged step. Collective: all hosts must call it.
 
-    `target`: shapes, types and shardings (`update.abstract_state`); any mesh and any number of hosts will do, values
-    stay bit-exact. A damaged step is renamed to STEP.damaged, `tell` hears why in one line, and the one before it is
-    read. Raises FileNotFoundError without a checkpoint, ValueError for another model or if none is sound.
+    `target`: shapes, types and shardings (`update.abstract_state`). Any mesh and any number of hosts can restore, bit
+    for bit, or cast to another `param_dtype`. A damaged step is renamed to STEP.damaged, `notify` receives the reason
+    in one line, and the step before it is restored. Raises FileNotFoundError without a checkpoint, ValueError for
+    another model or if all are damaged.
     """
-    with _reader(directory) as manager:
-        steps = sorted(_complete_steps(manager), reverse=True)
-        if not steps:
-            raise FileNotFoundError(f"no checkpoint in {manager.directory}")
-        for step in steps:
-            restored, trouble = None, ""
+    with _open_reader(directory) as manager:
+        for step in _require_steps(manager, collective=True):
             try:
-                restored = _restore_state(manager, step, model_config, target)
-            except Damaged as error:
-                trouble = str(error)
-            trouble = _agreed(trouble) or _difference(manager, step, restored)
-            if not trouble:
-                return step, restored[0], restored[1]["run"]
-            tell(f"{trouble}: it is kept as {step}.damaged")
-            _set_aside(manager, step, "damaged")
-    raise ValueError(f"no checkpoint in {directory} can be read: all are kept there as STEP.damaged")
+                state, meta = _restore_state(manager, step, model_config, target)
+            except DamagedCheckpointError as error:
+                notify(f"{error}: renamed to {step}.damaged")
+                _rename(manager, step, "damaged")
+            else:
+                return step, state, meta["run"]
+    raise ValueError(f"no checkpoint in {directory} can be read: all were renamed to STEP.damaged")
 
 
-def restore_params(directory: str | Path, model_config: ModelConfig, target: dict) -> dict:
-    """The newest weights, and nothing else, with the shapes, types and shardings of `target`.
+def restore_params(directory: str | Path, model_config: ModelConfig, target: Params, step: int | None = None) -> Params:
+    """The weights of `step`, by default the newest, with the shapes, types and shardings of `target`.
 
-    Raises FileNotFoundError without a checkpoint, ValueError for another model or one that is damaged.
+    Raises FileNotFoundError without that checkpoint, ValueError for another model or if the step is damaged.
     """
-    with _reader(directory) as manager:
-        step = _newest(manager)
-        meta = _read_meta(manager, step)
-        _check_same_model(manager, step, meta["model"], model_config)
-        dtype = meta["model"]["param_dtype"]
-        saved = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), target)
+    with _open_reader(directory) as manager:
+        steps = _require_steps(manager)
+        step = steps[0] if step is None else step
+        if step not in steps:
+            raise FileNotFoundError(
+                f"{manager.directory} no longer holds step {step}, only {', '.join(map(str, steps))}: "
+                "raise rl.keep_checkpoints of that run, or export the weights to train from"
+            )
+        meta = _read_meta(manager, step, model_config)
         try:
-            params = _restore(manager, step, params=ocp.args.StandardRestore(saved)).params
-            _compare(manager, step, "params", params, meta)
-        except Damaged as error:
-            older = [other for other in _complete_steps(manager) if other < step]
-            way_out = f"move it away to go on from step {max(older)}" if older else "there is no older one"
-            raise Damaged(f"{error}: {way_out}") from error
-        if all(x.dtype == dtype for x in jax.tree.leaves(target)):
-            return params
-        cast = jax.jit(lambda x, like: x.astype(like), static_argnums=1)
-        return jax.tree.map(lambda x, like: cast(x, like.dtype.name), params, target)
+            saved = _restore(manager, step, params=_restore_args(target, meta))
+            _check_checksums(manager, step, meta, {"params": saved.params})
+            return _cast(saved.params, target)
+        except DamagedCheckpointError as error:
+            older = [other for other in steps if other < step]
+            fix = f"move it away to continue from step {older[0]}" if older else "there is no older one"
+            raise DamagedCheckpointError(f"{error}: {fix}") from error
 
 
-def open_params(directory: str | Path, model_config: ModelConfig) -> SavedParams:
-    """The newest weights, to be read piece by piece. Raises as `restore_params` does, for damage when it is read."""
-    with _reader(directory) as manager:
-        step = _newest(manager)
-        meta = _read_meta(manager, step)
-        _check_same_model(manager, step, meta["model"], model_config)
-        return SavedParams(manager.directory / str(step) / "params", model_config, meta["digests"]["params"])
+def run_meta(directory: str | Path, model_config: ModelConfig, step: int | None = None) -> dict[str, Any]:
+    """The `meta` that was saved with `step`, by default the newest. Raises as `restore_params`."""
+    with _open_reader(directory) as manager:
+        return _read_meta(manager, step or _require_steps(manager)[0], model_config)["run"]
+
+
+def open_params(directory: str | Path, model_config: ModelConfig) -> ParamsReader:
+    """The newest weights, to be read one tensor at a time. Raises as `restore_params`, except for damage."""
+    with _open_reader(directory) as manager:
+        step = _require_steps(manager)[0]
+        meta = _read_meta(manager, step, model_config)
+        return ParamsReader(manager.directory / str(step) / "params", model_config, meta["checksums"]["params"])
+
+
+class ParamsReader:
+    """Reads the weights of a checkpoint from disk one tensor at a time, to convert them in little memory.
+
+    `folder`: the params item that orbax wrote. `expected`: its checksums, by path such as "layers.wq".
+    """
+
+    def __init__(self, folder: str | Path, config: ModelConfig, expected: Mapping[str, str]):
+        self._url = str(folder) if "://" in str(folder) else f"file://{folder}"
+        self._expected = expected
+        self._context = tensorstore.Context(SEQUENTIAL_READS)
+        self._shapes = {
+            jax.tree_util.keystr(path, simple=True, separator="."): tuple(spec.shape)
+            for path, spec in jax.tree.leaves_with_path(qwen.param_specs(config))
+        }
+        self._sums: dict[str, tuple[int, int]] = dict.fromkeys(self._shapes, (0, 0))
+        self._stores: dict[str, tensorstore.TensorStore] = {}
+
+    def read(self, path: str, layer: int | None) -> np.ndarray:
+        """One weight, or one layer of a stacked weight, in the type that was saved. Raises ValueError if damaged."""
+        try:
+            store = self._open(path)
+            value = np.asarray((store if layer is None else store[layer]).read().result())
+        except Exception as error:  # tensorstore raises many types
+            raise ValueError(f"{self._url} cannot be read: {path}: {str(error).splitlines()[0][:200]}") from error
+        (first, second), new = self._sums[path], host_sums(value, (layer or 0) * value.size)
+        self._sums[path] = (first + new[0]) % 2**32, (second + new[1]) % 2**32
+        return value
+
+    def check(self) -> None:
+        """Raises ValueError if a checksum differs. Call it after every weight was read exactly once."""
+        for path, sums in self._sums.items():
+            if to_hex(*sums) != self._expected.get(path):
+                raise ValueError(f"{self._url} is damaged: the checksum of {path} differs")
+
+    def _open(self, path: str) -> tensorstore.TensorStore:
+        if path not in self._stores:
+            spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": self._url, "path": f"{path}/"}}
+            store = tensorstore.open(spec, open=True, read=True, context=self._context).result()
+            if store.shape != self._shapes[path]:
+                raise ValueError(f"its shape is {store.shape}, not {self._shapes[path]}")
+            self._stores[path] = store
+        return self._stores[path]
+
+
+def _optimizer_item(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "opt_state": state.opt_state}
+
+
+def _save_args(params: Params) -> Params:
+    """Chunks of the files: one layer for stacked weights, up to MAX_CHUNK_BYTES for others.
+
+    `shard_axes` splits an axis into single entries: applied to an embedding table it would write a chunk per token.
+    """
+    return jax.tree.map_with_path(
+        lambda path, _: ocp.SaveArgs(
+            chunk_byte_size=MAX_CHUNK_BYTES, shard_axes=(0,) if path[0].key == "layers" else ()
+        ),
+        params,
+    )
+
+
+@contextlib.contextmanager
+def _write_errors(manager: ocp.CheckpointManager) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a full disk alone raises half a dozen types
+        reason = " ".join(str(error).split())[:200]
+        raise OSError(
+            f"cannot write a checkpoint in {manager.directory} ({type(error).__name__}: {reason}); "
+            "older checkpoints are intact"
+        ) from error
 
 
 def _absolute(directory: str | Path) -> str:
-    """Orbax wants absolute paths; bucket addresses are already."""
+    """Orbax needs absolute paths or URLs."""
     return str(directory) if "://" in str(directory) else str(Path(directory).expanduser().absolute())
 
 
-def _reader(directory: str | Path) -> ocp.CheckpointManager:
-    """Each host reads for itself: a file that one of them cannot read must not keep the others waiting for it."""
-    host, alone = jax.process_index(), ocp.options.MultiprocessingOptions()
+def _open_reader(directory: str | Path) -> ocp.CheckpointManager:
+    """Each host reads on its own: if one cannot read a file, the others must not wait for it."""
+    host, options = jax.process_index(), ocp.options.MultiprocessingOptions()
     if jax.process_count() > 1:
-        alone = ocp.options.MultiprocessingOptions(host, {host}, barrier_sync_key_prefix=f"host{host}")
-    options = ocp.CheckpointManagerOptions(read_only=True, multiprocessing_options=alone)
-    return ocp.CheckpointManager(_absolute(directory), options=options, item_names=ITEMS)
+        options = ocp.options.MultiprocessingOptions(host, {host}, barrier_sync_key_prefix=f"host{host}")
+    manager_options = ocp.CheckpointManagerOptions(read_only=True, multiprocessing_options=options)
+    return ocp.CheckpointManager(_absolute(directory), options=manager_options, item_names=ITEMS)
 
 
 def _complete_steps(manager: ocp.CheckpointManager) -> list[int]:
-    """Orbax itself lists every folder with a number for a name, also one that a failed copy left behind."""
+    """`all_steps` of orbax also lists directories that an interrupted copy left incomplete."""
 
     def is_complete(step: int) -> bool:
         folder = manager.directory / str(step)
@@ -206,106 +261,137 @@ def _complete_steps(manager: ocp.CheckpointManager) -> list[int]:
     return [step for step in manager.all_steps() if is_complete(step)]
 
 
-def _set_aside_incomplete(manager: ocp.CheckpointManager) -> None:
-    """Orbax would take a half-written step for the newest and save nothing before it."""
-    incomplete = sorted(set(manager.all_steps()) - set(_complete_steps(manager)))
-    _meet("incomplete steps are counted")
+def _require_steps(manager: ocp.CheckpointManager, *, collective: bool = False) -> list[int]:
+    """The complete steps, newest first; those of the first host if `collective`. Raises FileNotFoundError if none."""
+    steps = sorted(_complete_steps(manager), reverse=True)
+    if steps := _steps_of_first_host(steps) if collective else steps:
+        return steps
+    raise FileNotFoundError(f"no checkpoint in {manager.directory}")
+
+
+def _rename_incomplete(manager: ocp.CheckpointManager) -> None:
+    """Otherwise orbax takes an incomplete step for the newest one and refuses to save earlier steps."""
+    incomplete = _steps_of_first_host(sorted(set(manager.all_steps()) - set(_complete_steps(manager))))
     for step in incomplete:
-        _set_aside(manager, step, "incomplete")
+        _rename(manager, step, "incomplete")
     if incomplete:
         manager.reload()
 
 
-def _set_aside(manager: ocp.CheckpointManager, step: int, why: str) -> None:
-    """Renames a step so that nothing takes it for one. The first host does, and all wait for it."""
+def _rename(manager: ocp.CheckpointManager, step: int, suffix: str) -> None:
+    """Renames a step to STEP.suffix. Collective: the first host renames, all wait for it."""
     if jax.process_index() == 0:
-        aside = manager.directory / f"{step}.{why}"
-        if aside.exists():
-            aside.rmtree()
-        (manager.directory / str(step)).rename(aside)
-    _meet(f"step {step} is set aside")
+        renamed = manager.directory / f"{step}.{suffix}"
+        if renamed.exists():
+            renamed.rmtree()
+        (manager.directory / str(step)).rename(renamed)
+    _barrier(f"step {step} is renamed")
 
 
-def _meet(where: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(where)
-
-
-def _agreed(trouble: str) -> str:
-    """The trouble of any host, on all of them."""
+def _steps_of_first_host(steps: Sequence[int]) -> list[int]:
+    """The first `MAX_STEPS` of the first host's `steps`, on all hosts: cached listings may differ. Collective."""
     if jax.process_count() == 1:
-        return trouble
-    troubled = multihost_utils.process_allgather(np.int32(bool(trouble))).reshape(-1)
-    return trouble or (f"host {int(troubled.argmax())} cannot read a checkpoint" if troubled.any() else "")
+        return list(steps)
+    padded = np.full(MAX_STEPS, -1, np.int32)
+    padded[: len(steps)] = steps[:MAX_STEPS]
+    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _restore_state(
     manager: ocp.CheckpointManager, step: int, model_config: ModelConfig, target: TrainState
-) -> tuple[TrainState, dict]:
-    meta = _read_meta(manager, step)
-    _check_same_model(manager, step, meta["model"], model_config)
-    optimizer = {"step": target.step, "opt_state": target.opt_state}
-    items = {"params": ocp.args.StandardRestore(target.params), "optimizer": ocp.args.StandardRestore(optimizer)}
-    restored = _restore(manager, step, **items)
-    return TrainState(params=restored.params, **restored.optimizer), meta
-
-
-def _difference(manager: ocp.CheckpointManager, step: int, restored: tuple[TrainState, dict]) -> str:
-    """Why this is not the state that was saved; empty if it is. All hosts must call it."""
-    state, meta = restored
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state and meta of a step. Raises DamagedCheckpointError on all hosts if one host cannot read it."""
+    meta, restored, reason, items = {}, None, "", {"params": target.params, "optimizer": _optimizer_item(target)}
     try:
-        _compare(manager, step, "params", state.params, meta)
-        _compare(manager, step, "optimizer", {"step": state.step, "opt_state": state.opt_state}, meta)
-    except Damaged as error:
-        return str(error)
-    return ""
+        meta = _read_meta(manager, step, model_config)
+        for item, tree in items.items():
+            if missing := sorted(_paths(tree) ^ set(meta["checksums"][item])):
+                raise ValueError(
+                    f"{manager.directory / str(step)} was written by another version, or with other settings: "
+                    f"its {item} and that of this run differ in {missing[0]}"
+                )
+        args = {item: _restore_args(tree, meta) for item, tree in items.items()}
+        restored = _restore(manager, step, **args)
+    except DamagedCheckpointError as error:
+        reason = str(error)
+    if jax.process_count() > 1:
+        failed = multihost_utils.process_allgather(np.int32(bool(reason))).reshape(-1)
+        if failed.any():
+            reason = reason or f"host {int(failed.argmax())} cannot read checkpoint {manager.directory / str(step)}"
+    if reason or restored is None:
+        raise DamagedCheckpointError(reason)
+    _check_checksums(manager, step, meta, {item: restored[item] for item in items})
+    params, optimizer = (_cast(restored[item], tree) for item, tree in items.items())
+    return TrainState(params=params, **optimizer), meta
 
 
-def _compare(manager: ocp.CheckpointManager, step: int, item: str, tree: Any, meta: dict) -> None:
-    """Raises Damaged unless these arrays are those that were saved."""
-    wrong = [path for path, one in digests(tree).items() if meta["digests"][item].get(path) != one]
-    if wrong:
-        raise Damaged(f"checkpoint {manager.directory / str(step)} is damaged: {item} {wrong[0]} is not what was saved")
+def _restore_args(target: Params, meta: Mapping[str, Any]) -> ocp.args.StandardRestore:
+    """How to read `target` with the types that were saved, whose bits the checksums describe."""
+    dtype = meta["model"]["param_dtype"]
+    return ocp.args.StandardRestore(
+        jax.tree.map(lambda x: x.update(dtype=dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, target)
+    )
 
 
-def _digest(told: dict) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _cast(tree: Params, target: Params) -> Params:
+    """The arrays in the types of `target`."""
+    if all(x.dtype == like.dtype for x, like in zip(jax.tree.leaves(tree), jax.tree.leaves(target), strict=True)):
+        return tree
+    dtypes = jax.tree.map(lambda like: like.dtype, target)
+    return jax.jit(lambda tree: jax.tree.map(lambda x, dtype: x.astype(dtype), tree, dtypes))(tree)
 
 
-def _newest(manager: ocp.CheckpointManager) -> int:
-    steps = _complete_steps(manager)
-    if not steps:
-        raise FileNotFoundError(f"no checkpoint in {manager.directory}")
-    return max(steps)
+def _paths(tree: object) -> set[str]:
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)}
 
 
-def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict:
+def _check_checksums(
+    manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any], items: Mapping[str, Params]
+) -> None:
+    """Collective. Raises DamagedCheckpointError unless the arrays have the checksums of `meta`."""
+    for item, tree in items.items():
+        differing = [path for path, value in checksums(tree).items() if meta["checksums"][item].get(path) != value]
+        if differing:
+            raise DamagedCheckpointError(
+                f"checkpoint {manager.directory / str(step)} is damaged: the checksum of {item} {differing[0]} differs"
+            )
+
+
+def _json_checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_meta(manager: ocp.CheckpointManager, step: int, model_config: ModelConfig) -> dict[str, Any]:
+    """Raises DamagedCheckpointError, or ValueError if the checkpoint is of another model."""
     meta = _restore(manager, step, meta=ocp.args.JsonRestore()).meta
-    where = manager.directory / str(step)
-    if not isinstance(meta, dict) or not {"model", "run", "digests", "digest"} <= meta.keys():
-        raise Damaged(f"checkpoint {where} is no checkpoint of this program")
-    if meta.pop("digest") != _digest(meta):
-        raise Damaged(f"checkpoint {where} is damaged: meta is not what was saved")
-    return meta
-
-
-def _check_same_model(manager: ocp.CheckpointManager, step: int, saved: dict, model_config: ModelConfig) -> None:
-    # A checkpoint from before a field was there is of its default.
-    saved = dataclasses.asdict(ModelConfig()) | saved
+    folder = manager.directory / str(step)
+    if not isinstance(meta, dict) or not {"model", "run", "checksums", "checksum"} <= meta.keys():
+        raise DamagedCheckpointError(f"checkpoint {folder} was not written by this program")
+    if meta.pop("checksum") != _json_checksum(meta):
+        raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of meta differs")
+    # As JSON, like the saved one. A field that did not exist when the checkpoint was saved had its default.
+    ours, defaults = (json.loads(json.dumps(dataclasses.asdict(one))) for one in (model_config, ModelConfig()))
+    saved = defaults | meta["model"]
     differences = [
-        f"{field.name} is {saved[field.name]} there and {getattr(model_config, field.name)} here"
-        for field in dataclasses.fields(ModelConfig)
-        if field.name not in FREE_FIELDS and saved[field.name] != getattr(model_config, field.name)
+        f"{name} is {saved[name]} there and {value} here"
+        for name, value in ours.items()
+        if name not in FREE_FIELDS and saved[name] != value
     ]
     if differences:
-        raise ValueError(f"{manager.directory / str(step)} holds another model: {'; '.join(differences)}")
+        raise ValueError(f"{folder} holds another model: {'; '.join(differences)}")
+    return meta
 
 
 def _restore(manager: ocp.CheckpointManager, step: int, **items: ocp.args.CheckpointArgs) -> ocp.args.Composite:
     try:
-        return manager.restore(step, args=ocp.args.Composite(**items))
-    except Exception as error:  # a damaged file ends in any of a dozen types, from json's to tensorstore's
+        return cast(ocp.args.Composite, manager.restore(step, args=ocp.args.Composite(**items)))
+    except Exception as error:  # a damaged file raises any of a dozen types, from json's to tensorstore's
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise Damaged(
+        raise DamagedCheckpointError(
             f"checkpoint {manager.directory / str(step)} cannot be read ({type(error).__name__}: {reason})"
         ) from error

@@ -1,63 +1,70 @@
-"""Settings of the optimiser and the loss. No JAX here."""
+"""Settings of the optimiser and the loss. Imports no JAX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from memsearcher_jax.ranges import AboveOne, Count, CountOrZero, Decay, NonNegative, Positive, Probability
+
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-Ratio = Literal["token", "sequence"]
+ImportanceLevel = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Multi-context GRPO. Defaults: the paper's settings."""
 
-    row_tokens: int = 8_192
-    """Length T of a packed row; every context must fit one."""
-    rows_per_update: int = 256
-    """Packed rows that one optimiser step sees."""
-    accumulate: int = 1
-    """Micro-batches that one optimiser step is split into; divides rows_per_update. Fewer where many devices share."""
-    logit_chunk: int = 1_024
-    """Tokens of a row whose logits exist at one time; divides row_tokens."""
-    learning_rate: float = 1e-6
-    """Of AdamW, after the warm-up."""
-    warmup_steps: int = 0
+    seq_len: Count = 8_192
+    """Length T of a packed row; every context must fit into one."""
+    minibatch_contexts: Count = 640
+    """Contexts per optimiser step: the contexts of a step are shared evenly by as many updates as that makes. An update
+    has at least one micro-batch of rows, and never more than minibatch_rows."""
+    minibatch_rows: Count = 256
+    """Most packed rows per optimiser step; rows that stay empty cost nothing."""
+    grad_accum_steps: Count = 1
+    """Micro-batches per optimiser step; divides minibatch_rows. Lowered if the devices need more rows each."""
+    logit_chunk: Count = 1_024
+    """Tokens of a row whose logits exist at a time; divides seq_len."""
+    learning_rate: Positive = 1e-6
+    """Learning rate of AdamW after the warm-up."""
+    warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises from 0."""
-    decay_steps: int = 0
-    """Optimiser steps after the warm-up over which the learning rate falls to 0; 0: it stays."""
-    weight_decay: float = 0.01
-    """Of AdamW, decoupled from the gradient."""
-    adam_b1: float = 0.9
-    """Decay of the mean of gradients."""
-    adam_b2: float = 0.999
-    """Decay of the mean of squared gradients."""
-    max_grad_norm: float = 1.0
-    """A longer gradient is scaled down to this norm."""
-    clip_low: float = 0.2
+    decay_steps: CountOrZero = 0
+    """Optimiser steps after the warm-up over which the learning rate falls to 0; 0: constant."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay of AdamW."""
+    adam_b1: Decay = 0.9
+    """Decay of the first moment."""
+    adam_b2: Decay = 0.999
+    """Decay of the second moment."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are clipped to this global norm."""
+    clip_low: Probability = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    clip_high: float = 0.2
+    clip_high: NonNegative = 0.2
     """See clip_low."""
-    clip_c: float = 3.0
+    dual_clip: AboveOne = 3.0
     """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
-    ratio: Ratio = "token"
-    """What the ratio of policies is taken of: each token, or a context's sampled tokens together, as their geometric
-    mean (GSPO, whose clip ranges are a thousand times narrower)."""
+    importance_sampling_level: ImportanceLevel = "token"
+    """The policy ratio is per token, or per sequence: the geometric mean over the sampled tokens of a context (GSPO,
+    whose clip ranges are a thousand times narrower)."""
     aggregate: Aggregate = "token-mean"
-    """How a mini-batch's token losses become one number: a mean over tokens, or over contexts of their sum, their mean,
-    or their sum over a constant (Dr. GRPO)."""
-    norm_tokens: int = 1_024
-    """That constant, of seq-mean-token-sum-norm."""
+    """How the token losses of a mini-batch are averaged: over tokens, or over contexts after summing or averaging
+    within each. seq-mean-token-sum-norm sums all of them and divides by norm_tokens (Dr. GRPO)."""
+    norm_tokens: Count = 1_024
+    """The divisor of seq-mean-token-sum-norm: tokens of a context, or of a mini-batch to keep the gradient's norm near
+    that of the other aggregates."""
     old_logprobs: Literal["sampler", "checked", "trainer"] = "sampler"
-    """Whose log-probabilities the ratio compares with: the sampler's as recorded, at no cost; the trainer's own, which
-    is one more forward pass over everything; or the sampler's as long as they agree with the trainer's on the first
-    mini-batch of a step, else the trainer's."""
-    old_logprob_threshold: float = 0.02
-    """Of checked: the largest mean difference per token, in nats, that counts as agreement."""
-    importance_cap: float = 0.0
-    """With the trainer's log-probabilities: a loss is weighted by trainer over sampler, at most this much; 0: not."""
-    kl_coefficient: float = 0.001
-    """Weight of the k3 divergence from the starting weights; 0 keeps no reference model."""
-    entropy_coefficient: float = 0.001
-    """Weight of the entropy that the loss rewards; 0 leaves it out."""
+    """Old log-probabilities of the ratio: those that the sampler recorded; those of the trainer, for one more forward
+    pass; or (checked) the sampler's if they agree with the trainer's on the first mini-batch of a step, else
+    the trainer's."""
+    old_logprob_threshold: NonNegative = 0.02
+    """checked: the largest mean difference per token, in nats, that counts as agreement."""
+    tis_cap: NonNegative = 0.0
+    """Truncated importance sampling: policy losses are weighted by min(trainer / sampler, tis_cap) where the trainer's
+    old log-probabilities are used; 0: off."""
+    kl_coefficient: NonNegative = 0.001
+    """Weight of the k3 divergence from the initial weights; 0: no reference model."""
+    entropy_coefficient: NonNegative = 0.001
+    """Weight of the entropy bonus; 0: off."""

@@ -1,96 +1,111 @@
-"""One optimiser step of multi-context GRPO: a pure, compiled function `(state, batch) -> (state, metrics)`."""
+"""One optimiser step: a pure, compiled function `(state, batch) -> (state, metrics)`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
-from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.axes import RULES, by_rows, summed
+from memsearcher_jax.model import lora, qwen, sharding
+from memsearcher_jax.model.axes import AXIS_RULES, constrain, psum_grad, shard_map_by_rows
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.training import masked, objectives
+from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.training import losses, masked, microbatches
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.logprob import token_logprobs
-from memsearcher_jax.training.objectives import Metrics, Objective
-from memsearcher_jax.training.parts import filled_parts, merge_rows, scan_leading, split_rows
-from memsearcher_jax.training.rows import Rows
+from memsearcher_jax.training.logprobs import token_logprobs
+from memsearcher_jax.training.losses import LossFn, Metrics
+from memsearcher_jax.training.packing import PackedBatch
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that an update changes; a pytree."""
+    """Everything that an update changes; a pytree."""
 
-    step: jax.Array  # int32 scalar: optimiser steps taken; a skipped one does not count
-    params: dict  # in ModelConfig.param_dtype
-    opt_state: Any  # optax's; moments have the type and sharding of the parameter they belong to
+    step: jax.Array  # int32 scalar: optimiser steps taken, without skipped ones
+    params: Params  # what is trained, in ModelConfig.param_dtype: all weights, or the adapters of LoRA
+    opt_state: optax.OptState  # moments have the type and sharding of their parameter
 
 
-def learning_rate(config: TrainingConfig) -> optax.Schedule:
-    """Steps taken -> rate. The rise ends at step `warmup_steps`; the first step already moves, and so does the last."""
-    rise, fall = max(config.warmup_steps, 1), config.decay_steps
+def learning_rate_schedule(config: TrainingConfig) -> optax.Schedule:
+    """Linear warm-up that ends at step `warmup_steps`, then linear decay. No step before the end has a rate of 0."""
+    warmup, decay = max(config.warmup_steps, 1), config.decay_steps
 
-    def rate(step: jax.Array) -> jax.Array:
-        left = (config.warmup_steps + fall - step) / fall if fall else 1
-        return config.learning_rate * jnp.clip(jnp.minimum((step + 1) / rise, left), 0, 1)
+    def schedule(step: ArrayLike) -> jax.Array:
+        step = jnp.asarray(step)
+        remaining = (config.warmup_steps + decay - step) / decay if decay else 1
+        return config.learning_rate * jnp.clip(jnp.minimum((step + 1) / warmup, remaining), 0, 1)
 
-    return rate
+    return schedule
 
 
 def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
-    """AdamW, of gradients that `make_update` has clipped."""
-    return optax.adamw(learning_rate(config), b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay)
-
-
-def abstract_params(model_config: ModelConfig, mesh: Mesh) -> dict:
-    """The parameters as shapes, types and shardings, without memory: to restore into, or to compile for."""
-    return jax.tree.map(_placed, qwen.declared(model_config), sharding.param_shardings(model_config, mesh))
+    """AdamW. `make_update` clips the gradients."""
+    schedule = learning_rate_schedule(config)
+    return optax.adamw(schedule, b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay)
 
 
 def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The whole state likewise. A moment lies where its parameter does; counters are on every device."""
-    params = abstract_params(model_config, mesh)
+    """The train state as shapes, types and shardings. Moments are sharded like their parameter, counters replicated."""
+    sharding.check_divides(model_config, dict(mesh.shape))
+    params = sharding.abstract_arrays(lora.trainable_specs(model_config), mesh)
     replicated = sharding.named_sharding(mesh, ())
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda moment, parameter: _placed(moment, parameter.sharding),
+        lambda moment, parameter: moment.update(sharding=parameter.sharding),
         jax.eval_shape(optimizer.init, params),
         params,
-        transform_non_params=lambda counter: _placed(counter, replicated),
+        transform_non_params=lambda counter: counter.update(sharding=replicated),
     )
-    return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), params, opt_state)
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    return TrainState(step, params, opt_state)
 
 
 def init_state(
-    params: dict, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    params: Params, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """The state at step 0. It takes `params` over: the first update donates their memory, so copy what must stay."""
+    """The state at step 0 of all weights, or of adapters. The first update donates `params`, too."""
     shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     params = jax.device_put(params, shardings.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
 
 
-def on_mesh(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
-    """The same settings with no more micro-batches than give every device a whole number of rows in each.
+def check_param_dtype(model_config: ModelConfig) -> None:
+    """Raises ValueError for weights that training would round away.
 
-    Raises ValueError, in one line, if the devices cannot share a batch evenly.
+    A weight in bfloat16 has 8 significant bits. The updates of AdamW at a learning rate of 1e-6 are a thousandth of the
+    last of them, so rounding to nearest leaves almost every weight as it was.
     """
-    parts = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-    if config.rows_per_update % parts:
+    if model_config.param_dtype != "float32":
         raise ValueError(
-            f"training.rows_per_update {config.rows_per_update} does not divide over {parts} devices "
-            f"({' x '.join(f'mesh.{axis}' for axis in RULES['batch'])}): choose a multiple of {parts}"
+            f"model.param_dtype {model_config.param_dtype} loses nearly all updates to rounding: set it to float32 for "
+            "training; matrix products use model.compute_dtype in any case"
         )
-    rows = config.rows_per_update // parts  # of a device
-    return replace(config, accumulate=max(n for n in range(1, config.accumulate + 1) if rows % n == 0))
+
+
+def fit_to_mesh(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
+    """The config with the most `grad_accum_steps`, up to its own, that give each device equally many rows per step.
+
+    Raises ValueError, in one line, if the devices cannot share a mini-batch evenly.
+    """
+    axes = AXIS_RULES["batch"]
+    shards = math.prod(mesh.shape[axis] for axis in axes)
+    if config.minibatch_rows % shards:
+        raise ValueError(
+            f"training.minibatch_rows {config.minibatch_rows} does not divide over {shards} devices "
+            f"({' x '.join(f'mesh.{axis}' for axis in axes)}): choose a multiple of {shards}"
+        )
+    device_rows = config.minibatch_rows // shards
+    steps = max(steps for steps in range(1, config.grad_accum_steps + 1) if device_rows % steps == 0)
+    return replace(config, grad_accum_steps=steps)
 
 
 def make_update(
@@ -100,82 +115,85 @@ def make_update(
     mesh: Mesh,
     *,
     temperature: float,
-    objective: Objective = objectives.multi_context_grpo,
-) -> Callable[[TrainState, Rows], tuple[TrainState, Metrics]]:
-    """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`; the state's memory is donated.
+    loss_fn: LossFn = losses.grpo_loss,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`. The state is donated.
 
-    `batch` is `config.rows_per_update` packed rows of `config.row_tokens`. `temperature` is the one that the tokens
-    were drawn at. `objective` makes their log-probabilities a loss, over the trained tokens with `config.aggregate`.
-    The batch goes through the model in the micro-batches of `on_mesh`; each token keeps its weight in the whole batch,
-    so their number changes nothing but rounding. Those at the end that hold nothing are not computed; the metric
-    `row_fill` is the share of real tokens in those that are.
+    With LoRA it is `update(state, batch, base)`: the adapters of the state are trained on top of the weights `base`.
 
-    A gradient that is not finite changes nothing in the state and sets the metric `skipped` to 1.
+    `batch`: `config.minibatch_rows` packed rows of `config.seq_len`. `temperature`: that of sampling. `loss_fn` turns
+    log-probabilities into a loss over the trained tokens, weighted by `config.aggregate`.
+    Gradients are accumulated over the micro-batches of `fit_to_mesh`. Token weights are those of the whole batch, so
+    the number of micro-batches changes only rounding. Empty micro-batches at the end are not computed;
+    the metric `packing_efficiency` is the share of real tokens in the others.
+
+    A gradient that is not finite leaves the state unchanged and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a batch evenly.
     """
-    config = on_mesh(config, mesh)
+    config = fit_to_mesh(config, mesh)
     state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
-    weight_axes, axes_BT = qwen.weight_axes(model_config), ("batch", None)
+    axes_BT = ("batch", None)
+    param_axes = jax.tree.map(lambda spec: spec.axes, lora.trainable_specs(model_config))
+    base_axes = qwen.param_axes(model_config) if model_config.lora_rank else None
 
-    def gradient_here(params: dict, batch: Rows, weight_BT: jax.Array):
-        """(gradient of these parts of the weights, scores of these rows): the loss is a sum over rows."""
+    def local_gradient(params: Params, batch: PackedBatch, weight_BT: jax.Array, base: Params | None):
+        """(gradient of the local parameter shards, (logprob_BT, entropy_BT) of the local rows)."""
 
-        def loss(params: dict, rows: Rows, weight_BT: jax.Array):
-            scores = token_logprobs(params, model_config, rows, chunk=config.logit_chunk, temperature=temperature)
-            return objective(config, *scores, rows, weight_BT)[0], scores
+        def loss(params: Params, batch: PackedBatch, weight_BT: jax.Array):
+            weights = params if base is None else lora.merge(base, params, model_config)
+            scores = token_logprobs(weights, model_config, batch, chunk=config.logit_chunk, temperature=temperature)
+            return loss_fn(config, *scores, batch, weight_BT)[0], scores
 
-        def accumulate(gradient: dict, micro: tuple[Rows, jax.Array]):
-            part, scores = jax.grad(loss, has_aux=True)(params, *micro)
-            return jax.tree.map(lambda so_far, x: so_far + x.astype(so_far.dtype), gradient, part), scores
+        def accumulate(total: Params, microbatch: tuple[PackedBatch, jax.Array]):
+            gradient, scores = jax.grad(loss, has_aux=True)(params, *microbatch)
+            return jax.tree.map(lambda total, x: total + x.astype(total.dtype), total, gradient), scores
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        parts = split_rows((batch, weight_BT), config.accumulate)
-        gradient, scores = scan_leading(accumulate, zeros, parts, filled_parts(parts[0].segment_BT))
-        gradient = jax.tree.map(summed, gradient, weight_axes)
-        return jax.tree.map(lambda x, weight: x.astype(weight.dtype), gradient, params), merge_rows(scores)
+        split = microbatches.split((batch, weight_BT), config.grad_accum_steps)
+        count = microbatches.num_nonempty(split[0].segment_BT)
+        gradient, scores = microbatches.scan_first(accumulate, zeros, split, count)
+        gradient = jax.tree.map(psum_grad, gradient, param_axes)
+        return jax.tree.map(lambda x, param: x.astype(param.dtype), gradient, params), microbatches.merge(scores)
 
-    def step(state: TrainState, gradient: dict, grad_norm: jax.Array) -> TrainState:
-        # Not by optax.clip_by_global_norm: it divides each number, which XLA does once for all who read it, into a
-        # second gradient; and it takes the norm again.
+    def apply_gradient(state: TrainState, gradient: Params, grad_norm: jax.Array) -> TrainState:
+        # optax.clip_by_global_norm would compute the norm again, and XLA would keep its result as a second gradient.
         scale = jnp.minimum(1, config.max_grad_norm / grad_norm)
         gradient = jax.tree.map(lambda x: (x * scale).astype(x.dtype), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+        params = cast(Params, optax.apply_updates(state.params, updates))
+        return TrainState(state.step + 1, params, opt_state)
 
-    def update(state: TrainState, batch: Rows) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: PackedBatch, base: Params | None = None) -> tuple[TrainState, Metrics]:
         if jax.sharding.get_abstract_mesh().empty:
             raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
-        batch = jax.tree.map(lambda x: sharding.constrain(x, axes_BT), batch)
+        batch = jax.tree.map(lambda x: constrain(x, axes_BT), batch)
         weight_BT = masked.token_weights(
             batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
         )
 
-        differentiate = by_rows(gradient_here, (weight_axes, axes_BT, axes_BT), (weight_axes, axes_BT))
-        gradient, scores = differentiate(state.params, batch, weight_BT)
+        in_axes = param_axes, axes_BT, axes_BT, base_axes
+        gradient_fn = shard_map_by_rows(local_gradient, in_axes, (param_axes, axes_BT))
+        gradient, (logprob_BT, entropy_BT) = gradient_fn(state.params, batch, weight_BT, base)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
-        # A branch, because a choice for each number keeps most of the old state beside the new one on a CPU.
-        new_state = jax.lax.cond(finite, step, lambda state, *_: state, state, gradient, grad_norm)
+        # Not jnp.where: on a CPU it keeps most of the old state in memory next to the new one.
+        new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, state, gradient, grad_norm)
 
-        _, metrics = objective(config, *scores, batch, weight_BT)
-        filled = filled_parts(split_rows(batch.segment_BT, config.accumulate))
-        metrics |= {
+        _, metrics = loss_fn(config, logprob_BT, entropy_BT, batch, weight_BT)
+        computed = microbatches.num_nonempty(microbatches.split(batch.segment_BT, config.grad_accum_steps))
+        computed_tokens = computed * (weight_BT.size // config.grad_accum_steps)
+        return new_state, metrics | {
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(new_state.params),
-            "learning_rate": learning_rate(config)(state.step),
+            "learning_rate": learning_rate_schedule(config)(state.step),
             "skipped": 1 - finite.astype(jnp.float32),
-            "row_fill": jnp.sum(batch.segment_BT > 0) / jnp.maximum(filled * (weight_BT.size // config.accumulate), 1),
+            "packing_efficiency": jnp.sum(batch.segment_BT > 0) / jnp.maximum(computed_tokens, 1),
         }
-        return new_state, metrics
 
-    # Pinned, or the compiler may return a layout of its own choice and the second call compiles again.
+    # Without out_shardings the compiler may choose others, and the second call compiles again.
     return jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, None))
 
 
-def _placed(x: qwen.Weight | jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-
 def _shardings(abstract: TrainState) -> TrainState:
-    """The same tree with a sharding in place of each array."""
+    """The same tree with the sharding in place of each array."""
     return jax.tree.map(lambda x: x.sharding, abstract)

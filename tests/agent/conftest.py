@@ -1,4 +1,4 @@
-"""A scripted policy, a search that is a function, and a ruler that counts words: workflows run in microseconds."""
+"""A scripted policy, a search function, and a token counter that counts words: workflows run in microseconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memsearcher_jax.agent.types import Find, Finish, Found, Outcome, Prompt, Query, Reply, Workflow
+from memsearcher_jax.types import Completion, FinishReason, Outcome, Prompt, Query, Search, SearchResult, Workflow
 
+END_OF_SCRIPT = "end of script"
 ENDINGS = {
-    "eos": ("<|im_end|>", Finish.END),
-    "pad": ("<|endoftext|>", Finish.END),
-    "im_start": ("<|im_start|>", Finish.MARKUP),
-    "length": ("", Finish.LENGTH),
+    "eos": ("<|im_end|>", FinishReason.STOP),
+    "pad": ("<|endoftext|>", FinishReason.STOP),
+    "im_start": ("<|im_start|>", FinishReason.FORGED_TURN),
+    "length": ("", FinishReason.LENGTH),
 }
 
 
-class WordRuler:
+class WordCounter:
     """A token is a word with the white space in front of it."""
 
     def count(self, text: str) -> int:
@@ -27,9 +28,12 @@ class WordRuler:
     def clip(self, text: str, limit: int) -> str:
         return "".join(re.findall(r"\s*\S+|\s+$", text)[:limit])
 
+    def prompt(self, prompt: Prompt) -> list[range]:
+        return [range(self.count(segment.text)) for segment in prompt.segments]
+
 
 @dataclass
-class Spoken:
+class Sampled:
     """One context as text: its prompt, then (sampled, text) segments."""
 
     prompt: str
@@ -47,13 +51,13 @@ class Spoken:
 
 
 @dataclass
-class Played:
-    """What a workflow did with a script; `outcome` is None where it asked for more than the script holds."""
+class ScriptedRun:
+    """A workflow run on a script; `outcome` is None if the workflow requests more than the script holds."""
 
     outcome: Outcome | None = None
-    contexts: list[Spoken] = field(default_factory=list)
-    prompts: list[str] = field(default_factory=list)  # the whole context at each request to speak
-    finds: list[Find] = field(default_factory=list)
+    contexts: list[Sampled] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)  # the complete context at each `Generate` request
+    searches: list[Search] = field(default_factory=list)
     trusted: str = ""  # all template text that extended a context
 
     @property
@@ -61,46 +65,51 @@ class Played:
         return self.contexts[-1].text
 
 
-def play_script(
-    workflow: Workflow, script: Sequence[tuple[str, str] | str | None], search: Callable[[Query], Found] | None = None
-) -> Played:
+def run_script(
+    workflow: Workflow,
+    script: Sequence[tuple[str, str] | str | None],
+    search: Callable[[Query], SearchResult] | None = None,
+) -> ScriptedRun:
     """Runs `workflow` on `script`: texts, (text, ending) pairs, or None where the text to add does not fit."""
-    played, lines, answer = Played(), iter(script), None
+    run, lines, answer = ScriptedRun(), iter(script), None
     try:
         while True:
             request = workflow.send(answer)
-            if isinstance(request, Find):
-                played.finds.append(request)
+            if isinstance(request, Search):
+                run.searches.append(request)
                 answer = tuple(search(query) for query in request.queries)
                 continue
-            line = next(lines, "the script is over")
+            line = next(lines, END_OF_SCRIPT)
             if line is None:
-                answer = Reply("", Finish.NO_ROOM)
+                answer = Completion("", FinishReason.CONTEXT_FULL)
                 continue
+            if request.same_turn and run.contexts[-1].segments[-1][1].endswith("<|im_end|>"):
+                sampled, text = run.contexts[-1].segments.pop()
+                run.contexts[-1].add(sampled, text.removesuffix("<|im_end|>"))
             if isinstance(request.text, Prompt):
-                parts = request.text
-                opened = parts.prefix + parts.question + parts.bridge + parts.memory + parts.suffix
-                played.contexts.append(Spoken(opened))
+                run.contexts.append(Sampled(str(request.text)))
             else:
-                played.contexts[-1].add(0, "".join(piece.text for piece in request.text))
-                played.trusted += "".join(piece.text for piece in request.text if piece.trusted)
-            played.prompts.append(played.transcript)
-            if line == "the script is over":
-                return played
+                run.contexts[-1].add(0, "".join(span.text for span in request.text))
+                run.trusted += "".join(span.text for span in request.text if span.trusted)
+            run.prompts.append(run.transcript)
+            if line == END_OF_SCRIPT:
+                return run
             text, ending = (line, "eos") if isinstance(line, str) else line
             token, finish = ENDINGS[ending]
-            played.contexts[-1].add(1, text + token)
-            answer = Reply(text, finish)
+            if request.stop and re.search(request.stop, text, re.DOTALL):
+                token = ""
+            run.contexts[-1].add(1, text + token)
+            answer = Completion(text, finish)
     except StopIteration as end:
-        played.outcome = end.value
-        return played
+        run.outcome = end.value
+        return run
 
 
 @pytest.fixture(scope="session")
-def ruler() -> WordRuler:
-    return WordRuler()
+def token_counter() -> WordCounter:
+    return WordCounter()
 
 
 @pytest.fixture(scope="session")
-def play() -> Callable[..., Played]:
-    return play_script
+def scripted() -> Callable[..., ScriptedRun]:
+    return run_script

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.types import Query
+from memsearcher_jax.types import Query
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<memory>", "</memory>", "\\boxed{", "\\boxed ", "}", "{"]
 JSON_BITS = ['"arguments"', '"query"', '"top_n"', ":", ",", "{", "}", "[", "]", "1", "null", "NaN", '"\\ud800"']
@@ -138,7 +138,7 @@ def test_parsers_accept_any_text(text):
 
 
 @given(tagged)
-def test_a_thought_ends_where_it_is_closed(text):
+def test_a_thought_ends_at_its_closing_tag(text):
     unclosed = text.replace("</think>", "")
     assert protocol.without_thoughts("<think>" + unclosed) == ""
     assert protocol.without_thoughts(f"<think>{unclosed}</think>after") == "after"

@@ -9,32 +9,33 @@ import pytest
 from tokenizers import Tokenizer
 
 from memsearcher_jax.agent import prompts
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
-from memsearcher_jax.agent.reward import Reward, memsearcher_reward, score
-from memsearcher_jax.agent.types import AgentConfig, Found, Passage, Query, Stop
+from memsearcher_jax.agent.reward import Reward, memsearcher_reward, trajectory_reward
+from memsearcher_jax.types import Passage, Query, SearchResult, StopReason
 
 TRAINING_STOPS = {
-    "one_turn": Stop.ANSWERED,
-    "one_turn_partial": Stop.ANSWERED,
-    "one_turn_wrong": Stop.ANSWERED,
-    "one_turn_no_box": Stop.NO_ANSWER,
-    "two_turns": Stop.ANSWERED,
-    "three_turns": Stop.ANSWERED,
-    "two_tool_calls": Stop.ANSWERED,
-    "bad_tool_json": Stop.ANSWERED,
-    "unpaired_tool_tags": Stop.NO_ANSWER,
-    "max_turns_reached": Stop.MAX_TURNS,
-    "empty_memory": Stop.BAD_MEMORY,
-    "length_first": Stop.CUT_OFF,
-    "length_first_with_call": Stop.CUT_OFF,
-    "length_memory": Stop.CUT_OFF,
-    "im_start_first": Stop.FORGED_TURN,
-    "im_start_memory": Stop.FORGED_TURN,
-    "endoftext_first": Stop.ANSWERED,
-    "endoftext_answer": Stop.ANSWERED,
+    "one_turn": StopReason.ANSWERED,
+    "one_turn_partial": StopReason.ANSWERED,
+    "one_turn_wrong": StopReason.ANSWERED,
+    "one_turn_no_box": StopReason.NO_ANSWER,
+    "two_turns": StopReason.ANSWERED,
+    "three_turns": StopReason.ANSWERED,
+    "two_tool_calls": StopReason.ANSWERED,
+    "bad_tool_json": StopReason.ANSWERED,
+    "unpaired_tool_tags": StopReason.NO_ANSWER,
+    "max_turns_reached": StopReason.MAX_TURNS,
+    "empty_memory": StopReason.BAD_MEMORY,
+    "length_first": StopReason.CUT_OFF,
+    "length_first_with_call": StopReason.CUT_OFF,
+    "length_memory": StopReason.CUT_OFF,
+    "im_start_first": StopReason.FORGED_TURN,
+    "im_start_memory": StopReason.FORGED_TURN,
+    "endoftext_first": StopReason.ANSWERED,
+    "endoftext_answer": StopReason.ANSWERED,
     # The same contexts, but the original pays for a box in a memory reply.
-    "answer_in_memory_turn": Stop.BAD_MEMORY,
-    "box_in_memory_at_max_turns": Stop.MAX_TURNS,
+    "answer_in_memory_turn": StopReason.BAD_MEMORY,
+    "box_in_memory_at_max_turns": StopReason.MAX_TURNS,
 }
 PAID_BY_THE_ORIGINAL_ONLY = {"answer_in_memory_turn", "box_in_memory_at_max_turns"}
 ENDED_BY_THE_ORIGINAL_ONLY = {"memory_over_limit", "truncated_tool", "truncated_memory"}
@@ -61,7 +62,7 @@ SCRIPTED_ERRORS = {
 
 
 @dataclass(frozen=True)
-class QwenRuler:
+class QwenTokenCounter:
     tokenizer: Tokenizer
 
     def count(self, text: str) -> int:
@@ -97,12 +98,12 @@ class Rollout:
     def reward(self) -> Reward:
         return Reward(self.batch["rewards"][self.number], self.batch["reward_reasons"][self.number])
 
-    def search(self, query: Query) -> Found:
+    def search(self, query: Query) -> SearchResult:
         return found(self.batch["retriever_documents"][query.text])
 
 
-def found(documents: list[str]) -> Found:
-    return Found(tuple(Passage(str(number), contents) for number, contents in enumerate(documents)))
+def found(documents: list[str]) -> SearchResult:
+    return SearchResult(tuple(Passage(str(number), contents) for number, contents in enumerate(documents)))
 
 
 def recorded(shared, name: str) -> list[dict]:
@@ -122,8 +123,8 @@ def traces(shared) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def qwen(shared) -> QwenRuler:
-    return QwenRuler(Tokenizer.from_file(str(shared / "tokenizer/qwen2.5/tokenizer.json")))
+def qwen(shared) -> QwenTokenCounter:
+    return QwenTokenCounter(Tokenizer.from_file(str(shared / "tokenizer/qwen2.5/tokenizer.json")))
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +148,10 @@ def wording(rollouts, tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def train(wording, qwen, play):
+def train(wording, qwen, scripted):
     """Plays a recorded training script, and more lines after it, under the recorded limits."""
     config = AgentConfig(
-        prompts=wording, max_turns=3, memory_tokens=400, observation_tokens=700, on_search_error="tell"
+        prompts=wording, max_turns=3, memory_tokens=400, observation_tokens=700, on_search_error="show"
     )
     chosen = prompts.load(config)
 
@@ -158,7 +159,9 @@ def train(wording, qwen, play):
         outputs = rollout.batch["model_outputs"][rollout.number]
         script = [(spoken(output, qwen.tokenizer), output["finish"]) for output in outputs]
         question = rollout.batch["questions"][rollout.number]
-        return play(memsearcher(question, config=config, prompts=chosen, ruler=qwen), [*script, *more], rollout.search)
+        return scripted(
+            memsearcher(question, config=config, prompts=chosen, token_counter=qwen), [*script, *more], rollout.search
+        )
 
     return train
 
@@ -193,7 +196,7 @@ def test_training_contexts_and_rewards(rollouts, train):
         assert played.outcome.stop is TRAINING_STOPS[rollout.archetype], rollout.archetype
         assert [(context.prompt, context.segments) for context in played.contexts] == rollout.contexts
         assert played.outcome.counts["passages_clipped"] == 0
-        ours = score(played.outcome, played.transcript, rollout.golden)
+        ours = trajectory_reward(played.outcome, played.transcript, rollout.golden)
         if rollout.archetype not in PAID_BY_THE_ORIGINAL_ONLY:
             assert ours.value == pytest.approx(rollout.reward.value, abs=1e-7), rollout.archetype
 
@@ -211,7 +214,7 @@ def test_a_box_in_a_memory_reply_earns_nothing(rollouts, train):
         played = train(rollout)
         stop = TRAINING_STOPS[rollout.archetype]
         assert rollout.reward.value > 0
-        assert score(played.outcome, played.transcript, rollout.golden) == Reward(0.0, stop.value)
+        assert trajectory_reward(played.outcome, played.transcript, rollout.golden) == Reward(0.0, stop.value)
 
 
 def test_a_memory_over_the_limit_is_cut_and_the_trajectory_goes_on(rollouts, train, qwen):
@@ -220,7 +223,7 @@ def test_a_memory_over_the_limit_is_cut_and_the_trajectory_goes_on(rollouts, tra
         recorded_contexts = rollout.contexts
         ours = [(context.prompt, context.segments) for context in played.contexts]
         assert ours[:-1] == recorded_contexts
-        assert played.outcome.stop is Stop.ANSWERED
+        assert played.outcome.stop is StopReason.ANSWERED
         assert played.outcome.counts["memory_cuts"] == 1
         before = recorded_contexts[-1][1][-1][1]
         memory = played.outcome.turns[-1].memory
@@ -240,7 +243,7 @@ def test_a_long_page_is_clipped_and_the_trajectory_goes_on(rollouts, train, qwen
         assert page.startswith(clipped.removesuffix("\\n\\n"))
         assert qwen.count(clipped) < 720
         assert ours.segments[1][1].endswith("<|im_end|>\n<|im_start|>assistant\n")
-        assert played.outcome.stop is Stop.ANSWERED
+        assert played.outcome.stop is StopReason.ANSWERED
         assert played.outcome.counts["passages_clipped"] == 1
 
 
@@ -252,31 +255,31 @@ def test_no_limit_on_a_turns_sum_ends_a_trajectory(rollouts, train):
         assert ours.prompt == prompt
         assert ours.segments[:2] == whole
         assert sampled == 1 and ours.segments[2][1].startswith(cut) and ours.segments[2][1] != cut
-        assert played.outcome.stop is Stop.ANSWERED
+        assert played.outcome.stop is StopReason.ANSWERED
 
 
 @pytest.fixture(scope="module")
-def evaluate(wording, qwen, play):
+def evaluate(wording, qwen, scripted):
     """Plays a recorded evaluation script; the search gives the recorded replies in order."""
 
     def evaluate(trace: dict):
-        config = AgentConfig(prompts=wording, max_turns=trace["max_turns"], on_search_error="tell")
+        config = AgentConfig(prompts=wording, max_turns=trace["max_turns"], on_search_error="show")
         replies = iter(trace["retriever_outputs"])
-        workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), ruler=qwen)
+        workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
         script = [output for output in trace["model_outputs"] if isinstance(output, str)]
-        return play(workflow, script, lambda query: replied(next(replies)))
+        return scripted(workflow, script, lambda query: replied(next(replies)))
 
     return evaluate
 
 
-def replied(reply: dict) -> Found:
+def replied(reply: dict) -> SearchResult:
     if "docs" in reply:
         return found(reply["docs"])
     if "status" in reply:
-        return Found(error=f"error: {reply['status']}")
+        return SearchResult(error=f"error: {reply['status']}")
     if "raise" in reply:
-        return Found(error=SCRIPTED_ERRORS[reply["raise"]])
-    return Found(error="'contents'")
+        return SearchResult(error=SCRIPTED_ERRORS[reply["raise"]])
+    return SearchResult(error="'contents'")
 
 
 def asked_with_text(trace: dict) -> list[dict]:
@@ -296,7 +299,7 @@ def test_evaluation_prompts_searches_and_answers(traces, evaluate):
         ]
         assert played.prompts == prompts_seen, trace["id"]
         assert played.outcome.answer == trace["pred"], trace["id"]
-        queries = [query for find in played.finds for query in find.queries]
+        queries = [query for find in played.searches for query in find.queries]
         # Ours applies the default that the prompt promises; the original leaves it to the server.
         assert queries == [Query(asked["query"], asked.get("top_n", 5)) for asked in theirs], trace["id"]
 
@@ -304,7 +307,7 @@ def test_evaluation_prompts_searches_and_answers(traces, evaluate):
 def test_evaluation_ends_without_a_memory(traces, evaluate):
     for trace in of_category(traces, {"empty_memory"}):
         played = evaluate(trace)
-        assert played.outcome.stop is Stop.BAD_MEMORY
+        assert played.outcome.stop is StopReason.BAD_MEMORY
         assert played.prompts == trace["model_prompts"][:2]
         assert len(trace["model_prompts"]) == 3
 
@@ -324,9 +327,11 @@ def test_a_fault_of_the_model_server_ends_the_workflow(traces, wording, qwen):
     """The original starts the question again, up to 200 times; a workflow is never started twice."""
     config = AgentConfig(prompts=wording)
     for trace in of_category(traces, {"model_error_retry"}):
-        workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), ruler=qwen)
+        workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
         opening = next(workflow).text
-        assert opening.prefix + opening.question + opening.bridge + opening.suffix == trace["model_prompts"][0]
+        assert (
+            opening["prefix"] + opening["question"] + opening["bridge"] + opening["suffix"] == trace["model_prompts"][0]
+        )
         with pytest.raises(ConnectionError):
             workflow.throw(ConnectionError("model server"))
         with pytest.raises(StopIteration):

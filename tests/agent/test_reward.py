@@ -1,13 +1,15 @@
 """Metrics and rewards agree with the recorded reference behaviour; where it raised, ours are named one by one."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
-from memsearcher_jax.agent.types import Outcome, Stop
+from memsearcher_jax.agent.config import RewardConfig
+from memsearcher_jax.types import Outcome, StopReason, Turn
 
 METRICS = {
     "em": reward.exact_match,
@@ -91,10 +93,19 @@ def test_json_too_deep_to_read_is_bad_format():
     assert judged.reason.startswith("bad format: tool_call is not a valid json")
 
 
-@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.ANSWERED])
+FAULTS = [StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE]
+
+
+@pytest.mark.parametrize("stop", [stop for stop in StopReason if stop not in (StopReason.ANSWERED, *FAULTS)])
 def test_only_an_answer_is_scored(stop):
-    judged = reward.score(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
+    judged = reward.trajectory_reward(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
     assert judged == reward.Reward(0.0, stop.value)
+
+
+@pytest.mark.parametrize("stop", FAULTS)
+def test_a_fault_of_the_machinery_has_no_reward(stop):
+    judged = reward.trajectory_reward(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
+    assert math.isnan(judged.value) and judged.reason == f"lost: {stop.value}"
 
 
 @pytest.mark.parametrize(
@@ -117,14 +128,67 @@ def test_only_an_answer_is_scored(stop):
         ([" t </think><tool_call>{bad}</tool_call>", "<think> t </think> \\boxed{x}"], 0.0),
     ],
 )
-def test_score(replies, value):
-    assert reward.score(Outcome(Stop.ANSWERED, "x"), transcript(*replies), ["x"]).value == value
+def test_trajectory_reward(replies, value):
+    assert reward.trajectory_reward(Outcome(StopReason.ANSWERED, "x"), transcript(*replies), ["x"]).value == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "reply", "value"),
+    [
+        ({}, "\\boxed{new york city}", 0.8),
+        ({"metric": "exact_match"}, "\\boxed{new york city}", 0.1),
+        ({"metric": "exact_match"}, "\\boxed{The New York}", 1.0),
+        ({"metric": "cover_exact_match"}, "\\boxed{new york city}", 1.0),
+        ({"wrong_answer": 0.3}, "\\boxed{x}", 0.3),
+        ({"wrong_answer": 0.0}, "\\boxed{x}", 0.0),
+        ({}, "<tool_call> \\boxed{new york}", 0.0),
+        ({"require_format": False}, "<tool_call> \\boxed{new york}", 1.0),
+        ({"require_format": False}, "<tool_call> \\boxed{x}", 0.0),
+        ({"require_format": False}, "nothing", 0.0),
+    ],
+)
+def test_settings_of_the_answer(settings, reply, value):
+    text = transcript(f" t </think> {reply}")
+    judged = reward.trajectory_reward(Outcome(StopReason.ANSWERED), text, ["new york"], RewardConfig(**settings))
+    assert judged.value == pytest.approx(value)
+
+
+def test_every_turn_after_the_first_has_its_cost():
+    turns = tuple(Turn(memory="", reply="") for _ in range(4))
+    settings, text = RewardConfig(turn_cost=0.05), transcript(" t </think> \\boxed{x}")
+    for count, stop, value in (
+        (1, StopReason.ANSWERED, 1.0),
+        (4, StopReason.ANSWERED, 0.85),
+        (4, StopReason.MAX_TURNS, -0.15),
+    ):
+        judged = reward.trajectory_reward(Outcome(stop, turns=turns[:count]), text, ["x"], settings)
+        assert judged.value == pytest.approx(value)
+    assert judged.reason == "max_turns; turns: -0.15"
+
+
+def test_evidence_is_the_share_of_supporting_titles_in_the_last_memory():
+    titles = ["Fame (2009 film)", "The Guggenheim", "Oslo"]
+    memories = ("", "Oslo and fame.", "Guggenheim; Fame was shot there.")
+    turns = tuple(Turn(memory=memory, reply="") for memory in memories)
+    text = transcript(" t </think> \\boxed{y}")
+    judged = reward.trajectory_reward(
+        Outcome(StopReason.ANSWERED, turns=turns), text, ["x"], RewardConfig(evidence=0.3), supporting_titles=titles
+    )
+    assert judged.value == pytest.approx(0.1 + 0.3 * 2 / 3)
+    assert judged.reason == "wrong answer but good format: y; evidence: +0.2"
+    assert reward.named_share("anything", []) == 0.0
+    rewritten = Outcome(StopReason.MAX_TURNS, turns=(Turn(memory="", reply="", new_memory="Oslo"),))
+    unanswered = reward.trajectory_reward(rewritten, text, ["x"], RewardConfig(evidence=0.3), supporting_titles=titles)
+    assert unanswered.value == pytest.approx(0.1)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "\\boxed{x}", "\\boxed ", "x"])))
 def test_hiding_thoughts_never_repairs_a_format(bits):
     text = transcript("".join(bits))
-    ours, theirs = reward.score(Outcome(Stop.ANSWERED, "x"), text, ["x"]), reward.memsearcher_reward(text, ["x"])
+    ours, theirs = (
+        reward.trajectory_reward(Outcome(StopReason.ANSWERED, "x"), text, ["x"]),
+        reward.memsearcher_reward(text, ["x"]),
+    )
     if theirs.value == 0.0:
         assert ours.value == 0.0
 
@@ -146,4 +210,4 @@ def test_normalize_is_idempotent(text):
 @given(st.text(), st.text())
 def test_any_transcript_has_a_reward(text, golden):
     assert 0.0 <= reward.memsearcher_reward(PROMPT + text + "<|im_end|>", [golden]).value <= 1.0
-    assert 0.0 <= reward.score(Outcome(Stop.ANSWERED), text, golden).value <= 1.0
+    assert 0.0 <= reward.trajectory_reward(Outcome(StopReason.ANSWERED), text, golden).value <= 1.0

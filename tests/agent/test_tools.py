@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import prompts
-from memsearcher_jax.agent.tools import fair_shares, use_tools
-from memsearcher_jax.agent.types import AgentConfig, Find, Found, Passage, Query
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.tools import fair_shares, run_tool_calls
+from memsearcher_jax.types import Passage, Query, Search, SearchResult
 
 
 def call(query: str) -> str:
     return json.dumps({"name": "wikipedia_search", "arguments": {"query": query}})
 
 
-def run(bodies, results, ruler, **settings):
-    """The `Find` that was asked for (or None) and the finished `ToolUse`."""
+def run(bodies, results, token_counter, **settings):
+    """The `Search` that was asked for (or None) and the finished `ToolUse`."""
     config = AgentConfig(**settings)
-    running = use_tools(bodies, config=config, prompts=prompts.load(config), ruler=ruler)
+    running = run_tool_calls(bodies, config=config, prompts=prompts.load(config), token_counter=token_counter)
     find = None
     try:
         find = next(running)
@@ -28,55 +29,55 @@ def run(bodies, results, ruler, **settings):
     raise AssertionError("one Find at most")
 
 
-def found(*contents: str) -> Found:
-    return Found(tuple(Passage(str(number), text) for number, text in enumerate(contents)))
+def found(*contents: str) -> SearchResult:
+    return SearchResult(tuple(Passage(str(number), text) for number, text in enumerate(contents)))
 
 
 def shown(used) -> list[str]:
     return [piece.text for piece in used.message if not piece.trusted]
 
 
-def test_one_batched_find_in_order(ruler):
-    find, used = run([call("a"), "nope", call("b")], [found("A", "B"), found("C")], ruler)
-    assert find == Find((Query("a", 5), Query("b", 5)))
+def test_one_batched_search_in_order(token_counter):
+    find, used = run([call("a"), "nope", call("b")], [found("A", "B"), found("C")], token_counter)
+    assert find == Search((Query("a", 5), Query("b", 5)))
     assert shown(used) == [call("a"), "A\n\nB", "nope", "Parse tool call failed", call("b"), "C"]
     assert used.queries == find.queries
     assert used.error == ""
     assert used.counts == {"calls_ignored": 0, "calls_clipped": 0, "passages_clipped": 0}
 
 
-def test_no_find_without_a_query(ruler):
-    find, used = run(["nope", ""], [], ruler)
+def test_no_search_without_a_query(token_counter):
+    find, used = run(["nope", ""], [], token_counter)
     assert find is None
     assert shown(used) == ["nope", "Parse tool call failed", "Parse tool call failed"]
 
 
-def test_calls_over_the_limit_are_ignored_and_counted(ruler):
-    find, used = run([call("a"), call("b"), call("c")], [found("A"), found("B")], ruler, max_calls=2)
+def test_calls_over_the_limit_are_ignored_and_counted(token_counter):
+    find, used = run([call("a"), call("b"), call("c")], [found("A"), found("B")], token_counter, max_calls=2)
     assert len(find.queries) == 2
     assert used.calls == (call("a"), call("b"))
     assert used.counts["calls_ignored"] == 1
 
 
-def test_a_failed_search_is_told_in_one_line(ruler):
-    _, used = run([call("a"), call("b")], [found("A"), Found(error="down:\n  refused")], ruler)
+def test_a_failed_search_is_shown_in_one_line(token_counter):
+    _, used = run([call("a"), call("b")], [found("A"), SearchResult(error="down:\n  refused")], token_counter)
     assert used.error == "down:\n  refused"
     assert shown(used)[-1] == "down: refused"
 
 
-def test_no_early_long_passage_takes_all(ruler):
+def test_an_early_long_passage_does_not_take_the_complete_budget(token_counter):
     long, short = "long " * 500, "short text"
-    _, used = run([call("a")], [found(long, short, long)], ruler, observation_tokens=100)
+    _, used = run([call("a")], [found(long, short, long)], token_counter, observation_tokens=100)
     result = shown(used)[1]
     assert "short text" in result
     first, _, last = result.split("\n\n")
-    assert ruler.count(first) == ruler.count(last) > 40
+    assert token_counter.count(first) == token_counter.count(last) > 40
     assert used.counts["passages_clipped"] == 2
 
 
-def test_call_echoes_are_part_of_the_budget(ruler):
-    _, used = run([call("word " * 300)], [found("p " * 300)], ruler, observation_tokens=50)
-    assert sum(map(ruler.count, shown(used))) <= 50
+def test_echoed_calls_count_against_the_budget(token_counter):
+    _, used = run([call("word " * 300)], [found("p " * 300)], token_counter, observation_tokens=50)
+    assert sum(map(token_counter.count, shown(used))) <= 50
     assert used.counts["calls_clipped"] == used.counts["passages_clipped"] == 1
 
 
@@ -84,10 +85,10 @@ words = st.lists(st.sampled_from(["w", "ww", "\n"]), max_size=40).map(" ".join)
 
 
 @given(st.lists(st.tuples(words, st.lists(words, max_size=4)), min_size=1, max_size=4), st.integers(1, 60))
-def test_observations_never_exceed_the_budget(ruler, asked, budget):
+def test_observations_never_exceed_the_budget(token_counter, asked, budget):
     bodies = [call(f"q {query}") for query, _ in asked]
-    _, used = run(bodies, [found(*texts) for _, texts in asked], ruler, observation_tokens=budget)
-    assert sum(map(ruler.count, shown(used))) <= budget
+    _, used = run(bodies, [found(*texts) for _, texts in asked], token_counter, observation_tokens=budget)
+    assert sum(map(token_counter.count, shown(used))) <= budget
 
 
 @given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 300))

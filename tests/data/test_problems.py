@@ -2,18 +2,21 @@ import gzip
 import json
 import subprocess
 import sys
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from memsearcher_jax.agent.types import Problem
+from memsearcher_jax.data.benchmarks import HELD_OUT, SPLITS, resolve
 from memsearcher_jax.data.problems import DataConfig, check_questions, load
-from memsearcher_jax.data.questions import read_questions
-from memsearcher_jax.data.sources import SPLITS, resolve
-from memsearcher_jax.data.world import WorldConfig, make_world
+from memsearcher_jax.data.readers import read_problems
+from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
+from memsearcher_jax.types import Problem
 
-SMALL = WorldConfig(train_people=16, test_people=16, other_people=0, train_questions=12, test_questions=6)
+SMALL = EncyclopediaConfig(train_people=16, test_people=16, other_people=0, train_questions=12, test_questions=6)
 
 
 def row(**changes):
@@ -27,14 +30,18 @@ def test_reads_rows_with_and_without_metadata(tmp_path):
     plain.write_bytes(content)
     compressed.write_bytes(gzip.compress(content))
     assert (
-        read_questions(plain)
-        == read_questions(compressed)
+        read_problems(plain)
+        == read_problems(compressed)
         == [
             Problem("q0", "Who?", ("Ann", "Änn")),
             Problem("1", "誰?\u2028", ("Ann", "Änn"), {"hops": 2}),
             Problem("2", "Who?", ("Ann", "Änn")),
         ]
     )
+
+
+def nested(levels):
+    return [nested(levels - 1)] if levels else []
 
 
 MALFORMED = [
@@ -50,36 +57,46 @@ MALFORMED = [
     (row(golden_answers=[]), 'field "golden_answers" must be a list with at least one answer'),
     (row(golden_answers=["Ann", 3]), 'field "golden_answers" must be text, found int'),
     (row(metadata=["x"]), 'field "metadata" must be an object, found list'),
+    (row(metadata={"a": [float("nan")]}), 'field "metadata.a" must be a finite number, found nan'),
+    (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": 1e999'), 'field "metadata.a" must be a finite number, found inf'),
+    (row(metadata={"a": nested(60)}), 'field "metadata.a" is nested more than 50 levels deep'),
+    (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": ' + b"[" * 50_000), "not JSON that can be read (nested too"),
+    (row(metadata={"hops": "2"}), "field \"metadata.hops\" must be a positive whole number, found '2'"),
+    (
+        row(metadata={"supporting_titles": 5}),
+        "problem 'q0': metadata.supporting_titles must be a list of strings, not 5",
+    ),
+    (row(id=1).replace(b'"id": 1', b'"id": ' + b"1" * 5_000), "not JSON that can be read (Exceeds the limit"),
     (row(id="first"), 'id "first" occurs twice'),
 ]
 
 
 @pytest.mark.parametrize(("line", "message"), MALFORMED)
-def test_a_malformed_row_is_refused_or_skipped(tmp_path, line, message):
+def test_malformed_row_is_an_error_or_skipped(tmp_path, line, message):
     path = tmp_path / "q.jsonl"
     path.write_bytes(row(id="first") + line.rstrip(b"\n") + b"\n" + row(id="last"))
     with pytest.raises(ValueError) as caught:
-        read_questions(path)
+        read_problems(path)
     assert str(caught.value).startswith(f"{path}:2: {message}")
     assert "\n" not in str(caught.value)
     skipped = []
-    assert [problem.id for problem in read_questions(path, skipped.append)] == ["first", "last"]
+    assert [problem.id for problem in read_problems(path, skipped.append)] == ["first", "last"]
     assert skipped == [str(caught.value)]
 
 
-def test_files_without_questions(tmp_path):
+def test_file_without_usable_rows_is_an_error(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_bytes(b"\n\n")
     with pytest.raises(ValueError, match="holds no questions"):
-        read_questions(empty)
+        read_problems(empty)
     empty.write_bytes(b"{\n")
     with pytest.raises(ValueError, match="holds no questions"):
-        read_questions(empty, skip=lambda line: None)
+        read_problems(empty, on_malformed=lambda message: None)
     with pytest.raises(FileNotFoundError, match="no such file"):
-        read_questions(tmp_path / "absent.jsonl")
+        read_problems(tmp_path / "absent.jsonl")
 
 
-def test_load_joins_files_and_counts_what_it_skips(tmp_path):
+def test_load_concatenates_files_and_counts_skipped_rows(tmp_path):
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_bytes(row(id="0") + b"{\n")
     second.write_bytes(row(id="0", question="Why?") + row(id="1"))
@@ -89,28 +106,35 @@ def test_load_joins_files_and_counts_what_it_skips(tmp_path):
     assert list(problems.test) == []
     again = load(config, tmp_path / "data")
     assert list(again.train) == list(problems.train)
-    for one in (problems, again):
-        assert one.skipped_count == len(one.skipped) == 1 and one.skipped[0].startswith(f"{first}:2: not JSON")
+    for splits in (problems, again):
+        assert splits.skipped_count == len(splits.skipped) == 1 and splits.skipped[0].startswith(f"{first}:2: not JSON")
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
         load(DataConfig(train=(str(first),)), tmp_path / "data")
 
 
-def test_load_reads_a_changed_file_anew(tmp_path):
+def test_load_rereads_a_changed_file(tmp_path):
     path = tmp_path / "q.jsonl"
     for question in ("Who?", "Why?", "Who?"):
         path.write_bytes(row(question=question))
         assert [p.question for p in load(DataConfig(test=(str(path),)), tmp_path / "data").test] == [question]
 
 
-def test_without_files_it_is_the_embedded_world(tmp_path):
-    config = DataConfig(world=SMALL)
-    assert config.embedded and not DataConfig(test=("x",)).embedded
-    problems, world = load(config, tmp_path), make_world(SMALL)
-    assert (tuple(problems.train), tuple(problems.test)) == (world.train, world.test)
+def test_load_without_files_generates_the_encyclopedia(tmp_path):
+    config = DataConfig(encyclopedia=SMALL)
+    assert config.is_synthetic and not DataConfig(test=("x",)).is_synthetic
+    problems, encyclopedia = load(config, tmp_path), make_encyclopedia(SMALL)
+    assert (tuple(problems.train), tuple(problems.test)) == (encyclopedia.train, encyclopedia.test)
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_loads_the_benchmarks_by_name(shared, tmp_path, name):
+def test_the_held_out_benchmark_is_read_by_name(tmp_path):
+    (tmp_path / "web_questions").mkdir()
+    (tmp_path / "web_questions" / "test.jsonl").write_bytes(row(id="test_0"))
+    (problem,) = load(DataConfig(test=("web_questions",), root=str(tmp_path)), tmp_path / "data").test
+    assert (problem.id, problem.metadata) == ("web_questions/test_0", {"source": "web_questions"})
+
+
+@pytest.mark.parametrize("name", [name for name in SPLITS if name not in HELD_OUT])
+def test_load_benchmark_by_name(shared, tmp_path, name):
     root = shared / "data" / "benchmarks"
     (path,) = (root / name).glob("*.jsonl")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -125,7 +149,7 @@ def test_loads_the_benchmarks_by_name(shared, tmp_path, name):
 
 @pytest.fixture
 def flashrag(tmp_path):
-    """A folder of benchmarks; ids repeat between them, as in the published files."""
+    """A folder of benchmarks. As in the published files, ids repeat between them."""
     for name, split, count in (("nq", "train", 5), ("hotpotqa", "train", 3), ("nq", "test", 2), ("nq", "dev", 1)):
         folder = tmp_path / "flashrag" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +158,7 @@ def flashrag(tmp_path):
     return tmp_path / "flashrag"
 
 
-def test_the_mixture_of_the_paper(flashrag, tmp_path):
+def test_paper_training_mixture(flashrag, tmp_path):
     config = DataConfig(train=("nq", "hotpotqa"), test=("nq", "hotpotqa", "nq:dev"), root=str(flashrag))
     problems = load(config, tmp_path / "data")
     assert [p.id for p in problems.train] == [f"nq/train_{n}" for n in range(5)] + [
@@ -149,27 +173,26 @@ def test_the_mixture_of_the_paper(flashrag, tmp_path):
 @pytest.mark.parametrize(
     ("entry", "split", "message"),
     [
-        ("popqa", "train", "data.train popqa: popqa has no questions for train, only for test"),
-        ("hotpotqa:test", "test", "hotpotqa has no questions for test, only for train, dev"),
+        ("popqa", "train", "data.train popqa: popqa has no split train with answers, only test"),
+        ("hotpotqa:test", "test", "hotpotqa has no split test with answers, only train, dev"),
         ("nq:", "test", "nq/test.jsonl: no such file"),
         ("musique", "test", "musique/dev.jsonl: no such file"),
     ],
 )
-def test_names_that_mean_nothing(tmp_path, entry, split, message):
+def test_unresolvable_entry_names_the_problem(tmp_path, entry, split, message):
     with pytest.raises((ValueError, OSError), match=message):
         resolve(entry, split, str(tmp_path))
 
 
-def test_names_and_files():
+def test_other_entries_are_file_paths():
     with pytest.raises(ValueError, match=r"data\.test nq: set data\.root to the folder that holds nq/test\.jsonl"):
         resolve("nq", "test", "")
     for path in ("./nq", "nq.jsonl", "folder/nq", "C:nq"):
-        assert str(resolve(path, "test", "root").path) == path.removeprefix("./")
-        assert resolve(path, "test", "root").name == ""
+        assert resolve(path, "test", "root") == (Path(path), "")
 
 
 def search_r1(**changes):
-    """A row as Search-R1's preparation writes it."""
+    """A row as written by Search-R1."""
     fields = {
         "id": "train_0",
         "question": "Who?",
@@ -183,7 +206,7 @@ def search_r1(**changes):
     return {name: value for name, value in (fields | changes).items() if value is not ...}
 
 
-def test_reads_search_r1s_parquet(tmp_path):
+def test_reads_search_r1_parquet(tmp_path):
     path = tmp_path / "train.parquet"
     rows = [
         search_r1(),
@@ -196,11 +219,11 @@ def test_reads_search_r1s_parquet(tmp_path):
         Problem("hotpotqa/train_0", "Who?", ("Ann",), {"source": "hotpotqa"}),
         Problem("nq/train_1", "誰?", ("Ann", "Änn"), {"source": "nq"}),
     ]
-    assert read_questions(path) == expected
+    assert read_problems(path) == expected
     assert list(load(DataConfig(train=(str(path),)), tmp_path / "data").train) == expected
     only = [search_r1(golden_answers=..., reward_model={"ground_truth": ["Ann"]}, data_source=..., prompt=...)]
     parquet.write_table(pa.Table.from_pylist(only), path)
-    assert read_questions(path) == [Problem("train_0", "Who?", ("Ann",))]
+    assert read_problems(path) == [Problem("train_0", "Who?", ("Ann",))]
 
 
 @pytest.mark.parametrize(
@@ -215,16 +238,20 @@ def test_reads_search_r1s_parquet(tmp_path):
         ({"golden_answers": None, "reward_model": {"style": "rule"}}, 'field "golden_answers" must be a list'),
         ({"golden_answers": [1]}, 'field "golden_answers" must be text, found int'),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
+        ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata.day" must be a JSON value, found date'),
+        ({"metadata": {"n": Decimal("1.5")}}, 'field "metadata.n" must be a JSON value, found Decimal'),
+        ({"metadata": {"raw": [b"x"]}}, 'field "metadata.raw" must be a JSON value, found bytes'),
+        ({"metadata": {"hops": 2.5}}, 'field "metadata.hops" must be a positive whole number, found 2.5'),
     ],
 )
-def test_a_malformed_parquet_row(tmp_path, changes, message):
+def test_malformed_parquet_row(tmp_path, changes, message):
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist([search_r1(**changes)]), path)
     with pytest.raises(ValueError) as caught:
-        read_questions(path)
+        read_problems(path)
     assert str(caught.value).startswith(f"{path}:1: {message}")
     with pytest.raises(ValueError, match="holds no questions"):
-        read_questions(path, skip=lambda line: None)
+        read_problems(path, on_malformed=lambda message: None)
 
 
 def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
@@ -239,38 +266,58 @@ def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
     )
 
 
-def test_a_parquet_file_that_is_cut_off(tmp_path):
+def test_invalid_utf8_in_parquet_is_a_malformed_row(tmp_path):
+    path = tmp_path / "train.parquet"
+    questions = pa.array([b"Who?", b"\xff?", b"When?"]).cast(pa.string(), safe=False)
+    ids, answers = pa.array(["a", "b", "c"]), pa.array([["Ada"]] * 3)
+    parquet.write_table(pa.table({"id": ids, "question": questions, "golden_answers": answers}), path)
+    with pytest.raises(ValueError, match=rf"^{path}:2: 'utf-8' codec can't decode byte 0xff"):
+        read_problems(path)
+    skipped = []
+    assert [problem.id for problem in read_problems(path, skipped.append)] == ["a", "c"]
+    assert len(skipped) == 1
+
+
+@pytest.mark.parametrize("chunks", ["[" * 50_000, "[" + "1" * 5_000 + "]"])
+def test_chunks_that_python_cannot_read_are_malformed(tmp_path, chunks):
+    path = tmp_path / "streams.jsonl"
+    path.write_text(json.dumps({"chunks": chunks, "data_source": "s", "instance_id": "1"}) + "\n")
+    with pytest.raises(ValueError, match=f'{path}:1: field "chunks" is not JSON'):
+        read_problems(path)
+
+
+def test_truncated_parquet_file(tmp_path):
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist([search_r1()]), path)
     path.write_bytes(path.read_bytes()[:-20])
     for content in (path.read_bytes(), b"", b"PAR1"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"train\.parquet: is no parquet file that can be read") as caught:
-            read_questions(path)
+        with pytest.raises(ValueError, match=r"train\.parquet: not a readable parquet file") as caught:
+            read_problems(path)
         assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="no such file"):
-        read_questions(tmp_path / "none.parquet")
+        read_problems(tmp_path / "none.parquet")
 
 
-def test_of_many_malformed_rows_the_first_are_named_and_all_are_counted(tmp_path):
+def test_only_the_first_malformed_rows_are_named_but_all_are_counted(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_bytes(row() + b"{\n" * 1_200)
     problems = load(DataConfig(train=(str(path),), malformed="skip"), tmp_path / "data")
     assert (len(problems.train), len(problems.skipped), problems.skipped_count) == (1, 1_000, 1_200)
 
 
-def test_question_budget():
+def test_check_questions_enforces_the_budget():
     problems = [Problem(name, text, ("x",)) for name, text in (("a", "one"), ("b", "1 2 3 4"), ("c", "1 2 3 4 5"))]
 
-    def words(text):
+    def count_words(text):
         return len(text.split())
 
-    check_questions(problems, words, 5)
+    check_questions(problems, count_words, 5)
     with pytest.raises(ValueError, match=r'question "b" has 4 tokens and the budget is 3 \(2 such questions\)'):
-        check_questions(problems, words, 3)
+        check_questions(problems, count_words, 3)
 
 
-def test_no_tensorflow_and_a_light_config(tmp_path):
+def test_tfds_is_imported_lazily_and_tensorflow_never(tmp_path):
     code = (
         "import sys; from pathlib import Path; from memsearcher_jax.data import problems;"
         "print('tensorflow_datasets' in sys.modules);"

@@ -1,37 +1,37 @@
-"""One small run, trained, exported and evaluated once, and what tests of commands say about what they print."""
+"""A small run that is trained and exported once, and fixtures for tests of commands."""
 
 import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 
-import evaluate
-import export_hf
 import jsonschema
 import pytest
-import tpu_train
 import yaml
 
-from memsearcher_jax.rl import build, start
-from memsearcher_jax.rl.run_folder import CHECKPOINTS
+from memsearcher_jax.launch import evaluate, export_hf, tpu_train
+from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.runtime.run_dir import CHECKPOINTS
 from memsearcher_jax.testing import ScriptedDriver
 
 SMALL = """
-    --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.reply_tokens 8 --agent.max_turns 2
-    --sampling.slots 8 --rl.problems 4 --rl.rollouts 2 --rl.checkpoint_every 1 --rl.steps 2 --evaluation.questions 4
+    --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
+    --agent.max_turns 2
+    --sampling.slots 8 --rl.prompts_per_step 4 --rl.group_size 2 --rl.checkpoint_every 1 --rl.steps 2
+    --evaluation.max_questions 4
 """
-SCRIPTED = "--config tiny_warmstart --model.path package:tiny --retrieval.kind exact"
+SCRIPTED = "--config tiny_warmstart --model.path package:tiny --retrieval.index_type exact"
 
 
 @pytest.fixture(scope="session")
 def small() -> list[str]:
-    """Flags of a run over eight devices that is over in seconds."""
+    """Flags of a run on eight devices that takes seconds."""
     return SMALL.split()
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
-    """A run of two steps. Nobody may write to it: copy it first."""
+    """A run of two steps. Read-only: a test that modifies it must copy it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     tpu_train.main([*SMALL.split(), "--out", str(out), "--json", str(out.with_suffix(".json"))])
     return out
@@ -39,33 +39,14 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported(finished, tmp_path_factory) -> Path:
-    """The run's weights as a Hugging Face folder. Nobody may write to it: copy it first."""
+    """The weights of the run as a Hugging Face folder. Read-only: a test that modifies it must copy it."""
     out = tmp_path_factory.mktemp("exported") / "hf"
     export_hf.main(["--checkpoint", str(finished), "--out", str(out)])
     return out
 
 
-@pytest.fixture
-def refused(capsys):
-    """Runs a program that must end in one line and exit status 2; returns the line."""
-
-    def run(main, argv) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main([str(word) for word in argv])
-        said = capsys.readouterr()
-        assert stop.value.code == 2
-        assert said.out == ""
-        line, *more = said.err.splitlines()
-        assert not more, said.err
-        assert line.startswith("error: ")
-        return line
-
-    return run
-
-
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder, and every empty folder."""
+    """The content of every file in a folder; empty folders have empty content."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))
@@ -74,28 +55,28 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def untouched():
-    """`contents`, to compare a folder before and after."""
+def snapshot():
+    """`contents`, for comparing a folder before and after a command."""
     return contents
 
 
 @pytest.fixture
 def damage():
-    """Spoils the newest checkpoint of a run, as a full disk or a broken copy would."""
+    """Overwrites the newest checkpoint of a run, as a full disk or an incomplete copy would; returns its step."""
 
-    def spoil(run: Path) -> int:
+    def overwrite(run: Path) -> int:
         newest = max((run / CHECKPOINTS).iterdir(), key=lambda path: int(path.name))
         for path in sorted((newest / "params").rglob("*")):
             if path.is_file():
-                path.write_bytes(b"spoilt")
+                path.write_bytes(b"damaged")
         return int(newest.name)
 
-    return spoil
+    return overwrite
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """As `cli.run` does at the edge."""
+    """Hides messages of absl, as `cli.run` does."""
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
@@ -123,17 +104,17 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def scripted(monkeypatch, tmp_path):
-    """Runs launch/evaluate.py with a script for each problem; returns its results, if it has any, and its folder."""
+    """Runs launch/evaluate.py with a scripted policy for each problem; returns its results, or None, and its folder."""
 
     def run(make_script, *flags, out="out"):
         def make_driver(run, *, evaluation):
             agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
-            workflow = build.workflow_maker(agent, run.prompts, run.tokenizer)
+            workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
             return ScriptedDriver(run.tokenizer, run.searcher, workflow, make_script)
 
-        monkeypatch.setattr(build, "make_driver", make_driver)
-        monkeypatch.setattr(start, "starting_params", lambda run: {})
-        monkeypatch.setattr(build, "sampler_params", lambda run, params: params)
+        monkeypatch.setattr(setup, "make_driver", make_driver)
+        monkeypatch.setattr(init_state, "initial_params", lambda run: {})
+        monkeypatch.setattr(setup, "publish", lambda run, params: params)
         folder = tmp_path / out
         settings = [] if "--resume" in flags else SCRIPTED.split()
         evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
@@ -143,33 +124,32 @@ def scripted(monkeypatch, tmp_path):
     return run
 
 
-METADATA = {"type": "object", "properties": {}}  # the CRD leaves ObjectMeta to Kubernetes; of it, what we use:
+METADATA = {"type": "object", "properties": {}}  # the CRD omits ObjectMeta; the fields in use:
 METADATA["properties"] = {"name": {"type": "string"}, "annotations": {"additionalProperties": {"type": "string"}}}
 
 
 def strict(schema):
-    """An OpenAPI v3 structural schema as JSON Schema that refuses what it does not list.
+    """An OpenAPI v3 structural schema as JSON Schema that rejects unknown fields, which Kubernetes silently drops.
 
-    Kubernetes drops an unknown field without a word. Properties may be called `items` or `properties`, so that only
-    the places of schemas are walked.
+    Properties may be named `items` or `properties`, so the recursion follows only keys that hold schemas.
     """
     schema = dict(schema)
     if schema.pop("x-kubernetes-int-or-string", False):
         return {"type": ["integer", "string"]}
     if "properties" in schema:
-        schema["properties"] = {name: strict(one) for name, one in schema["properties"].items()}
+        schema["properties"] = {name: strict(value) for name, value in schema["properties"].items()}
         if not schema.get("x-kubernetes-preserve-unknown-fields"):
             schema["additionalProperties"] = False
-    for place in ("items", "additionalProperties"):
-        if isinstance(schema.get(place), dict):
-            schema[place] = strict(schema[place])
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            schema[key] = strict(schema[key])
     return schema
 
 
 @pytest.fixture(scope="module")
 def validator(shared):
     crd = yaml.load((shared / "reference" / "jobset_crd.yaml").read_text(), Loader=yaml.CSafeLoader)
-    (version,) = (one for one in crd["spec"]["versions"] if one["name"] == "v1alpha2")
+    (version,) = (version for version in crd["spec"]["versions"] if version["name"] == "v1alpha2")
     schema = version["schema"]["openAPIV3Schema"]
     schema["properties"]["metadata"] = METADATA
     schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version['name']}"}

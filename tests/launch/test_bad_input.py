@@ -1,23 +1,21 @@
-"""Files, folders, devices and lengths that cannot serve: one line that names the thing, and nothing written."""
+"""Invalid files, folders, devices and lengths: each is a one-line error that names the cause; nothing is written."""
 
 import gzip
 import json
 import shutil
 from pathlib import Path
 
-import ask
-import evaluate
-import export_hf
 import pytest
-import tpu_train
+
+from memsearcher_jax.launch import ask, evaluate, export_hf, tpu_train
 
 GOOD_ROW = json.dumps({"id": "a", "question": "Who?", "golden_answers": ["Ada"]})
 PASSAGE = json.dumps({"id": "a", "contents": '"Ada"\nAda was a countess.'})
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    """A folder to stand in, with everything in it that the cases below name."""
+def workdir(tmp_path, monkeypatch) -> Path:
+    """The working directory, with all files that the cases below name."""
     monkeypatch.chdir(tmp_path)
     files = {
         "empty.jsonl": "",
@@ -60,8 +58,8 @@ def place(tmp_path, monkeypatch) -> Path:
         ("--data.train twice.jsonl --retrieval.corpus corpus.jsonl", 'twice.jsonl:2: id "a" occurs twice'),
         ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 270 tokens and the budget is 64'),
         ("--data.train good.jsonl", "the questions come from a file, the passages do not: set retrieval.corpus"),
-        ("--data.train good.jsonl --retrieval.url host:8000", "retrieval.url 'host:8000' is no address"),
-        ("--data.train good.jsonl --retrieval.url http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
+        ("--data.train good.jsonl --retrieval.url host:8000", "retrieval.url 'host:8000' is not a valid address"),
+        ("--data.train good.jsonl --retrieval.url http://127.0.0.1:9", "http://127.0.0.1:9 does not respond"),
         (
             "--data.train good.jsonl --retrieval.corpus corpus.jsonl --retrieval.url http://127.0.0.1:9",
             "leave out retrieval.corpus and index",
@@ -70,8 +68,8 @@ def place(tmp_path, monkeypatch) -> Path:
             "--data.train nq --retrieval.corpus corpus.jsonl",
             "data.train nq: set data.root to the folder that holds nq/",
         ),
-        ("--data.train popqa --retrieval.corpus corpus.jsonl", "popqa has no questions for train, only for test"),
-        ("--data.train words.parquet --retrieval.corpus corpus.jsonl", "words.parquet: is no parquet file"),
+        ("--data.train popqa --retrieval.corpus corpus.jsonl", "popqa has no split train with answers, only test"),
+        ("--data.train words.parquet --retrieval.corpus corpus.jsonl", "words.parquet: not a readable parquet file"),
         ("--retrieval.corpus corpus.jsonl", "the passages come from a file, the questions do not: set data.train"),
         (
             "--data.test good.jsonl --retrieval.corpus corpus.jsonl",
@@ -81,29 +79,29 @@ def place(tmp_path, monkeypatch) -> Path:
             "--data.train good.jsonl --retrieval.corpus corpus.jsonl --rl.evaluate_every 2",
             "rl.evaluate_every needs test questions: set data.test",
         ),
-        ("--data.world.train_people 3", "data.world.train_people is 3: a society needs at least 16"),
+        ("--data.encyclopedia.train_people 3", "data.encyclopedia.train_people is 3: a society needs at least 16"),
         # passages
         ("--data.train good.jsonl --retrieval.corpus none.jsonl", "none.jsonl: no such file"),
         ("--data.train good.jsonl --retrieval.corpus folder", "folder: is a folder"),
-        ("--data.train good.jsonl --retrieval.corpus empty.jsonl", "empty.jsonl: holds no passages"),
+        ("--data.train good.jsonl --retrieval.corpus empty.jsonl", "empty.jsonl: contains no passages"),
         ("--data.train good.jsonl --retrieval.corpus untitled.jsonl", 'untitled.jsonl:1: no field "contents"'),
         ("--data.train good.jsonl --retrieval.corpus damaged.jsonl.gz", "damaged.jsonl.gz: compressed data is damaged"),
         ("--data.train good.jsonl --retrieval.index none", "none: is not an index folder"),
         ("--data.train good.jsonl --retrieval.index file", "file: is not an index folder"),
         ("--data.train good.jsonl --retrieval.index folder", "folder: is not an index folder (no manifest.json)"),
         # model and tokenizer
-        ("--model.path none", "none is neither a run's folder (no run.json) nor a Hugging Face model (no config.json)"),
-        ("--checkpoint none", "--checkpoint none: no such folder"),
-        ("--checkpoint file", "--checkpoint file: no such folder"),
-        ("--checkpoint folder", "folder is neither a run's folder (no run.json) nor a Hugging Face model"),
-        ("--checkpoint config_only", "config.json: model_type is None, expected 'qwen2' or 'qwen3'"),
+        ("--model.path none", "none is neither a run (no run.json) nor a Hugging Face model (no config.json)"),
+        ("--checkpoint none", "--checkpoint none: no such directory"),
+        ("--checkpoint file", "--checkpoint file: no such directory"),
+        ("--checkpoint folder", "folder is neither a run (no run.json) nor a Hugging Face model"),
+        ("--checkpoint config_only", "config.json: model_type is None, expected one of qwen2, qwen3, llama"),
         ("--checkpoint words", "words/config.json is not valid JSON"),
-        ("--checkpoint gpt", "gpt/config.json: model_type is 'gpt2', expected 'qwen2' or 'qwen3'"),
+        ("--checkpoint gpt", "gpt/config.json: model_type is 'gpt2', expected one of qwen2, qwen3, llama"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
         ("--model.tokenizer tokenizer", "tokenizer/tokenizer.json is not a tokenizer"),
         ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
         # prompts and lengths
-        ("--agent.prompts none", "agent.prompts: 'none' is no folder and no packaged set (brief, "),
+        ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a packaged set (brief, "),
         ("--agent.prompts folder", "the prompt set folder lacks system.txt"),
         ("--agent.prompts system_only", "the prompt set system_only lacks turn.txt"),
         (
@@ -111,10 +109,13 @@ def place(tmp_path, monkeypatch) -> Path:
             "agent.prompts brief is for another workflow, and agent.workflow is react: choose brief_react",
         ),
         ("--agent.prompts brief_react", "agent.workflow is memsearcher: choose brief"),
-        ("--agent.reply_tokens 170", "two replies of 170), but sampling.context_tokens is 768: raise it or lower one"),
-        # devices: eight of them
+        (
+            "--agent.completion_tokens 170",
+            "agent.rewrite_tokens 170), but sampling.context_tokens is 768: raise it or lower one",
+        ),
+        # eight devices
         ("--mesh.data 0", "mesh data=0 fsdp=-1 tensor=1: every size must be 1 or more"),
-        ("--mesh.data -1", "with -1 (what the others leave) at most once"),
+        ("--mesh.data -1", "with -1 (all remaining devices) at most once"),
         ("--mesh.tensor 3", "does not fit 8 devices: the sizes must multiply to 8"),
         ("--mesh.fsdp 4", "mesh data=1 fsdp=4 tensor=1 does not fit 8 devices"),
         ("--mesh.tensor 8", "mesh tensor=8 cannot split the 2 kv of"),
@@ -126,90 +127,91 @@ def place(tmp_path, monkeypatch) -> Path:
             "sampling.slots 12 does not divide over the 8 samplers of a host: choose a multiple of 8",
         ),
         ("--sampling.slots 8000000", "lower sampling.slots or sampling.context_tokens"),
-        ("--training.rows_per_update 12", "training.rows_per_update 12 does not divide over 8 devices"),
-        # where to write
+        ("--model.param_dtype bfloat16", "model.param_dtype bfloat16 loses nearly all updates to rounding: set it to"),
+        ("--training.minibatch_rows 12", "training.minibatch_rows 12 does not divide over 8 devices"),
+        # output
         ("--out taken", "--out taken is not empty: choose another --out"),
-        ("--out file", "--out file is a file: name a folder"),
-        ("--out file/run", "--out file/run cannot be made (Not a directory): choose another folder"),
-        ("--json folder", "--json folder is a folder: name a file"),
+        ("--out file", "--out file is a file: choose a directory"),
+        ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
+        ("--json folder", "--json folder is a directory: choose a file"),
         ("--json file/x.json", "--json file/x.json cannot be written"),
     ],
 )
-def test_training_is_refused_and_leaves_no_trace(flags, line, place, refused, untouched):
-    before = untouched(place)
+def test_invalid_training_input_is_an_error_and_writes_nothing(flags, line, workdir, refused, snapshot):
+    before = snapshot(workdir)
     argv = [*([] if "--out" in flags else ["--out", "run"]), *flags.split()]
     assert line in refused(tpu_train.main, argv)
-    assert untouched(place) == before
+    assert snapshot(workdir) == before
 
 
-def test_several_hosts_are_refused(place, refused, monkeypatch):
-    """Nothing coordinates them yet, and each would write over the others."""
+def test_uncoordinated_hosts_are_an_error(workdir, refused, monkeypatch):
+    """Without coordination each host would overwrite the files of the others."""
     monkeypatch.setattr("jax.process_count", lambda: 4)
     assert "the devices belong to 4 hosts" in refused(tpu_train.main, ["--out", "run"])
 
 
-def test_a_failed_start_does_not_block_the_next(place, corpus, questions, refused, untouched):
-    """The data is in place when the index turns out to be impossible; an empty folder of the user's stays."""
-    (place / "run").mkdir()
+def test_a_failed_start_leaves_the_output_folder_unchanged(workdir, corpus, questions, refused, snapshot):
+    """The data is written before the corpus turns out to be invalid; an empty folder of the user remains."""
+    (workdir / "run").mkdir()
     file = questions("questions.jsonl", "Which town has nine mills?")
     flags = ["--out", "run", "--data.train", file, "--retrieval.corpus"]
-    before = untouched(place)
+    before = snapshot(workdir)
     for _ in range(2):
         assert "list.jsonl:1" in refused(tpu_train.main, [*flags, "list.jsonl"])
-        assert untouched(place) == before
+        assert snapshot(workdir) == before
 
 
-def test_an_index_of_other_passages(place, finished, refused):
+def test_an_index_of_other_passages_is_an_error(workdir, finished, refused):
     flags = ["--data.train", "good.jsonl", "--retrieval.index", finished / "index", "--out", "run"]
     assert "was built from another corpus" in refused(tpu_train.main, [*flags, "--retrieval.corpus", "corpus.jsonl"])
     assert "was built with encoder" in refused(tpu_train.main, [*flags, "--retrieval.encoder_size", "512"])
 
 
-def test_a_damaged_index(place, finished, refused, tmp_path):
+def test_a_damaged_index_is_an_error(workdir, finished, refused, tmp_path):
     shutil.copytree(finished / "index", tmp_path / "index")
-    (tmp_path / "index" / "embeddings" / "000000.npy").write_bytes(b"spoilt")
+    (tmp_path / "index" / "embeddings" / "000000.npy").write_bytes(b"damaged")
     flags = ["--data.train", "good.jsonl", "--retrieval.index", "index", "--out", "run"]
     assert "index: is damaged" in refused(tpu_train.main, flags)
 
 
 @pytest.mark.parametrize("kind", ["finished", "exported"])
 @pytest.mark.parametrize("program", [tpu_train, evaluate, export_hf, ask], ids=lambda module: module.__name__)
-def test_a_checkpoint_of_another_model(kind, program, place, request, refused, untouched):
-    folder, before = request.getfixturevalue(kind), untouched(place)
+def test_a_checkpoint_of_another_model_is_an_error(kind, program, workdir, request, refused, snapshot):
+    folder, before = request.getfixturevalue(kind), snapshot(workdir)
     argv = ["--config", "nano", "--checkpoint", folder, "--out", "out"]
-    said = refused(program.main, [*argv, *(["Who?"] if program is ask else [])])
-    assert f"{folder} holds a checkpoint of another model: embed_size is 32 there, but 64 in this run" in said
-    assert "choose its preset with --config" in said
-    assert untouched(place) == before
+    error = refused(program.main, [*argv, *(["Who?"] if program is ask else [])])
+    assert f"{folder} holds a checkpoint of another model: embed_size is 32 there, but 64 in this run" in error
+    assert "choose its preset with --config" in error
+    assert snapshot(workdir) == before
 
 
-@pytest.mark.parametrize("cut", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_hugging_face_folder_with_a_part_missing(cut, small, exported, place, refused, untouched):
-    shutil.copytree(exported, place / "hf")
-    (place / "hf" / cut).unlink()
-    before = untouched(place)
-    said = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
-    assert "hf" in said
-    assert cut in said
-    assert untouched(place) == before
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_an_incomplete_hugging_face_folder_is_an_error(missing, small, exported, workdir, refused, snapshot):
+    shutil.copytree(exported, workdir / "hf")
+    (workdir / "hf" / missing).unlink()
+    before = snapshot(workdir)
+    error = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
+    assert "hf" in error
+    assert missing in error
+    assert snapshot(workdir) == before
 
 
-def test_weights_that_are_cut_off(small, exported, place, refused, untouched):
-    shutil.copytree(exported, place / "hf")
-    whole = (place / "hf" / "model.safetensors").read_bytes()
-    (place / "hf" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    before = untouched(place)
-    said = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
-    assert "hf/model.safetensors is cut off or no safetensors file" in said
-    assert untouched(place) == before
+def test_truncated_weights_are_an_error(small, exported, workdir, refused, snapshot):
+    shutil.copytree(exported, workdir / "hf")
+    content = (workdir / "hf" / "model.safetensors").read_bytes()
+    (workdir / "hf" / "model.safetensors").write_bytes(content[: len(content) // 2])
+    before = snapshot(workdir)
+    error = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
+    assert "hf/model.safetensors is cut off or no safetensors file" in error
+    assert snapshot(workdir) == before
 
 
-def test_a_run_without_a_checkpoint(finished, place, refused):
-    shutil.copytree(finished, place / "young")
-    shutil.rmtree(place / "young" / "checkpoints")
+def test_a_run_without_a_checkpoint_is_an_error(finished, workdir, refused):
+    shutil.copytree(finished, workdir / "young")
+    shutil.rmtree(workdir / "young" / "checkpoints")
     for program in (evaluate, export_hf, tpu_train):
-        said = refused(program.main, ["--checkpoint", "young", "--out", "out"])
-        assert "young holds no checkpoint yet: go on with that run, or name other weights" in said
+        error = refused(program.main, ["--checkpoint", "young", "--out", "out"])
+        assert "young holds no checkpoint yet: resume that run, or choose other weights" in error
 
 
 @pytest.mark.parametrize(
@@ -223,25 +225,25 @@ def test_a_run_without_a_checkpoint(finished, place, refused):
         ('{"agent": {"workflow": "chat"}}', "agent.workflow is 'chat': it must be one of memsearcher, react"),
     ],
 )
-def test_a_damaged_run_file(text, line, place, refused, untouched):
-    (place / "folder" / "run.json").write_text(text)
-    before = untouched(place)
+def test_a_damaged_run_file_is_an_error(text, line, workdir, refused, snapshot):
+    (workdir / "folder" / "run.json").write_text(text)
+    before = snapshot(workdir)
     for argv in (["--resume", "--out", "folder"], ["--checkpoint", "folder"]):
         assert line in refused(tpu_train.main, argv)
-    assert untouched(place) == before
+    assert snapshot(workdir) == before
 
 
-def test_questions_that_cannot_be_asked(place, refused, untouched):
-    before = untouched(place)
+def test_too_long_and_empty_questions_are_errors(workdir, refused, snapshot):
+    before = snapshot(workdir)
     assert 'question "asked" has 270 tokens' in refused(
         ask.main, ["--config", "nano", "--human", "Who? " * 90, "--out", "out"]
     )
-    assert "there is no question" in refused(ask.main, ["--human", "  "])
-    assert untouched(place) == before
+    assert "the question is missing" in refused(ask.main, ["--human", "  "])
+    assert snapshot(workdir) == before
 
 
-def test_evaluating_questions_that_are_not_there(finished, place, refused, untouched):
-    before = untouched(place)
+def test_missing_test_questions_are_an_error(finished, workdir, refused, snapshot):
+    before = snapshot(workdir)
     flags = ["--checkpoint", finished, "--out", "out"]
     assert "none.jsonl: no such file" in refused(
         evaluate.main, [*flags, "--data", "none.jsonl", "--retrieval.corpus", "corpus.jsonl"]
@@ -249,4 +251,4 @@ def test_evaluating_questions_that_are_not_there(finished, place, refused, untou
     assert "set retrieval.corpus" in refused(evaluate.main, [*flags, "--data", "good.jsonl"])
     flags += ["--data.train", "good.jsonl", "--retrieval.corpus", "corpus.jsonl"]
     assert "there are no test questions: set data.test" in refused(evaluate.main, flags)
-    assert untouched(place) == before
+    assert snapshot(workdir) == before

@@ -1,28 +1,29 @@
-"""The command that builds an index: what it prints, what it refuses, and that others search what it wrote."""
+"""launch/build_index.py: its output, its errors, and that the index can be searched."""
 
 import json
+import shlex
 from dataclasses import replace
 
-import build_index
 import numpy as np
 import pytest
 
+from memsearcher_jax.launch import build_index, cli, serve_search
+from memsearcher_jax.retrieval.builder.index_estimate import Rates
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import read_corpus
-from memsearcher_jax.retrieval.encode import fit_hashing
-from memsearcher_jax.retrieval.plan import Rates
+from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 from memsearcher_jax.retrieval.search import open_searcher
 
 FLAGS = ["--retrieval.encoder_size", "64", "--shard_rows", "7"]
 
 
-def test_what_it_builds_is_searched_by_a_run(corpus, tmp_path, capsys):
+def test_a_built_index_is_searched_by_a_run(corpus, tmp_path, capsys):
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--out", str(tmp_path / "i"), "--json", str(tmp_path / "j")]
     build_index.main(argv)
-    said = capsys.readouterr()
-    assert said.out.startswith(f"{tmp_path}/i: 20 passages of 64 dimensions by hashing-1/64, exact; search it with")
-    assert "embedding 20/20" in said.err
-    assert "passages/s" in said.err
+    output = capsys.readouterr()
+    assert output.out.startswith(f"{tmp_path}/i: 20 passages of 64 dimensions by hashing-1/64, exact; search it with")
+    assert "embedding 20/20" in output.err
+    assert "passages/s" in output.err
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
     config = RetrievalConfig(index=str(tmp_path / "i"), encoder_size=64)
     assert open_searcher(config, tmp_path / "none", ()).search(["Town 13"], 1)[0][0].title == "Town 13"
@@ -32,16 +33,29 @@ def test_what_it_builds_is_searched_by_a_run(corpus, tmp_path, capsys):
         open_searcher(replace(config, corpus=str(changed)), tmp_path / "none", ())
 
 
-def test_parts_and_published_vectors(corpus, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "flags", [["--retrieval.index_type", "exact"], ["--config", "qwen7b", "--retrieval.encoder", "hashing"]]
+)
+def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
+    out = tmp_path / "it's an index"
+    build_index.main([*FLAGS, *flags, "--retrieval.corpus", str(corpus), "--out", str(out)])
+    printed = shlex.split(capsys.readouterr().out.partition("; search it with ")[2])
+    assert ["--retrieval.index", str(out), "--retrieval.encoder", "hashing"] == printed[:4]
+    served = cli.parse(serve_search.Serve, ["--config", "qwen7b", *printed])
+    (results,) = serve_search.make_searcher(served, tmp_path).search(["Town 13"], 1)
+    assert results[0].title == "Town 13"
+
+
+def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, capsys):
     stored = read_corpus(corpus)
     texts = stored.texts(0, 20)
     np.save(tmp_path / "vectors.npy", fit_hashing(texts, 64)(texts))
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]
-    argv += ["--out", str(tmp_path / "i"), "--retrieval.kind", "exact", "--retrieval.embedding_dtype", "bfloat16"]
-    build_index.main([*argv, "--part", "1/2"])
-    assert "part 1 of 2 is done; part 0 finishes the index" in capsys.readouterr().out
+    argv += ["--out", str(tmp_path / "i"), "--retrieval.index_type", "exact", "--retrieval.embedding_dtype", "bfloat16"]
+    build_index.main([*argv, "--shard", "1/2"])
+    assert "shard 1/2 is done; shard 0/2 finishes the index" in capsys.readouterr().out
     assert not (tmp_path / "i").exists()
-    build_index.main([*argv, "--part", "0/2"])
+    build_index.main([*argv, "--shard", "0/2"])
     assert "20 passages" in capsys.readouterr().out
     assert len(list((tmp_path / "i" / "embeddings").iterdir())) == 3
 
@@ -51,20 +65,20 @@ def test_parts_and_published_vectors(corpus, tmp_path, capsys):
     [
         ("--out i", "--retrieval.corpus is missing"),
         ("--retrieval.corpus corpus.jsonl", "--out is missing"),
-        ("--retrieval.corpus corpus.jsonl --out .", ".: exists already"),
+        ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
         ("--retrieval.corpus none.jsonl --out i", "none.jsonl: no such file"),
         ("--retrieval.corpus cut.jsonl --out i", "cut.jsonl:1: not JSON"),
         ("--retrieval.corpus twice.jsonl --out i", 'twice.jsonl:21: id "0" is already the id of line 1'),
-        ("--retrieval.corpus corpus.jsonl --out i --resume", "--resume: leave it out, the same command goes on"),
-        ("--retrieval.corpus corpus.jsonl --out i --part 2", "--part 2: write it as 3/8"),
-        ("--retrieval.corpus corpus.jsonl --out i --part 2/2", "part 2 of 2: parts are numbered from 0 to 1"),
+        ("--retrieval.corpus corpus.jsonl --out i --resume", "no setting '--resume'"),
+        ("--retrieval.corpus corpus.jsonl --out i --shard 2", "--shard 2: write K/N"),
+        ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
         ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows and --passages must be at least 1"),
         ("--retrieval.corpus corpus.jsonl --out i --embeddings none.npy", "none.npy: no such file"),
         ("--retrieval.corpus corpus.jsonl --out i --embeddings cut.jsonl", "is neither a .npy array nor a flat FAISS"),
         ("--retrieval.corpus corpus.jsonl --out i --retrieval.encoder none", "no folder none"),
     ],
 )
-def test_what_cannot_be_built(flags, line, corpus, tmp_path, monkeypatch, refused):
+def test_invalid_input_is_an_error(flags, line, corpus, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cut.jsonl").write_text('{"id": "a", "cont')
     (tmp_path / "twice.jsonl").write_text(corpus.read_text() + corpus.read_text())
@@ -72,11 +86,15 @@ def test_what_cannot_be_built(flags, line, corpus, tmp_path, monkeypatch, refuse
     assert not (tmp_path / "i").exists()
 
 
-def test_the_plan_is_printed_with_its_arithmetic(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(build_index.plan, "measure", lambda encode, size: Rates(9_000, 400, 1e11, 1e8, 1e11))
-    monkeypatch.setattr("memsearcher_jax.rl.embedder.stand_in", lambda tokens: lambda texts: np.ones((1, 768)))
-    build_index.main(["--plan", "--part", "0/8", "--json", str(tmp_path / "plan.json")])
-    said = capsys.readouterr().out
-    assert "21,015,324 passages of 768 dimensions by an encoder of the shape of e5-base-v2" in said
-    assert "21,015,324 / (400.0 passages/s x 8 hosts)" in said
+def test_plan_prints_the_estimates_and_their_arithmetic(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(
+        build_index.index_estimate, "measure_rates", lambda encode, size: Rates(9_000, 400, 1e11, 1e8, 1e11)
+    )
+    monkeypatch.setattr(
+        "memsearcher_jax.runtime.text_encoder.random_e5", lambda tokens: lambda texts: np.ones((1, 768))
+    )
+    build_index.main(["--plan", "--shard", "0/8", "--json", str(tmp_path / "plan.json")])
+    output = capsys.readouterr().out
+    assert "21,015,324 passages of 768 dimensions by an encoder of the shape of e5-base-v2" in output
+    assert "21,015,324 / (400.0 passages/s x 8 hosts)" in output
     assert {"GB", "h"} == {line["unit"] for line in json.loads((tmp_path / "plan.json").read_text())["plan"]}

@@ -1,4 +1,4 @@
-"""Two evaluations side by side: pairs by id, numbers known by hand, and folders that cannot be compared."""
+"""launch/compare.py: pairs by id, metrics computed by hand, and folders that cannot be compared."""
 
 import json
 import math
@@ -7,40 +7,41 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import compare
-import evaluate
 import pytest
 
-from memsearcher_jax.agent.types import Context, Outcome, Problem, Query, Stop, Trajectory, Turn
-from memsearcher_jax.report.trajectories import Scored, write_trajectories
+from memsearcher_jax.config import to_dict
+from memsearcher_jax.launch import cli, compare, evaluate
+from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.runtime.card import write_card
+from memsearcher_jax.types import Context, Outcome, Problem, Query, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
-def question(number, right, *, answer="Ada", stop=Stop.ANSWERED, turns=2, memory="", tokens=100, golden="Ada"):
-    """A trajectory of `turns` turns, each a context of `tokens` tokens; all but the last search and remember."""
+def question(number, correct, *, answer="Ada", stop=StopReason.ANSWERED, turns=2, memory="", tokens=100, golden="Ada"):
+    """A trajectory of `turns` turns, each a context of `tokens` tokens; all but the last search and write a memory."""
     problem = Problem(f"q{number}", f"Who is number {number}?", (golden,), {"supporting_titles": ["Mill"], "hops": 1})
     rewrite = f"<memory>{memory}</memory>" if memory else ""
     searching = Turn("", "...", queries=(Query("x", 5),), observation="Ada of the Mill", rewrite=rewrite)
     searching = replace(searching, new_memory=memory)
     done = (*[searching] * (turns - 1), Turn(memory, "..."))
     context = Context((1,) * tokens, (0.0,) * tokens, (True,) * tokens)
-    outcome = Outcome(stop, answer if stop is Stop.ANSWERED else "", done, {"memory_cuts": 1})
-    scores = {"exact_match": float(right), "f1": 1.0 if right else 0.25}
-    return Scored(Trajectory(problem, 0, outcome, (context,) * turns, ""), float(right), "", scores)
+    outcome = Outcome(stop, answer if stop is StopReason.ANSWERED else "", done, {"memory_cuts": 1})
+    scores = {"exact_match": float(correct), "f1": 1.0 if correct else 0.25}
+    return ScoredTrajectory(Trajectory(problem, 0, outcome, (context,) * turns, ""), float(correct), "", scores)
 
 
-def write(folder: Path, *parts, **results) -> Path:
+def write(folder: Path, *shards, **results) -> Path:
     """A folder as launch/evaluate.py leaves it."""
-    for number, part in enumerate(parts):
-        write_trajectories(folder / "trajectories" / f"part_{number:04d}.jsonl.gz", part)
-    results = {"checkpoint": f"/w/{folder.name}", "step": 7, "questions": sum(map(len, parts)), "metrics": {}} | results
+    for number, shard in enumerate(shards):
+        write_trajectories(folder / "trajectories" / f"shard_{number:04d}.jsonl.gz", shard)
+    defaults = {"checkpoint": f"/w/{folder.name}", "step": 7, "questions": sum(map(len, shards)), "metrics": {}}
     (folder / "weights.json").write_text("{}")
-    (folder / "results.json").write_text(json.dumps(results, indent=2))
+    (folder / "results.json").write_text(json.dumps(defaults | results, indent=2))
     return folder
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
-    """A folder to stand in, with two evaluations: of q0 to q11 and of q2 to q13, in another order."""
+def cwd(tmp_path, monkeypatch) -> Path:
+    """The current directory, with two evaluations: of q0 to q11 and of q2 to q13, in another order."""
     monkeypatch.chdir(tmp_path)
     write(Path("a"), [question(n, n < 4) for n in range(8)], [question(n, False) for n in range(8, 12)])
     write(Path("b"), [question(n, n > 2, turns=3, memory="Ada of the Mill") for n in reversed(range(2, 14))])
@@ -52,7 +53,7 @@ def run(*argv):
     return json.loads(Path("x.json").read_text())
 
 
-def test_questions_are_paired_by_id(place, capsys):
+def test_questions_are_paired_by_id(cwd, capsys):
     result = run("a", "b")
     assert result["shared"] == 10
     assert result["first"]["not_shared"] == ["q0", "q1"]
@@ -60,19 +61,19 @@ def test_questions_are_paired_by_id(place, capsys):
     assert result["first"] | {"not_shared": 0} == {
         "folder": "a", "checkpoint": "/w/a", "step": 7, "questions": 12, "not_shared": 0,
     }  # fmt: skip
-    assert [one["id"] for one in result["lost"]] == ["q2"]
-    assert [one["id"] for one in result["won"]] == ["q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11"]
+    assert [question["id"] for question in result["lost"]] == ["q2"]
+    assert [question["id"] for question in result["won"]] == ["q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11"]
     assert result["won"][0]["first"] == {
         "answer": "Ada", "stop": "answered", "scores": {"exact_match": 0.0, "f1": 0.25, "reward": 0.0},
     }  # fmt: skip
-    said = capsys.readouterr().out
-    assert "A  a: /w/a, step 7" in said
-    assert "questions: 10 shared of 12 and 12" in said
-    assert "won by B in exact_match: 8" in said
-    assert "lost by B in exact_match: 1" in said
+    output = capsys.readouterr().out
+    assert "A  a: /w/a, step 7" in output
+    assert "questions: 10 shared of 12 and 12" in output
+    assert "won by B in exact_match: 8" in output
+    assert "lost by B in exact_match: 1" in output
 
 
-def test_the_numbers_of_hand(place):
+def test_metrics_equal_hand_computed_values(cwd):
     metrics = run("a", "b")["metrics"]
     exact = metrics["exact_match"]
     assert (exact["count"], exact["first"], exact["second"]) == (10, 0.2, 0.9)
@@ -92,36 +93,36 @@ def test_the_numbers_of_hand(place):
     assert metrics["supporting/shown"]["first"] == 1.0
 
 
-def test_a_metric_that_only_one_side_has_is_not_compared(place):
-    """In `a` no turn remembers, so there is nothing to hold against the memories of `b`."""
+def test_a_metric_of_one_side_alone_is_not_compared(cwd):
+    """In `a` no turn writes a memory, so the memory metrics of `b` have no counterpart."""
     assert not {"golden/held", "memory/copied"} & run("a", "b")["metrics"].keys()
-    kept = run("b", "b")["metrics"]
-    assert kept["golden/held"]["first"] == kept["memory/copied"]["second"] == 1.0
+    same = run("b", "b")["metrics"]
+    assert same["golden/held"]["first"] == same["memory/copied"]["second"] == 1.0
 
 
-def test_a_metric_is_compared_where_both_questions_have_it(place):
+def test_a_metric_is_compared_where_both_questions_have_it(cwd):
     write(Path("c"), [question(n, True, memory="Ada" if n < 5 else "") for n in range(12)])
     held = run("c", "b")["metrics"]["supporting/held"]
     assert (held["count"], held["first"], held["second"]) == (3, 0.0, 1.0)
 
 
-def test_an_evaluation_against_itself(place, capsys):
+def test_an_evaluation_against_itself(cwd, capsys):
     result = run("a", "a")
     assert result["won"] == result["lost"] == []
-    assert {one["p_value"] for one in result["metrics"].values()} == {1.0}
-    assert all(one["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0} for one in result["metrics"].values())
+    assert {metric["p_value"] for metric in result["metrics"].values()} == {1.0}
+    assert all(metric["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0} for metric in result["metrics"].values())
     assert "won by B in exact_match: 0" in capsys.readouterr().out
 
 
-def test_swapped_runs_swap_all(place):
+def test_swapping_the_runs_swaps_every_result(cwd):
     forth, back = run("a", "b"), run("b", "a")
-    assert [one["id"] for one in forth["won"]] == [one["id"] for one in reversed(back["lost"])]
+    assert [question["id"] for question in forth["won"]] == [question["id"] for question in reversed(back["lost"])]
     for name, paired in forth["metrics"].items():
         assert back["metrics"][name]["difference"]["mean"] == pytest.approx(-paired["difference"]["mean"])
         assert back["metrics"][name]["p_value"] == pytest.approx(paired["p_value"], abs=0.01)
 
 
-def test_resampling_is_seeded(place):
+def test_resampling_is_seeded(cwd):
     write(Path("c"), [question(n, n % 3 == 0, tokens=90 + n * n) for n in range(12)])
     write(Path("d"), [question(n, n % 2 == 0, tokens=150 - 7 * n) for n in range(12)])
     assert run("c", "d") == run("c", "d")
@@ -130,37 +131,37 @@ def test_resampling_is_seeded(place):
     assert first["low"] == pytest.approx(other["low"], rel=0.2)
 
 
-def test_won_by_another_score(place):
+def test_won_by_another_score(cwd):
     close = [question(n, False) for n in range(12)]
     close[3] = replace(close[3], scores=close[3].scores | {"f1": 0.9})
     result = run(write(Path("c"), [question(n, False) for n in range(12)]), write(Path("d"), close), "--by", "f1")
-    assert [one["id"] for one in result["won"]] == ["q3"]
+    assert [question["id"] for question in result["won"]] == ["q3"]
     assert result["by"] == "f1"
 
 
-def test_what_is_printed_of_the_questions(place, capsys):
+def test_show_limits_the_printed_questions(cwd, capsys):
     compare.main(["a", "b", "--show", "2"])
-    said = capsys.readouterr().out
-    assert "Who is number 5?" in said
-    assert "Who is number 6?" not in said
-    assert "… 6 more: --show 8, or --json FILE for all" in said
+    output = capsys.readouterr().out
+    assert "Who is number 5?" in output
+    assert "Who is number 6?" not in output
+    assert "… 6 more: --show 8, or --json FILE for all" in output
 
 
-def test_outside_text_is_shown_as_text(tmp_path, monkeypatch, capsys):
+def test_untrusted_text_has_no_effect_on_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     answer = "[red]x[/] \x1b[31m \ud800"
     write(Path("a"), [question(1, False, answer=answer)])
-    write(Path("b"), [question(1, True, stop=Stop.MAX_TURNS)])
+    write(Path("b"), [question(1, True, stop=StopReason.MAX_TURNS)])
     result = run("a", "b")
     assert result["won"][0]["first"]["answer"] == "[red]x[/] \x1b[31m ?"
-    said = capsys.readouterr().out
-    assert "[red]x[/]" in said
-    assert "\x1b" not in said
-    assert "max_turns" in said
+    output = capsys.readouterr().out
+    assert "[red]x[/]" in output
+    assert "\x1b" not in output
+    assert "max_turns" in output
 
 
-def broken(place, case):
-    """Makes a folder `x` that cannot be compared with `a`."""
+def write_broken(cwd, case):
+    """Writes a folder `x` that cannot be compared with `a`."""
     folder = Path("x")
     some = [question(n, True) for n in range(3)]
     if case == "empty":
@@ -169,13 +170,13 @@ def broken(place, case):
         (write(folder, some) / "results.json").unlink()
     elif case == "no JSON":
         (write(folder, some) / "results.json").write_text("{")
-    elif case == "part lost":
+    elif case == "shard lost":
         write(folder, some, some[:0], questions=5)
     elif case == "twice":
         write(folder, some, some)
     elif case == "cut off":
-        (part,) = (write(folder, some) / "trajectories").iterdir()
-        part.write_bytes(part.read_bytes()[:-9])
+        (shard,) = (write(folder, some) / "trajectories").iterdir()
+        shard.write_bytes(shard.read_bytes()[:-9])
     elif case == "others":
         write(folder, [question(n, True) for n in range(90, 93)])
     elif case == "other texts":
@@ -192,45 +193,48 @@ def broken(place, case):
     ("case", "line"),
     [
         ("absent", "x: no such folder"),
-        ("empty", "x holds no evaluation: there is no results.json in it; launch/evaluate.py makes one"),
-        ("not ended", "x has not ended: go on with launch/evaluate.py --resume --out x"),
+        ("empty", "x has no results.json: name a folder that launch/evaluate.py wrote"),
+        ("not ended", "x is not finished: run launch/evaluate.py --resume --out x"),
         ("no JSON", "x/results.json: not JSON"),
-        ("part lost", "x is damaged: results.json counts 5 questions, its trajectories are of 3; evaluate again"),
-        ("twice", "part_0001.jsonl.gz: question 'q0' was asked before"),
-        ("cut off", "part_0000.jsonl.gz: compressed data is damaged"),
-        ("others", "share no question (one asks q0, q1, …; the other q90, q91, …)"),
+        (
+            "shard lost",
+            "x is damaged: results.json counts 5 questions, but there are trajectories of 3",
+        ),
+        ("twice", "shard_0001.jsonl.gz: question 'q0' occurs twice"),
+        ("cut off", "shard_0000.jsonl.gz: compressed data is damaged"),
+        ("others", "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
         ("other texts", "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"),
-        ("not a number", "part_0000.jsonl.gz: reward of question 'q0' is nan"),
-        ("titles", "problem 'q0': metadata.supporting_titles must be a list of titles"),
+        ("not a number", "shard_0000.jsonl.gz: reward of question 'q0' is nan"),
+        ("titles", "problem 'q0': metadata.supporting_titles must be a list of strings"),
     ],
 )
-def test_folders_that_cannot_be_compared(case, line, place, refused, untouched):
-    broken(place, case)
-    before = untouched(place)
+def test_folders_that_cannot_be_compared(case, line, cwd, refused, snapshot):
+    write_broken(cwd, case)
+    before = snapshot(cwd)
     assert line in refused(compare.main, ["a", "x", "--json", "y.json"])
-    if case not in ("others", "other texts"):  # where the two are at odds, the first to be read is named first
+    if case not in ("others", "other texts"):  # an error about both names the first run first
         assert line in refused(compare.main, ["x", "a"])
-    assert untouched(place) == before
+    assert snapshot(cwd) == before
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("a", "the following arguments are required: RUN_B"),
-        ("a b c", "unrecognized arguments: c"),
-        ("a b --rl.steps 3", "unrecognized arguments: --rl.steps 3"),
-        ("a b --by turns", "--by turns: no score of both evaluations; choose one of exact_match, f1, reward"),
-        ("a b --show many", "invalid int value: 'many'"),
-        ("a b --show -1", "--show -1: it must be at least 0"),
-        ("a b --seed -1", "--seed -1: it must be at least 0"),
-        ("a b --json a", "--json a is a folder: name a file"),
-        ("a b --json a/results.json/x", "--json a/results.json/x cannot be written (File exists): name another"),
+        ("a", "RUN_B is missing: give two runs, or --expected PRESET"),
+        ("a b c", "unexpected argument 'c'"),
+        ("a b --rl.steps 3", "'--rl.steps'"),
+        ("a b --by turns", "--by turns: not a score of both evaluations; choose one of exact_match, f1, reward"),
+        ("a b --show many", "--show: 'many' is not an integer"),
+        ("a b --show -1", "--show is -1: it must be at least 0"),
+        ("a b --seed -1", "--seed is -1: it must be at least 0"),
+        ("a b --json a", "--json a is a directory: choose a file"),
+        ("a b --json a/results.json/x", "--json a/results.json/x cannot be written (File exists): choose another"),
     ],
 )
-def test_flags_that_cannot_be_read(flags, line, place, refused, untouched):
-    before = untouched(place)
+def test_invalid_flags(flags, line, cwd, refused, snapshot):
+    before = snapshot(cwd)
     assert line in refused(compare.main, flags.split())
-    assert untouched(place) == before
+    assert snapshot(cwd) == before
 
 
 def test_help_explains_every_flag_and_loads_no_jax():
@@ -241,15 +245,135 @@ def test_help_explains_every_flag_and_loads_no_jax():
     assert all(word in done.stdout for word in ("RUN_A", "RUN_B", "--by", "--show", "--seed", "--json"))
 
 
-def test_evaluations_that_the_command_made(finished, tmp_path, capsys):
-    """Equal weights and settings give equal answers, one turn less gives other ones to pair."""
-    for name, flags in (("one", []), ("other", ["--evaluation.max_turns", "1"])):
+def test_evaluations_written_by_evaluate_py(finished, tmp_path, capsys):
+    """Two evaluations of one checkpoint with different turn limits."""
+    for name, flags in (("full", []), ("other", ["--evaluation.max_turns", "1"])):
         evaluate.main(["--checkpoint", str(finished), "--out", str(tmp_path / name), *flags])
-    results = json.loads((tmp_path / "one" / "results.json").read_text())["metrics"]
-    compare.main([*(str(tmp_path / name) for name in ("one", "other")), "--json", str(tmp_path / "x.json")])
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert found["shared"] == 4
+    results = json.loads((tmp_path / "full" / "results.json").read_text())["metrics"]
+    compare.main([*(str(tmp_path / name) for name in ("full", "other")), "--json", str(tmp_path / "x.json")])
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["shared"] == 4
     for name in ("exact_match", "f1", "reward", "turns", "searches", "answered"):
-        assert found["metrics"][name]["first"] == pytest.approx(results.get(name, results["stop/answered"]))
-    assert found["metrics"]["turns"]["second"] <= 1.0
+        assert result["metrics"][name]["first"] == pytest.approx(results.get(name, results["stop/answered"]))
+    assert result["metrics"]["turns"]["second"] <= 1.0
     assert "questions: 4 shared of 4 and 4" in capsys.readouterr().out
+
+
+def flashrag(numbers, answer="Ada", golden=("Ada",)):
+    return [
+        {
+            "id": f"test_{n}",
+            "question": f"who is number {n}",
+            "golden_answers": list(golden),
+            "output": {"pred": answer},
+        }
+        for n in numbers
+    ]
+
+
+def verl(number, output, **fields):
+    prompt = f"user\nAnswer. Question: is this an example?\nQuestion: Who is number {number}?\n\nassistant\n"
+    return json.dumps({"input": prompt, "output": output, "score": 1.0, "step": 0} | fields) + "\n"
+
+
+def test_results_of_flashrag_are_compared_by_the_text_of_the_question(cwd):
+    Path("f").mkdir()
+    Path("f/intermediate_data.json").write_text(
+        json.dumps([*flashrag(range(3)), *flashrag(range(3, 20), "the ada bot")])
+    )
+    for path in ("f", "f/intermediate_data.json"):
+        result = run(path, "a")
+        assert (result["shared"], result["first"]["questions"], len(result["first"]["not_shared"])) == (12, 20, 8)
+        assert result["metrics"]["exact_match"]["first"] == 3 / 12
+        assert result["metrics"]["f1"]["first"] == pytest.approx((3 + 9 * 2 / 3) / 12)
+        assert [one["id"] for one in result["won"]] == ["q3"]
+
+
+def test_validation_of_search_r1_is_scored_by_its_last_answer(cwd):
+    answered = "<think>t</think><search>q</search><information><answer>Bob</answer></information><answer> Ada </answer>"
+    rows = [
+        verl(2, answered),
+        verl(3, "no answer", gts={"target": ["Ada"]}),
+        verl(4, "<answer>Bob</answer>", gts="Ada"),
+    ]
+    Path("r.jsonl").write_text("".join(rows))
+    result = run("a", "r.jsonl")
+    assert result["shared"] == 3
+    assert result["metrics"]["exact_match"]["second"] == pytest.approx(1 / 3)
+    assert result["metrics"]["answered"]["second"] == pytest.approx(2 / 3)
+    assert [one["second"]["stop"] for one in result["lost"]] == ["no_answer"]
+
+
+def test_two_published_files_are_compared_and_repeated_questions_keep_their_order(cwd):
+    Path("x").mkdir()
+    Path("x/intermediate_data.json").write_text(json.dumps(flashrag([1, 1, 2])))
+    Path("r.jsonl").write_text(verl(1, "<answer>Ada</answer>") + verl(2, "-") + verl(1, "-"))
+    result = run("x", "r.jsonl")
+    assert (result["shared"], len(result["lost"])) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.json", "{}", "no list of answers"),
+        ("r.json", "[", "not JSON"),
+        ("r.json", "[{}]", "r.json:1: no question, golden_answers and output.pred"),
+        ("r.json", json.dumps(flashrag([1], answer=None)), "r.json:1: None is not text"),
+        ("r.json", json.dumps(flashrag([1], golden=["Bob"])), "golden answers of question 'who is number 1' are"),
+        ("r.json", "[]", "holds no answers"),
+        ("r.jsonl", '{"input": "x", "output": "y"}', 'no "Question:" in the input'),
+        ("r.jsonl", '{"output": "y"}', "None is not text"),
+    ],
+)
+def test_files_of_no_known_format_are_refused(cwd, capsys, name, content, message):
+    Path(name).write_text(content)
+    with pytest.raises(SystemExit):
+        run("a", name)
+    assert message in capsys.readouterr().err
+
+
+def results(folder: str, em: float, **changed) -> None:
+    """An evaluation of the preset tiny with these settings."""
+    config = to_dict(cli.load_preset("tiny"))
+    for name, value in changed.items():
+        section, _, key = name.partition("__")
+        config[section][key] = value
+    Path(folder).mkdir()
+    write(Path(folder), metrics={"exact_match": em, **{f"exact_match/{n}_hops": em for n in (1, 2, 3)}})
+    (Path(folder) / "run.json").write_text(json.dumps(config))
+
+
+def test_an_evaluation_is_checked_against_the_published_results(cwd, capsys):
+    results("inside", 0.0, evaluation__temperature=1.0, agent__carry_memory=False)
+    assert run("inside", "--expected", "tiny")["metrics"][0]["inside"]
+    results("outside", 0.5, rl__steps=3)
+    with pytest.raises(SystemExit) as stopped:
+        run("outside", "--expected", "tiny")
+    assert stopped.value.code == 1
+    shown = capsys.readouterr().out
+    assert "OUTSIDE" in shown
+    assert "settings that differ from tiny: rl.steps" in shown
+
+
+def test_cards_of_two_runs_are_compared(cwd, capsys):
+    for folder, seed in (("a", 0), ("b", 1)):
+        write_card(Path(folder), replace(cli.load_preset("nano"), seed=seed), index=Path("none"), step=None)
+    assert run("a", "b", "--card")["differences"] == [{"name": "settings.seed", "a": 0, "b": 1}]
+    assert "settings.seed" in capsys.readouterr().out
+    run("a", "a", "--card")
+    assert "the cards are equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["a"], "RUN_B is missing: give two runs, or --expected PRESET"),
+        (["a", "b", "--expected", "tiny"], "--expected checks one evaluation"),
+        (["a", "--expected", "tiny"], "a holds no run"),
+        (["a", "b", "--card"], "a has no card.json"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(cwd, capsys, flags, message):
+    with pytest.raises(SystemExit):
+        run(*flags)
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""An export of weights that would not fit: what it holds at one time, measured in a process of its own."""
+"""The peak memory of an export, measured in a separate process."""
 
 import json
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from cli import load_preset
 from safetensors import safe_open
 
+from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.rl import build
-from memsearcher_jax.rl.run_folder import open_run_folder
+from memsearcher_jax.rl import setup
+from memsearcher_jax.runtime.run_dir import open_run_folder
 from memsearcher_jax.training import update
 from memsearcher_jax.training.checkpoint import Checkpoints
 
@@ -22,13 +22,13 @@ SHARD_GB = 0.2
 
 
 def make_run(folder: Path, **sizes) -> dict:
-    """A run that has done nothing but save, on eight devices; its weights, on the host."""
+    """Writes a run with a single checkpoint, from eight devices; returns its weights on the host."""
     config = load_preset("nano")
     config = replace(config, model=replace(config.model, param_dtype="bfloat16", **sizes))
     mesh = sharding.make_mesh(config.mesh)
     shardings = sharding.param_shardings(config.model, mesh)
     params = jax.jit(lambda key: qwen.init(key, config.model), out_shardings=shardings)(jax.random.key(0))
-    open_run_folder(folder, config, build.PACKAGED_TOKENIZER)
+    open_run_folder(folder, config, setup.PACKAGED_TOKENIZER)
     state = update.TrainState(jax.numpy.int32(0), params, ())
     with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
         checkpoints.save(1, state, config.model, {"position": 0})
@@ -36,18 +36,18 @@ def make_run(folder: Path, **sizes) -> dict:
 
 
 @pytest.mark.slow
-def test_an_export_holds_less_than_a_file(tmp_path):
-    make_run(tmp_path / "little")
+def test_an_export_needs_less_memory_than_two_shards(tmp_path):
+    make_run(tmp_path / "small")
     params = make_run(tmp_path / "large", embed_size=1_024, ffn_size=8_192, layers=16)
     exports = [
         ["--checkpoint", str(tmp_path / name), "--out", str(tmp_path / f"{name}-hf"), "--shard_gb", str(SHARD_GB)]
-        for name in ("little", "large")
+        for name in ("small", "large")
     ]
     script, root = Path(__file__), Path(__file__).parents[2]
     path = f"{root}:{root / 'launch'}"
-    words = [sys.executable, script, *(json.dumps([*words, "--dtype", "bfloat16"]) for words in exports)]
+    arguments = [sys.executable, script, *(json.dumps([*arguments, "--dtype", "bfloat16"]) for arguments in exports)]
     environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=500)
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=500)
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout.splitlines()[-1])
 
@@ -55,28 +55,28 @@ def test_an_export_holds_less_than_a_file(tmp_path):
     sizes = [file.stat().st_size for file in files]
     assert len(files) > 3
     assert max(sizes) > 0.8 * SHARD_GB * 1e9
-    taken = (after - before) * 1024
-    print(f"{sum(sizes) / 1e6:.0f} MB in files of up to {max(sizes) / 1e6:.0f} MB: {taken / 1e6:.0f} MB more memory")
-    assert taken < 1.3 * max(sizes)
+    growth = (after - before) * 1024
+    print(f"{sum(sizes) / 1e6:.0f} MB in files of up to {max(sizes) / 1e6:.0f} MB: {growth / 1e6:.0f} MB more memory")
+    assert growth < 1.3 * max(sizes)
     for file in files:
         with safe_open(file, framework="numpy") as tensors:
             if (name := "model.layers.15.mlp.down_proj.weight") in tensors.keys():  # noqa: SIM118
-                ours = np.asarray(params["layers"]["down"][15])
-                assert tensors.get_tensor(name).tobytes() == ours.tobytes()
+                weight = np.asarray(params["layers"]["down"][15])
+                assert tensors.get_tensor(name).tobytes() == weight.tobytes()
                 return
     pytest.fail("the last layer is missing")
 
 
 if __name__ == "__main__":
-    import export_hf
+    from memsearcher_jax.launch import export_hf
 
     def memory(name: str) -> int:
-        """Kilobytes. Not ru_maxrss, which a process inherits from the one that started it."""
+        """Kilobytes. Not ru_maxrss, which a process inherits from its parent."""
         (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
         return int(line.split()[1])
 
-    export_hf.main(json.loads(sys.argv[1]))  # brings all code into memory
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    export_hf.main(json.loads(sys.argv[1]))  # loads all code
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory("VmRSS")
     export_hf.main(json.loads(sys.argv[2]))
     print(json.dumps([before, memory("VmHWM")]))

@@ -1,4 +1,4 @@
-"""benchmarks/stream.py in small: the stream that it makes, and one story of it read by the packaged start."""
+"""benchmarks/stream.py: the stream that it makes, and a short stream read by the packaged weights."""
 
 import json
 import os
@@ -6,33 +6,34 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cli
 import pytest
 
 from benchmarks import stream
-from memsearcher_jax.agent.types import Stream
-from memsearcher_jax.rl import stream_tokenizer
-from memsearcher_jax.rl.tokens import ChatTokenizer
+from memsearcher_jax.launch import cli
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.sft import extend_vocab
 
 BENCHMARK = Path(stream.__file__)
 
 
 def test_a_long_stream_has_one_answer_to_each_question():
     config = cli.load_preset("tiny_memalpha")
-    ruler = ChatTokenizer.load(stream_tokenizer.packaged_folder())
-    long = stream.long_stream(config.data.streams, 20_000, ruler)
-    read = Stream.of(long.problem)
-    lengths = [ruler.count(chunk) for chunk in read.chunks]
-    assert 20_000 <= sum(lengths) < 30_000 and len(read.chunks) % stream.STORY_CHUNKS == 0
+    token_counter = ChatTokenizer.load(extend_vocab.FOLDER)
+    long = stream.long_stream(config.data.streams, 20_000, token_counter)
+    problem_stream = long.problem.stream
+    lengths = [token_counter.count(chunk) for chunk in problem_stream.chunks]
+    assert 20_000 <= sum(lengths) < 30_000 and len(problem_stream.chunks) % stream.STORY_CHUNKS == 0
     assert max(lengths) <= config.memalpha.chunk_tokens
-    text = "\n".join(read.chunks)
-    assert read.questions and len({question.text for question in read.questions}) == len(read.questions)
-    for question in read.questions:
+    text = "\n".join(problem_stream.chunks)
+    assert problem_stream.questions and len({question.text for question in problem_stream.questions}) == len(
+        problem_stream.questions
+    )
+    for question in problem_stream.questions:
         sentence = long.sentences[question.text]
         assert question.answer in sentence and text.count(sentence) == 1
 
 
-def test_bytes_are_counted_once():
+def test_shared_objects_are_counted_once():
     shared = "x" * 1_000
     seen = set()
     both = stream.held_bytes([shared, (shared,)], seen)
@@ -42,7 +43,7 @@ def test_bytes_are_counted_once():
 
 @pytest.mark.slow
 def test_a_story_is_read_in_bounded_contexts(tmp_path):
-    """In a process of its own: on one device, as on a laptop."""
+    """Runs in a separate process with one device."""
     flags = ["--config", "tiny_memalpha", "--evaluation.temperature", "1", "--tokens", "100"]
     flags += ["--json", str(tmp_path / "numbers.json")]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
@@ -56,7 +57,7 @@ def test_a_story_is_read_in_bounded_contexts(tmp_path):
     assert last < 1.3 * first
 
 
-def test_what_reads_no_stream_is_refused(capsys):
+def test_a_preset_without_streams_is_an_error(capsys):
     with pytest.raises(SystemExit):
         stream.main(["--config", "tiny"])
     assert "--config tiny_memalpha" in capsys.readouterr().err

@@ -1,18 +1,20 @@
-"""Mem-alpha by its commands: a short training run, evaluations with each reader, and what is refused early."""
+"""Commands with Mem-alpha: a short training run, evaluations with each reader, and early errors."""
 
 import json
+import re
 import shutil
 
-import ask
-import evaluate
 import pytest
-import tpu_train
 
+from memsearcher_jax.launch import ask, evaluate, tpu_train
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.run_dir import located
 
 SETTINGS = {
-    "agent.reply_tokens": 16,
+    "agent.completion_tokens": 16,
     "memalpha.answer_tokens": 6,
     "data.streams.train_streams": 4,
     "data.streams.train_chunks": 2,
@@ -20,13 +22,13 @@ SETTINGS = {
     "data.streams.test_chunks": "2 5",
     "data.streams.questions": 3,
     "sampling.slots": 8,
-    "training.rows_per_update": 8,
+    "training.minibatch_rows": 8,
     "rl.steps": 2,
-    "rl.problems": 2,
-    "rl.rollouts": 2,
+    "rl.prompts_per_step": 2,
+    "rl.group_size": 2,
     "rl.checkpoint_every": 1,
     "rl.evaluate_every": 2,
-    "evaluation.questions": 2,
+    "evaluation.max_questions": 2,
 }
 SMALL = ["--config", "tiny_memalpha"]
 SMALL += [word for name, value in SETTINGS.items() for word in (f"--{name}", *str(value).split())]
@@ -40,18 +42,33 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_reads_asks_and_learns(trained):
+def test_a_run_reads_streams_answers_questions_and_trains(trained):
     first, last = read_metrics(trained / "metrics.jsonl")
     for name in ("reward", "accuracy", "accuracy/generated", "compression", "memory_tokens", "calls_failed"):
         assert name in first and name in last
     assert {"test/accuracy", "test/reward"} <= last.keys() - first.keys()
-    assert first["stop/remembered"] == 1.0 and first["updates"] >= 1
+    assert first["stop/stream_read"] == 1.0 and first["updates"] >= 1
     batch = list(read_trajectories(trained / "trajectories" / "step_000001.jsonl.gz"))
-    assert [len(one.context_rewards) for one in batch] == [len(one.trajectory.contexts) for one in batch] == [2] * 4
+    assert (
+        [len(scored.context_rewards) for scored in batch]
+        == [len(scored.trajectory.contexts) for scored in batch]
+        == [2] * 4
+    )
 
 
 @pytest.mark.slow
-def test_a_run_goes_on(trained, tmp_path):
+def test_adapters_are_trained_while_their_base_answers(trained, tmp_path):
+    out = tmp_path / "run"
+    tpu_train.main([*SMALL, "--model.path", str(trained), "--model.lora_rank", "4", "--out", str(out)])
+    tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "3"])
+    first, *_, last = read_metrics(out / "metrics.jsonl")  # groups of equal rewards are not trained
+    assert first["updates"] >= 1 and last["step"] == 2
+    evaluate.main(["--checkpoint", str(out), "--out", str(tmp_path / "evaluation")])
+    assert json.loads((tmp_path / "evaluation" / "results.json").read_text())["streams"]["generated"]["streams"] == 2
+
+
+@pytest.mark.slow
+def test_a_run_can_be_resumed(trained, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(trained, copy)
     tpu_train.main(["--resume", "--out", str(copy), "--rl.steps", "3"])
@@ -60,31 +77,45 @@ def test_a_run_goes_on(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", ["memory", "long_context", "rag"])
-def test_an_evaluation_by_source_with_each_reader(trained, tmp_path, capsys, reader):
+def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, capsys, reader):
     folder = tmp_path / "evaluation"
-    evaluate.main(["--checkpoint", str(trained), "--out", str(folder), "--memalpha.reader", reader])
+    evaluate.main(["--checkpoint", str(trained), "--out", str(folder), "--memalpha.answer_from", reader])
     result = json.loads((folder / "results.json").read_text())
     assert list(result["streams"]) == ["generated", "generated, 2 chunks", "generated, 5 chunks"]
-    told = result["streams"]["generated"]
-    assert (told["streams"], told["questions"]) == (2, 6)
-    assert set(told["kinds"]) <= {"person", "event", "fact", "rule"} and 0 <= told["accuracy"] <= 1
-    kept = {"memory": None, "long_context": min(told["stream_tokens"], 128), "rag": told["stream_tokens"]}[reader]
-    if kept is not None:
-        assert told["memory_tokens"] <= kept and told["memory_tokens"] > 0
+    summary = result["streams"]["generated"]
+    assert (summary["streams"], summary["questions"]) == (2, 6)
+    assert set(summary["kinds"]) <= {"person", "event", "fact", "rule"} and 0 <= summary["accuracy"] <= 1
+    limit = {"memory": None, "long_context": min(summary["stream_tokens"], 128), "rag": summary["stream_tokens"]}[
+        reader
+    ]
+    if limit is not None:
+        assert summary["memory_tokens"] <= limit and summary["memory_tokens"] > 0
     assert "generated, 5 chunks" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_sweep_over_streams_compares_accuracy_and_memory(trained, tmp_path, capsys):
+    flags = ["--checkpoint", str(trained), "--evaluation.max_questions", "2", "--json", str(tmp_path / "x.json")]
+    evaluate.main([*flags, "--sweep", "memalpha.retrieved_items=1,2", "--out", str(tmp_path / "sweep")])
+    table = json.loads((tmp_path / "x.json").read_text())["table"]
+    assert [row["value"] for row in table] == ["1", "2"]
+    assert all({"mean", "low", "high"} == set(row["scores"]["accuracy"]) for row in table)
+    assert all(row["memory_tokens"] <= row["stream_tokens"] for row in table)
+    assert (tmp_path / "sweep" / "sweep.html").is_file()
+    assert "2 evaluations; table and plot in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workflow", "memalpha", "--checkpoint", "x"], "no such folder"),
+        (["--workflow", "memalpha", "--checkpoint", "x"], "no such directory"),
         (
             ["--config", "tiny_memalpha", "--sweep", "agent.memory_tokens=1,2", "--model.path", "package:tiny"],
-            "--sweep",
+            "memalpha.core_tokens 32 is not below agent.memory_tokens 1",
         ),
     ],
 )
-def test_what_cannot_be_evaluated(flags, message, capsys, tmp_path):
+def test_invalid_evaluation_flags_are_errors(flags, message, capsys, tmp_path):
     with pytest.raises(SystemExit):
         evaluate.main([*flags, "--out", str(tmp_path / "evaluation")])
     error = capsys.readouterr().err
@@ -92,7 +123,45 @@ def test_what_cannot_be_evaluated(flags, message, capsys, tmp_path):
     assert not (tmp_path / "evaluation").exists()
 
 
-def test_a_reader_of_streams_takes_no_single_question(capsys):
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--config tiny_memalpha",
+            "agent.workflow memalpha reads a stream: give a directory of documents with --files",
+        ),
+        ("--config tiny_memalpha --human --files .", "--human writes replies of search agents"),
+        ("--config nano --human --files .", "--files fills a memory of documents: it needs agent.workflow memalpha"),
+        ("--config tiny_memalpha --checkpoint {model} --files .", "--files .: contains no document with text"),
+    ],
+)
+def test_ask_refuses_files_and_streams_without_each_other(flags, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        ask.main(["--config", "tiny_memalpha", "--human", "Who?"])
-    assert "takes no single question" in capsys.readouterr().err
+        ask.main([*flags.format(model=located("package:tiny_memalpha")).split(), "Who?"])
+    assert message in capsys.readouterr().err
+
+
+def test_documents_are_cut_into_chunks_without_losing_text(tmp_path):
+    sentences = [f"Number {n} is {'very ' * (n % 7)}odd." for n in range(40)] + ["word " * 70 + "end."]
+    (tmp_path / "b.md").write_text("# Later\n\nThe last one.")
+    (tmp_path / "a.txt").write_text(" ".join(sentences))
+    tokenizer = ChatTokenizer.load(PACKAGED_TOKENIZER)
+    for limit in (40, 120):
+        chunks = ask.document_chunks(tmp_path, limit, tokenizer)
+        assert all(0 < tokenizer.count(chunk) <= limit for chunk in chunks)
+        assert "The last one." in chunks[-1]
+        text = re.sub(r'\s|"a"', "", "".join(chunks))
+        assert text.startswith(re.sub(r"\s", "", "".join(sentences)))
+
+
+@pytest.mark.slow
+def test_ask_answers_from_a_memory_of_documents(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("Ada works for Mill.")
+    result = tmp_path / "x.json"
+    model = ["--config", "tiny_memalpha", "--checkpoint", str(located("package:tiny_memalpha"))]
+    ask.main([*model, "--files", str(tmp_path), "--json", str(result), "Who does Ada work for?"])
+    answer = json.loads(result.read_text())
+    assert (answer["stop"], answer["question"]) == ("answered", "Who does Ada work for?")
+    assert answer["answer"] and len(answer["turns"]) == 1
+    assert "Who does Ada work for?" in capsys.readouterr().out

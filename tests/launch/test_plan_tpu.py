@@ -1,95 +1,102 @@
-"""Planning for TPUs that are not there: what it prints, what it refuses, and what does not fit."""
+"""Plans for absent TPUs: the printed plan, invalid flags, and runs that do not fit."""
 
 import json
 
-import plan_text
-import plan_tpu
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.rl import roofline
-from memsearcher_jax.rl.plan import Program, Resident
-from memsearcher_jax.rl.roofline import Load, Phase
+from memsearcher_jax.launch import plan_tpu
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.roofline import Phase, Workload
+from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, with_rows
 
 NANO = ("--config", "nano", "--topology", "v5e:2x2", "--sampling.slots", "4")
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """The program's own variables, gone after the test."""
+    """Restores the variables that the program sets."""
     for name, value in plan_tpu.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
-def test_a_generation_that_there_is_not_ends_in_one_line(refused):
-    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "v0:1x1"])
-    assert "--topology v0:1x1: begin it with one of v5e:, v5p:, v6e:, tpu7x:" in line
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [("v0:1x1", "begin it with one of v5e:, v5p:, v6e:, tpu7x:"), ("v5e:5x7x9", "pip install libtpu")],
+)
+def test_an_unknown_topology_is_a_one_line_error(topology, message, refused):
+    line = refused(plan_tpu.main, ["--config", "nano", "--topology", topology])
+    assert f"--topology {topology}: " in line
+    assert message in line
 
 
-def test_a_topology_that_there_is_not_ends_in_one_line(refused):
-    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "v5e:5x7x9"])
-    assert "--topology v5e:5x7x9: " in line
-    assert "pip install libtpu" in line
-
-
-def test_resuming_a_plan_is_refused(refused, finished):
-    assert "a plan has nothing to go on with" in refused(plan_tpu.main, ["--resume", "--out", finished])
-
-
-def test_rows_for_each_device_must_divide_a_mini_batch():
+def test_rows_per_device_must_divide_a_mini_batch():
     config = RunConfig()
-    assert plan_tpu.with_rows(config, 4, 32).training.accumulate == 2
+    assert with_rows(config, 4, 32).training.grad_accum_steps == 2
     with pytest.raises(ValueError, match="--rows 3 makes micro-batches of 96 rows"):
-        plan_tpu.with_rows(config, 3, 32)
+        with_rows(config, 3, 32)
 
 
-def test_what_is_printed_can_be_read(capsys):
-    """Numbers of no real program, so that each can be told apart."""
-    text = plan_text.Text(RunConfig(), Load(efficiency=0.5), roofline.slice_of("v6e", (4, 8), 32, 8))
-    text.setting("v6e:4x8", {"data": 1, "fsdp": 32, "tensor": 1}, copies=4)
-    text.stays(Resident(params=10**9, moments=2 * 10**9, reference=4 * 10**9, weights=5 * 10**9, cache=6 * 10**9))
-    program = Program("update", 3 * 10**9, 7 * 10**9, 9 * 10**9, 3 * 10**9, 15 * 10**9, 8e12, 40e9, 55.0, 99.0)
-    text.program(program)
-    text.fits(program)
-    found = text.step([Phase("decode", 1, 30, 2), Phase("update", 20, 3, 4)])
-    said = capsys.readouterr().out
-    assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in said
-    assert "state 3.00 GB, reference 4.00, sampler's weights 5.00 and slots 6.00; in all 18.00 GB" in said
-    assert "update 3.00 7.00 9.00 3.00 24.00 40.00 8.0 55 s" in " ".join(said.split())
-    assert "fits: the most is 24.00 GB of 33.54, in update; 9.54 GB are left" in said
-    assert "in all 50.0 s, most of it decode, bound by memory" in said
-    assert "100.0 s a step" in said and found["step_seconds"] == 100
-    assert found["phases"][1] == {
+@pytest.mark.parametrize(("mesh", "steps"), [(MeshConfig(1, -1, 4), 32), (MeshConfig(2, 16, 1), 8)])
+def test_rows_are_per_group_of_tensor_devices(mesh, steps):
+    assert with_rows(RunConfig(mesh=mesh), 1, 32).training.grad_accum_steps == steps
+
+
+def test_the_printed_plan(capsys):
+    """The numbers are arbitrary and distinct."""
+    config, tpu_slice = RunConfig(), roofline.make_slice("v6e", (4, 8), 32, 8)
+    plan_tpu.print_settings(config, "v6e:4x8", tpu_slice, {"data": 1, "fsdp": 32, "tensor": 1}, replicas=4)
+    plan_tpu.print_memory(ResidentMemory(1 * 10**9, 2 * 10**9, 4 * 10**9, 5 * 10**9, 6 * 10**9))
+    sizes = (size * 10**9 for size in (3, 7, 9, 2, 15))
+    plan_tpu.print_program(
+        Program("update", *sizes, 8e12, 40e9, 5e3, 6e6, compile_seconds=55.0, compile_cpu_seconds=99.0)
+    )
+    phases = [Phase("decode", 1, 28, 2), Phase("draw", 0, 1, 0, 2), Phase("update", 20, 3, 4)]
+    estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), tpu_slice, phases)
+    output = capsys.readouterr().out
+    assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
+    assert "train state 3.00 GB, reference 4.00, sampler weights 5.00, sampler slots 6.00; total 18.00 GB" in output
+    assert "update 3.00 7.00 9.00 2.00 24.00 40.00 8.0 5,000 6.0 55 s" in " ".join(output.split())
+    assert "draw 0.00 1.00 0.00 2.00 operations (longer than its memory traffic)" in " ".join(output.split())
+    assert "total 50.0 s; longest: decode, bound by memory" in output
+    assert "100.0 s per step" in output and estimate["step_seconds"] == 100
+    assert estimate["phases"][2] == {
         "name": "update",
         "compute": 20,
         "memory": 3,
         "links": 4,
+        "operations": 0.0,
         "seconds": 20,
         "bound": "compute",
     }
 
 
 @pytest.mark.tpu_compile
-def test_every_program_is_listed_with_what_it_needs(tmp_path, capsys):
-    """Of four hosts, each of which samples with its own quarter of the devices."""
+def test_every_program_is_planned(tmp_path, capsys):
+    """On four hosts, each of which samples on a quarter of the devices."""
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    rows = ("--training.rows_per_update", "32", "--training.row_tokens", "2048", "--training.accumulate", "2")
-    plan_tpu.main([*NANO, "--topology", "v5e:4x4", *rows, "--json", str(tmp_path / "plan.json")])
-    assert "fits: the most is" in capsys.readouterr().out
+    rows = ("--training.minibatch_rows", "32", "--training.seq_len", "2048", "--training.grad_accum_steps", "2")
+    files = ("--json", str(tmp_path / "plan.json"), "--hlo", str(tmp_path / "hlo"))
+    plan_tpu.main([*NANO, "--topology", "v5e:4x4", *rows, *files])
+    assert "fits: the peak is" in capsys.readouterr().out
     plan = json.loads((tmp_path / "plan.json").read_text())
     names = [program["name"].split(",")[0] for program in plan["programs"]]
-    assert names == ["update", "reference", "decode", "prefill", "prefill", "prefix", "share", "publish"]
+    assert names == ["update", "reference", "decode", "prefill", "prefill", "copy_pages", "publish"]
     update = plan["programs"][0]
-    assert update["donated"] >= 0.99 * plan["resident"]["state"]
-    assert update["sent"] > 0 and update["flops"] > 0 and update["temporary"] > 0
+    assert update["donated_bytes"] >= 0.99 * plan["resident"]["state"]
+    assert update["sent_bytes"] > 0 and update["flops"] > 0 and update["temp_bytes"] > 0
     for program in plan["programs"]:
-        assert program["whole"] >= plan["resident"]["all"]
+        assert program["total_bytes"] >= plan["resident"]["total"]
+        assert program["operations"] > 0
+        text = tmp_path / "hlo" / f"{program['name'].replace(', ', '_').replace(' ', '_')}.txt"
+        assert text.read_text().startswith("HloModule")
     phases = [phase["name"] for phase in plan["roofline"]["phases"]]
-    assert phases == ["publish", "prefill", "decode", "reference", "update"]
+    assert phases[:4] == ["publish", "prefill", "decode", "draw"] and phases[-2:] == ["reference", "update"]
 
 
 @pytest.mark.tpu_compile
-def test_what_does_not_fit_ends_with_status_one_and_the_reason(tmp_path, capsys):
+def test_a_run_that_does_not_fit_exits_with_status_one_and_the_reason(tmp_path, capsys):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     file = tmp_path / "plan.json"
     flags = ["--config", "qwen7b", "--topology", "v5e:2x2", "--what", "sample", "--rows", "1", "--json", str(file)]
@@ -101,10 +108,10 @@ def test_what_does_not_fit_ends_with_status_one_and_the_reason(tmp_path, capsys)
 
 
 @pytest.mark.tpu_compile
-def test_a_suggestion_is_planned(capsys):
+def test_the_suggestion_is_planned(capsys):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    rows = ("--training.rows_per_update", "8", "--training.row_tokens", "2048", "--training.accumulate", "2")
+    rows = ("--training.minibatch_rows", "8", "--training.seq_len", "2048", "--training.grad_accum_steps", "2")
     plan_tpu.main([*NANO, *rows, "--what", "update", "--suggest"])
-    said = capsys.readouterr().out
-    assert "suggested: --mesh.data 1 --mesh.fsdp" in said
-    assert "fits: the most is" in said
+    output = capsys.readouterr().out
+    assert "suggested: --mesh.data 1 --mesh.fsdp" in output
+    assert "fits: the peak is" in output

@@ -1,4 +1,4 @@
-"""The image of a pod: what it holds, in which versions, as whom it runs, and that a signal reaches Python."""
+"""The container image of a pod: its files, package versions and user, and that signals reach the trainer."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pod import jobset, start
+
+from memsearcher_jax.launch.pod import jobset, start
 
 DOCKERFILE = Path(jobset.__file__).with_name("Dockerfile")
 ROOT = DOCKERFILE.parents[2]
@@ -23,36 +24,36 @@ LINES = [
 ]
 
 
-def told(instruction):
+def arguments_of(instruction):
     return [rest for name, rest in LINES if name == instruction]
 
 
-def test_it_starts_without_a_shell_as_the_jobset_does():
-    (entry,) = told("ENTRYPOINT")
+def test_the_entrypoint_is_the_command_of_the_jobset():
+    (entry,) = arguments_of("ENTRYPOINT")
     assert json.loads(entry) == list(jobset.COMMAND)
-    assert told("CMD") == []
+    assert arguments_of("CMD") == []
     assert (ROOT / jobset.COMMAND[1]).resolve() == Path(start.__file__).resolve()
     assert start.TRAINER == ROOT / "launch" / "tpu_train.py"
 
 
-def test_it_holds_all_that_the_build_may_see_and_nothing_else():
-    """The allowed names are those that are copied, so that no key or run can get into a layer."""
+def test_the_image_contains_exactly_the_allowed_files():
+    """The allowed files equal the copied files, so no key or run can enter a layer."""
     first, *rest = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()[1:]
     allowed = [line[1:] for line in rest if line.startswith("!")]
-    copied = [name for line in told("COPY") for name in line.split()[:-1]]
+    copied = [name for line in arguments_of("COPY") for name in line.split()[:-1]]
     assert first == "*"
     assert sorted(copied) == sorted(allowed)
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_it_takes_no_secret():
-    assert told("ARG") == []
-    assert told("ENV") == ["PYTHONUNBUFFERED=1"]
+def test_the_image_has_no_build_arguments_or_secrets():
+    assert arguments_of("ARG") == []
+    assert arguments_of("ENV") == ["PYTHONUNBUFFERED=1"]
 
 
-def test_it_runs_as_somebody_who_may_write_nothing_of_it():
+def test_the_image_user_cannot_modify_the_image():
     names = [name for name, _ in LINES]
-    assert told("USER") == ["1000"]
+    assert arguments_of("USER") == ["1000"]
     assert max(place for place, name in enumerate(names) if name in ("RUN", "COPY")) < names.index("USER")
     assert not any("--chown" in rest for _, rest in LINES)
 
@@ -63,42 +64,42 @@ def pinned():
 
 
 def required(requirement, extras=("",)):
-    """Names of what the package needs, and of what that needs in turn, as far as it is installed here."""
-    found, waiting = set(), [(requirement, extras)]
+    """Names of the direct and indirect requirements of a package, as far as they are installed."""
+    visited, waiting = set(), [(requirement, extras)]
     while waiting:
         name, extras = waiting.pop()
         try:
-            wanted = importlib.metadata.requires(name) or []
+            dependencies = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        for one in map(Requirement, wanted):
-            if one.marker and not any(one.marker.evaluate({"extra": extra}) for extra in extras):
+        for dependency in map(Requirement, dependencies):
+            if dependency.marker and not any(dependency.marker.evaluate({"extra": extra}) for extra in extras):
                 continue
-            step = canonicalize_name(one.name), ("", *sorted(one.extras))
-            if step not in found:
-                found.add(step)
-                waiting.append(step)
-    return {name for name, _ in found}
+            key = canonicalize_name(dependency.name), ("", *sorted(dependency.extras))
+            if key not in visited:
+                visited.add(key)
+                waiting.append(key)
+    return {name for name, _ in visited}
 
 
-def test_every_package_in_it_is_of_one_version():
-    """Also of those that others bring along. The requirements are those of the installed checkout."""
-    installs = [line for line in told("RUN") if "pip install" in line]
-    assert installs and all(part.count("-c constraints.txt") == 1 for part in installs[0].split("&&"))
+def test_every_installed_package_is_pinned():
+    """Including indirect dependencies. The requirements are read from the installed package."""
+    installs = [line for line in arguments_of("RUN") if "pip install" in line]
+    assert installs and all(command.count("-c constraints.txt") == 1 for command in installs[0].split("&&"))
     assert "'.[tpu,gcs]'" in installs[0]
-    needed = required("memsearcher_jax", ("", "tpu", "gcs")) | {"setuptools", "libtpu", "gcsfs"}
-    assert len(needed) > 40
-    assert needed - pinned() - {"memsearcher-jax"} == set()
+    required_names = required("memsearcher_jax", ("", "tpu", "gcs")) | {"setuptools", "libtpu", "gcsfs"}
+    assert len(required_names) > 40
+    assert required_names - pinned() - {"memsearcher-jax"} == set()
 
 
-def test_the_base_is_one_version():
-    (base,) = told("FROM")
+def test_the_base_image_is_pinned():
+    (base,) = arguments_of("FROM")
     assert base.startswith("python:3.11.") and base.endswith("-slim-bookworm")
 
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A trainer that tells how it was started, and waits for a signal."""
+    """A trainer that prints its process id, arguments and limits, and waits for a signal."""
     file = tmp_path / "trainer.py"
     file.write_text(
         "import json, os, resource, signal, sys\n"
@@ -110,11 +111,11 @@ def trainer(tmp_path):
     return file
 
 
-def test_the_first_program_becomes_the_trainer_and_signals_reach_it(trainer):
+def test_the_trainer_replaces_the_start_process_and_gets_its_signals(trainer):
     program = f"from pod import start; start.TRAINER = {str(trainer)!r}; start.main(['--out', 'a b'])"
     lowered = 1 << 20
 
-    def lower():
+    def lower_limit():
         _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (lowered, hard))
 
@@ -124,7 +125,7 @@ def test_the_first_program_becomes_the_trainer_and_signals_reach_it(trainer):
         env={**os.environ, "PYTHONPATH": str(ROOT / "launch")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lower,
+        preexec_fn=lower_limit,
         text=True,
     ) as process:
         pid, argv, (soft, hard) = json.loads(process.stdout.readline())
@@ -134,7 +135,7 @@ def test_the_first_program_becomes_the_trainer_and_signals_reach_it(trainer):
     assert soft == hard != lowered
 
 
-def test_it_says_so_where_it_may_not_lock_enough(monkeypatch, capsys):
+def test_a_low_limit_of_locked_memory_is_reported(monkeypatch, capsys):
     set_to = []
 
     def refuse(what, limits):

@@ -1,4 +1,4 @@
-"""TPU VMs from the queue: the exact calls of gcloud, and that every argument arrives as it was written."""
+"""Queued resources: the exact gcloud calls, and that every argument arrives unchanged."""
 
 import json
 import re
@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import sys
 
-import cli
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pod import jobset, queued_resource
 
-# By hand, from Google's tables: v4 and v5p count two cores of a chip, v5e and v6e chips.
-TYPES = {
+from memsearcher_jax.launch import cli
+from memsearcher_jax.launch.pod import queued_resource, tpu_slices
+
+# Copied from Google's tables: v4 and v5p count two cores per chip, v5e and v6e count chips.
+ACCELERATOR_TYPES = {
     "v4:2x2x1": "v4-8",
     "v4:2x2x4": "v4-32",
     "v4:4x4x4": "v4-128",
@@ -31,6 +32,7 @@ TYPES = {
     "v6e:16x16": "v6e-256",
 }
 
+ACTIONS = queued_resource.Create | queued_resource.Status | queued_resource.Ssh | queued_resource.Delete
 GOLDEN = {
     "create a --zone us-east5-b --topology v6e:4x8": (
         "gcloud compute tpus queued-resources create a --zone=us-east5-b "
@@ -65,79 +67,79 @@ GOLDEN = {
 }
 
 
-def dry(argv):
-    ours, remote = cli.cut(argv)
-    return queued_resource.gcloud(queued_resource.parser().parse_args(ours), remote)
+def gcloud_call(argv):
+    ours, remote = cli.split_passthrough(argv)
+    return queued_resource.gcloud(cli.parse_flags(ACTIONS, ours), remote)
 
 
 @pytest.fixture
 def gcloud(tmp_path, monkeypatch):
-    """A gcloud that notes its arguments, and the only program that can be found."""
-    programs, told = tmp_path / "programs", tmp_path / "told.json"
+    """A fake gcloud, the only program on PATH, that records its arguments."""
+    programs, recorded = tmp_path / "programs", tmp_path / "recorded.json"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
 
     def install(status):
         file = programs / "gcloud"
-        source = f"import json, sys\njson.dump(sys.argv[1:], open({str(told)!r}, 'w'))\n"
+        source = f"import json, sys\njson.dump(sys.argv[1:], open({str(recorded)!r}, 'w'))\n"
         file.write_text(f"#!{sys.executable}\n{source}sys.exit({status})\n")
         file.chmod(0o755)
-        return told
+        return recorded
 
     return install
 
 
 @pytest.mark.parametrize("command", GOLDEN)
-def test_a_dry_run_prints_what_would_run_and_runs_nothing(command, gcloud, capsys):
-    told = gcloud(0)
+def test_a_dry_run_prints_the_command_and_runs_nothing(command, gcloud, capsys):
+    recorded = gcloud(0)
     action, *rest = command.split()
-    queued_resource.main([action, "--dry-run", *rest])
+    queued_resource.main([action, "--dry_run", *rest])
     assert capsys.readouterr().out == GOLDEN[command] + "\n"
-    assert not told.exists()
+    assert not recorded.exists()
 
 
 @pytest.mark.parametrize("command", GOLDEN)
-def test_what_runs_is_what_the_dry_run_prints(command, gcloud):
-    told = gcloud(0)
+def test_the_command_of_the_dry_run_is_executed(command, gcloud):
+    recorded = gcloud(0)
     queued_resource.main(command.split())
-    assert ["gcloud", *json.loads(told.read_text())] == shlex.split(GOLDEN[command])
+    assert ["gcloud", *json.loads(recorded.read_text())] == shlex.split(GOLDEN[command])
 
 
-def test_no_local_shell_sees_the_command(gcloud, tmp_path):
-    told, made = gcloud(0), tmp_path / "made"
-    words = ["touch", f"{made}; touch {made}", f"$(touch {made})", "it's", "", 'a "b"\n*']
-    queued_resource.main(["ssh", "a", "--zone", "z", "--", *words])
-    command = json.loads(told.read_text())[-1].removeprefix("--command=")
-    assert shlex.split(command) == words
-    assert not made.exists()
+def test_the_remote_command_is_not_interpreted_locally(gcloud, tmp_path):
+    recorded, created = gcloud(0), tmp_path / "made"
+    arguments = ["touch", f"{created}; touch {created}", f"$(touch {created})", "it's", "", 'a "b"\n*']
+    queued_resource.main(["ssh", "a", "--zone", "z", "--", *arguments])
+    command = json.loads(recorded.read_text())[-1].removeprefix("--command=")
+    assert shlex.split(command) == arguments
+    assert not created.exists()
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=1))
-def test_odd_words_arrive_through_both_shells(words):
-    """The printed line through ours, and the command in it through that of the VM."""
-    call = dry(["ssh", "a", "--zone", "z", "--", *words])
+def test_arguments_survive_both_shells(arguments):
+    """The printed line is parsed by the local shell, and the command in it by the shell of the VM."""
+    call = gcloud_call(["ssh", "a", "--zone", "z", "--", *arguments])
     assert shlex.split(shlex.join(call)) == call
-    assert shlex.split(call[-1].removeprefix("--command=")) == words
+    assert shlex.split(call[-1].removeprefix("--command=")) == arguments
 
 
-@pytest.mark.parametrize("topology", TYPES)
-def test_accelerator_types(topology):
-    assert queued_resource.find_accelerator(topology).type == TYPES[topology]
+@pytest.mark.parametrize("topology", ACCELERATOR_TYPES)
+def test_accelerator_types_equal_those_of_google(topology):
+    assert tpu_slices.find_slice(topology).accelerator_type == ACCELERATOR_TYPES[topology]
 
 
-def test_every_slice_but_those_of_tpu7x_has_a_type_of_its_own():
-    slices = [name for name in jobset.known_slices() if not name.startswith("tpu7x")]
-    assert len({queued_resource.find_accelerator(name).type for name in slices}) == len(slices) > 30
+def test_every_slice_except_tpu7x_has_a_distinct_accelerator_type():
+    slices = [name for name in tpu_slices.known_slices() if not name.startswith("tpu7x")]
+    assert len({tpu_slices.find_slice(name).accelerator_type for name in slices}) == len(slices) > 30
 
 
-def test_the_failure_of_gcloud_is_ours(gcloud):
+def test_the_exit_status_of_gcloud_is_returned(gcloud):
     gcloud(4)
     with pytest.raises(SystemExit) as stop:
         queued_resource.main(["status", "a", "--zone", "z"])
     assert stop.value.code == 4
 
 
-def test_without_gcloud_it_says_so(refused, tmp_path, monkeypatch):
+def test_a_missing_gcloud_is_an_error(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "gcloud is not installed" in refused(queued_resource.main, ["status", "a", "--zone", "z"])
 
@@ -145,39 +147,39 @@ def test_without_gcloud_it_says_so(refused, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("create a --zone z --topology tpu7x:2x2x2", "tpu7x comes with GKE only, see launch/pod/jobset.py"),
-        ("create a --zone z --topology tpu7x:9x9x9", "tpu7x comes with GKE only"),
+        ("create a --zone z --topology tpu7x:2x2x2", "tpu7x:2x2x2: only GKE has it, see launch/pod/jobset.py"),
+        ("create a --zone z --topology tpu7x:9x9x9", "--topology tpu7x:9x9x9 is none of"),
         ("create a --zone z --topology v6e:3x3", "--topology v6e:3x3 is none of v4:2x2x1, "),
         ("create a --zone z --topology v6e-32", "--topology v6e-32 is none of"),
-        ("create a --zone z", "the following arguments are required: --topology"),
-        ("create a --topology v6e:2x2", "the following arguments are required: --zone"),
-        ("create a --zone z --topology v6e:2x2 --slices 0", "--slices is 0"),
-        ("create a --zone z --topology v6e:2x2 --provisioning cheap", "invalid choice: 'cheap'"),
+        ("create a --zone z", "missing: --topology"),
+        ("create a --topology v6e:2x2", "missing: --zone"),
+        ("create a --zone z --topology v6e:2x2 --slices 0", "--slices must be at least 1"),
+        ("create a --zone z --topology v6e:2x2 --provisioning cheap", "invalid choice 'cheap'"),
         ("create A_1 --zone z --topology v6e:2x2", "NAME 'A_1': use lower-case letters"),
         ("ssh a --zone z", "ssh needs a command after --"),
-        ("ssh a --zone z python", "unrecognized arguments: python"),
+        ("ssh a --zone z python", "unexpected argument 'python'"),
         ("delete a --zone z -- b", "delete takes nothing after --"),
-        ("stop a --zone z", "invalid choice: 'stop'"),
-        ("", "required: create|status|ssh|delete"),
+        ("stop a --zone z", "Expected one of {create, status, ssh, delete}"),
+        ("", "Expected one of {create, status, ssh, delete}"),
     ],
 )
-def test_what_it_refuses(command, line, refused, gcloud):
-    told = gcloud(0)
+def test_invalid_flags_are_errors(command, line, refused, gcloud):
+    recorded = gcloud(0)
     assert line in refused(queued_resource.main, command.split())
-    assert not told.exists()
+    assert not recorded.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
-def test_gcloud_itself_knows_every_flag():
-    """By its own help, which needs no account."""
+def test_gcloud_accepts_every_flag():
+    """Checked with `gcloud --help`, which needs no account."""
     calls: dict[tuple[str, ...], set[str]] = {}
     for line in GOLDEN.values():
-        words = shlex.split(line)
-        flags = {word.split("=")[0] for word in words if word.startswith("--")}
-        calls.setdefault(tuple(words[:5]), set()).update(flags)
+        arguments = shlex.split(line)
+        flags = {word.split("=")[0] for word in arguments if word.startswith("--")}
+        calls.setdefault(tuple(arguments[:5]), set()).update(flags)
     assert len(calls) == 5
-    for words, flags in calls.items():
-        told = subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", told)
-        assert flags <= {*re.findall(r"--[a-z-]+", plain), "--project", "--format"}, words
+    for arguments, flags in calls.items():
+        help_text = subprocess.run([*arguments, "--help"], capture_output=True, text=True, check=True).stdout
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", help_text)
+        assert flags <= {*re.findall(r"--[a-z-]+", plain), "--project", "--format"}, arguments

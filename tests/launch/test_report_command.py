@@ -1,63 +1,95 @@
-"""launch/report.py: the page of a real run, where it is written, and what it refuses in one line."""
+"""launch/report.py: the page of a run, its output file, and one-line errors."""
 
 import json
+import shutil
 
 import pytest
-import report
 
-from memsearcher_jax.agent.types import Context, Outcome, Problem, Stop, Trajectory, Turn
-from memsearcher_jax.report.trajectories import Scored, write_trajectories
+from memsearcher_jax.launch import report
+from memsearcher_jax.report.metrics import METRICS_FILE
+from memsearcher_jax.report.plots import CURVES_FILE
+from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
 @pytest.fixture
 def evaluated(tmp_path):
     """The folder of an evaluation of three questions."""
-    outcome = Outcome(Stop.ANSWERED, "Ada", (Turn("", "\\boxed{Ada}"),))
+    outcome = Outcome(StopReason.ANSWERED, "Ada", (Turn("", "\\boxed{Ada}"),))
     problems = [Problem(f"q{number}", "Who?", ("Ada",)) for number in range(3)]
-    trajectories = [Trajectory(one, 0, outcome, (Context((1,), (0.0,), (True,)),), "") for one in problems]
-    scored = [Scored(one, 1.0, scores={"exact_match": 1.0}) for one in trajectories]
-    write_trajectories(tmp_path / "ev" / "trajectories" / "part_0000.jsonl.gz", scored)
+    trajectories = [Trajectory(problem, 0, outcome, (Context((1,), (0.0,), (True,)),), "") for problem in problems]
+    scored = [ScoredTrajectory(trajectory, 1.0, scores={"exact_match": 1.0}) for trajectory in trajectories]
+    write_trajectories(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", scored)
     (tmp_path / "ev" / "results.json").write_text(json.dumps({"metrics": {"exact_match": 1.0}}))
     return tmp_path / "ev"
 
 
-def test_a_training_run_has_its_page(finished, tmp_path, capsys, untouched):
-    before = untouched(finished)
+def test_the_page_of_a_training_run(finished, tmp_path, capsys, snapshot):
+    before = snapshot(finished)
     report.main([str(finished), "--out", str(tmp_path / "new" / "page.html")])
     assert f"{tmp_path}/new/page.html: 16 of 16 trajectories" in capsys.readouterr().out
     page = (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
     assert "Training run with 2 steps. 16 trajectories." in page
     assert "<b>Reward</b>" in page
-    assert "<caption>Why trajectories ended</caption>" in page
-    assert untouched(finished) == before
+    assert "<caption>Stop reasons</caption>" in page
+    assert snapshot(finished) == before
 
 
-def test_without_out_the_page_is_in_the_folder(evaluated, capsys):
-    report.main([str(evaluated), "--compare", str(evaluated), "--most", "2"])
+def test_the_default_output_is_in_the_run_folder(evaluated, capsys):
+    report.main([str(evaluated), "--compare", str(evaluated), "--max_trajectories", "2"])
     assert f"{evaluated}/report.html: 2 of 3 trajectories" in capsys.readouterr().out
-    assert "beside (ev) 2. 3 trajectories." in (evaluated / "report.html").read_text(encoding="utf-8")
+    assert "compared with (ev) 2. 3 trajectories." in (evaluated / "report.html").read_text(encoding="utf-8")
     report.main([str(evaluated)])
     assert "3 of 3" in capsys.readouterr().out
+
+
+def test_the_page_of_a_running_job_reloads_until_the_run_has_ended(finished, tmp_path, monkeypatch):
+    run, page = tmp_path / "run", tmp_path / "run" / "report.html"
+    shutil.copytree(finished, run)
+    (run / CURVES_FILE).unlink(missing_ok=True)
+    pages = []
+
+    def sleep(seconds):
+        pages.append(page.read_text(encoding="utf-8"))
+        if len(pages) == 2:
+            first, *_ = (run / METRICS_FILE).read_text().splitlines()
+            with (run / METRICS_FILE).open("a") as file:
+                file.write(json.dumps(json.loads(first) | {"step": 2}) + "\n")
+        if len(pages) == 3:
+            (run / CURVES_FILE).write_bytes(b"")
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    report.main([str(run), "--follow"])
+    reload = '<meta http-equiv="refresh" content="30">'
+    assert [reload in text for text in pages] == [True] * 3
+    assert ["with 3 steps" in text for text in pages] == [False, False, True]
+    last = page.read_text(encoding="utf-8")
+    assert reload not in last and "with 3 steps" in last
+
+
+def test_a_finished_evaluation_is_written_once(evaluated):
+    report.main([str(evaluated), "--follow"])
+    assert 'http-equiv="refresh"' not in (evaluated / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("", "the following arguments are required: RUN"),
+        ("", "missing: RUN"),
         ("none", "none: no such folder"),
-        ("empty", "empty holds no run to report on"),
+        ("empty", "empty has neither metrics.jsonl nor trajectories"),
         ("ev --compare none", "none: no such folder"),
-        ("ev --out empty", "--out empty is a folder: name a file"),
-        ("ev --out ev/results.json", "name a file that ends in .html"),
+        ("ev --out empty", "--out empty is a directory: choose a file"),
+        ("ev --out ev/results.json", "choose a name that ends in .html"),
         ("none --out ev/results.json/page.html", "--out ev/results.json/page.html cannot be written"),
-        ("ev --most 0", "at least 1 is needed"),
-        ("ev --most few", "invalid int value: 'few'"),
-        ("ev --wide", "unrecognized arguments: --wide (--help explains every flag)"),
+        ("ev --max_trajectories 0", "it must be at least 1"),
+        ("ev --max_trajectories few", "--max_trajectories: 'few' is not an integer"),
+        ("ev --wide", "'--wide'"),
     ],
 )
-def test_what_cannot_be_reported(flags, line, evaluated, tmp_path, monkeypatch, refused, untouched):
+def test_invalid_flags_are_one_line_errors(flags, line, evaluated, tmp_path, monkeypatch, refused, snapshot):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    before = untouched(tmp_path)
+    before = snapshot(tmp_path)
     assert line in refused(report.main, flags.split())
-    assert untouched(tmp_path) == before
+    assert snapshot(tmp_path) == before

@@ -1,4 +1,4 @@
-"""Small models of every kind, with biases and norm weights that are not what `init` gives: zeros and ones hide bugs."""
+"""Small models of every kind. Biases and norm weights are random, because the zeros and ones of `init` hide bugs."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.config import ModelConfig, RopeScaling
 
 BASE = ModelConfig(
     vocab_size=96,
@@ -25,12 +25,17 @@ BASE = ModelConfig(
 )
 VARIANTS = {
     "grouped_untied": BASE,
-    "grouped_tied": replace(BASE, tied=True),
+    "grouped_tied": replace(BASE, tie_embeddings=True),
     "multi_head_untied": replace(BASE, kv_heads=4, rope_theta=10_000.0),
-    "multi_query_tied": replace(BASE, kv_heads=1, tied=True, norm_eps=1e-5),
+    "multi_query_tied": replace(BASE, kv_heads=1, tie_embeddings=True, norm_eps=1e-5),
     "wide_heads_untied": replace(BASE, head_size=16),
-    "qwen3_tied": replace(BASE, family="qwen3", head_size=16, tied=True),
+    "qwen3_tied": replace(BASE, family="qwen3", head_size=16, tie_embeddings=True),
     "qwen3_untied": replace(BASE, family="qwen3", kv_heads=1, norm_eps=1e-5),
+    "llama_tied": replace(BASE, family="llama", tie_embeddings=True, rope_theta=1e5),
+    # In tokens, the wavelengths are 6, 39, 245 and 1,541: two stay, one is interpolated, and one grows by the factor.
+    "llama3_untied": replace(
+        BASE, family="llama", kv_heads=1, rope_theta=1_540.0, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 256)
+    ),
 }
 
 
@@ -51,20 +56,20 @@ def variant(request) -> tuple[str, ModelConfig]:
 
 @pytest.fixture(scope="session")
 def forward():
-    """`qwen.forward` compiled: a test here has milliseconds of numbers, but seconds of operations one by one."""
+    """`qwen.forward`, compiled: operation by operation it takes seconds."""
     return jax.jit(qwen.forward, static_argnames=("config", "output"))
 
 
 @pytest.fixture(scope="session")
 def make_params():
-    """(config, seed=0) -> params in which every weight matters."""
+    """(config, seed=0) -> params without zeros and ones."""
 
     def make(config: ModelConfig, seed: int = 0) -> dict:
-        draw = np.random.RandomState(seed)
+        rng = np.random.RandomState(seed)
         shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
         centre = dict.fromkeys(("attention_norm", "ffn_norm", "final_norm", "q_norm", "k_norm"), 1.0)
         return jax.tree.map_with_path(
-            lambda path, x: jnp.asarray(centre.get(path[-1].key, 0) + 0.2 * draw.standard_normal(x.shape), x.dtype),
+            lambda path, x: jnp.asarray(centre.get(path[-1].key, 0) + 0.2 * rng.standard_normal(x.shape), x.dtype),
             shapes,
         )
 
@@ -84,8 +89,8 @@ def make_rows():
 
 
 @pytest.fixture(scope="session")
-def their_tensors():
-    """(config, seed=0) -> the tensors of a Hugging Face folder, by name; written out here, apart from our tables."""
+def hf_tensors():
+    """(config, seed=0) -> the tensors of a Hugging Face folder, by name; written without the tables of the package."""
 
     def make(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
         D, F, N = config.embed_size, config.ffn_size, config.heads * config.head_size
@@ -101,7 +106,7 @@ def their_tensors():
                 shapes[f"{attention}.{name}_proj.weight"] = (size, D)
                 if config.family == "qwen2":
                     shapes[f"{attention}.{name}_proj.bias"] = (size,)
-                elif name != "v":
+                elif config.family == "qwen3" and name != "v":
                     shapes[f"{attention}.{name}_norm.weight"] = (config.head_size,)
             shapes |= {
                 f"{attention}.o_proj.weight": (D, N),
@@ -109,21 +114,30 @@ def their_tensors():
                 f"{mlp}.up_proj.weight": (F, D),
                 f"{mlp}.down_proj.weight": (D, F),
             }
-        if not config.tied:
+        if not config.tie_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, D)
-        draw = np.random.RandomState(seed)
-        return {name: (0.2 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+        rng = np.random.RandomState(seed)
+        return {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
     return make
 
 
 @pytest.fixture(scope="session")
-def their_config():
+def hf_config_json():
     """(config) -> config.json of a Hugging Face folder, as transformers 4 writes it."""
 
     def make(config: ModelConfig) -> dict:
+        scaling, rope_scaling = config.rope_scaling, None
+        if scaling.factor != 1:
+            rope_scaling = {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_frequency_factor,
+                "high_freq_factor": scaling.high_frequency_factor,
+                "original_max_position_embeddings": scaling.original_positions,
+            }
         return {
-            "architectures": [{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.family]],
+            "architectures": [f"{config.family.capitalize()}ForCausalLM"],
             "model_type": config.family,
             "vocab_size": config.vocab_size,
             "hidden_size": config.embed_size,
@@ -136,10 +150,10 @@ def their_config():
             "max_position_embeddings": config.max_positions,
             "rms_norm_eps": config.norm_eps,
             "rope_theta": config.rope_theta,
-            "rope_scaling": None,
+            "rope_scaling": rope_scaling,
             "sliding_window": None,
             "use_sliding_window": False,
-            "tie_word_embeddings": config.tied,
+            "tie_word_embeddings": config.tie_embeddings,
             "torch_dtype": "float32",
         }
 
@@ -147,14 +161,14 @@ def their_config():
 
 
 @pytest.fixture
-def make_folder(tmp_path, their_config, their_tensors):
-    """(config, changed settings, tensors=None) -> a Hugging Face folder made without our own writer."""
+def make_folder(tmp_path, hf_config_json, hf_tensors):
+    """(config, tensors=None, **settings) -> a Hugging Face folder written without `weights.save`."""
 
     def make(config: ModelConfig, tensors: dict[str, np.ndarray] | None = None, **settings):
         folder = tmp_path / "theirs"
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(their_config(config) | settings))
-        save_file(tensors or their_tensors(config), folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(hf_config_json(config) | settings))
+        save_file(tensors or hf_tensors(config), folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
     return make

@@ -1,68 +1,184 @@
-"""Attention of packed rows: the derivative that is written out is that of the attention itself."""
+"""Attention over packed rows: the hand-written derivative and the TPU kernel agree with dense attention."""
+
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memsearcher_jax.model.attention import attend, attend_to_row
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.attention import (
+    PACKED_BLOCK,
+    PackedMask,
+    Visible,
+    _needed_blocks,
+    _next_needed,
+    causal_attention,
+    packed_attention,
+    splash_attention,
+)
+from memsearcher_jax.model.config import ModelConfig
 
 
-def row_of(T, dtype="float32", *, B=2, N=6, K=2, H=8):
-    """Queries, keys, values, and segments of which the last is padding."""
-    draw = np.random.default_rng(T)
-    q_BNTH, k_BKTH, v_BKTH = (jnp.asarray(draw.standard_normal((B, n, T, H)), dtype) for n in (N, K, K))
-    segment_BT = np.sort(draw.integers(1, 4, (B, T)))
+@dataclass(frozen=True)
+class Row:
+    """Packed rows, and the mask that says which keys each query must see."""
+
+    qkv: tuple[jax.Array, jax.Array, jax.Array]  # [B, N or K, T, H]
+    visible: Visible
+    mask_BTT: np.ndarray
+    is_real_B1T1: np.ndarray
+
+
+def make_row(T, dtype="float32", *, B=2, N=6, K=2, H=8, shared=0.0):
+    """Three segments per row, padding at the end, and more query heads than key-value heads.
+
+    `shared`: the share of the first segment that the others continue; the first segments differ in length.
+    """
+    rng = np.random.default_rng(T)
+    qkv = tuple(jnp.asarray(rng.standard_normal((B, n, T, H)), dtype) for n in (N, K, K))
+    segment_BT = np.sort(rng.integers(1, 4, (B, T)))
     segment_BT[:, -T // 5 :] = 0
-    return q_BNTH, k_BKTH, v_BKTH, jnp.asarray(segment_BT, jnp.int32)
+    position_BT, mask_BTT = np.zeros((B, T), np.int32), np.tri(T, dtype=bool) & np.eye(T, dtype=bool)[None].repeat(B, 0)
+    for segment_T, position_T, mask_TT in zip(segment_BT, position_BT, mask_BTT, strict=True):
+        prefix = int(shared * np.sum(segment_T == 1))
+        for segment in (1, 2, 3):
+            own = np.flatnonzero(segment_T == segment)
+            position_T[own] = np.arange(len(own)) + (prefix if segment > 1 else 0)
+            mask_TT[np.ix_(own, own)] = np.tri(len(own), dtype=bool)
+            mask_TT[own, :prefix] |= segment > 1
+    visible = Visible.of(jnp.asarray(position_BT), jnp.asarray(segment_BT, jnp.int32))
+    return Row(qkv, visible, mask_BTT, (segment_BT > 0)[:, None, :, None])
 
 
-def gradients(attention, q_BNTH, k_BKTH, v_BKTH, segment_BT):
-    """What the attention gives, and the derivatives of a sum of it with weights of its own for each number."""
-    weight_BNTH = jnp.asarray(np.random.default_rng(0).standard_normal(q_BNTH.shape), jnp.float32)
+def gradients(attention, row, qkv=None):
+    """(output, gradients by q, k and v) of a randomly weighted sum of the output, without padding."""
+    qkv = qkv or row.qkv
+    weight_BNTH = jnp.asarray(np.random.default_rng(0).standard_normal(qkv[0].shape), jnp.float32)
 
     def loss(*qkv):
-        mixed_BNTH = attention(*qkv, segment_BT)
-        return jnp.sum(weight_BNTH * mixed_BNTH), mixed_BNTH
+        out_BNTH = jnp.where(row.is_real_B1T1, attention(*qkv), 0)
+        return jnp.sum(weight_BNTH * out_BNTH), out_BNTH
 
-    (_, mixed_BNTH), by_qkv = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q_BNTH, k_BKTH, v_BKTH)
-    return mixed_BNTH, by_qkv
-
-
-@pytest.mark.parametrize("T", [1, 50, 128, 384, 1_100])
-def test_its_gradient_is_that_of_the_plain_attention(T):
-    row = row_of(T)
-    (mixed, ours), (plain_mixed, plain) = gradients(attend_to_row, *row), gradients(attend, *row)
-    np.testing.assert_allclose(mixed, plain_mixed, rtol=1e-5, atol=1e-6)
-    for one, other in zip(ours, plain, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    (_, out_BNTH), dqkv = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
+    return out_BNTH, dqkv
 
 
-def test_in_bfloat16_it_is_as_near_as_numbers_of_that_type_are():
-    q_BNTH, k_BKTH, v_BKTH, segment_BT = row_of(256, "bfloat16")
-    exact = gradients(attend, *(x.astype(jnp.float32) for x in (q_BNTH, k_BKTH, v_BKTH)), segment_BT)[1]
-    ours = gradients(attend_to_row, q_BNTH, k_BKTH, v_BKTH, segment_BT)[1]
-    for one, other in zip(ours, exact, strict=True):
-        assert one.dtype == jnp.bfloat16
-        assert np.linalg.norm(one.astype(jnp.float32) - other) < 0.01 * np.linalg.norm(other)
+def dense_gradients(row):
+    """`gradients` of attention that computes every score, in float32."""
+
+    def attention(q_BNTH, k_BKTH, v_BKTH):
+        k_BNTH, v_BNTH = (jnp.repeat(x, q_BNTH.shape[1] // x.shape[1], axis=1) for x in (k_BKTH, v_BKTH))
+        score_BNTT = jnp.einsum("BNtH,BNTH->BNtT", q_BNTH, k_BNTH) * q_BNTH.shape[-1] ** -0.5
+        prob_BNTT = jax.nn.softmax(jnp.where(row.mask_BTT[:, None], score_BNTT, -jnp.inf), axis=-1)
+        return jnp.einsum("BNtT,BNTH->BNtH", prob_BNTT, v_BNTH)
+
+    return gradients(attention, row, tuple(x.astype(jnp.float32) for x in row.qkv))
 
 
-def test_nothing_flows_between_texts_of_a_row():
-    q_BNTH, k_BKTH, v_BKTH, segment_BT = row_of(256)
-    first_BT = segment_BT == 1
+@pytest.mark.parametrize("shared", [0, 0.4, 1])
+@pytest.mark.parametrize("T", [1, 50, 128, 384, 1_100, 1_280])
+def test_packed_attention_has_the_gradient_of_dense_attention(T, shared):
+    row = make_row(T, shared=shared)
+    (out, dqkv), (expected_out, expected_dqkv) = (
+        gradients(lambda *qkv: packed_attention(*qkv, row.visible), row),
+        dense_gradients(row),
+    )
+    np.testing.assert_allclose(out, expected_out, rtol=1e-5, atol=1e-6)
+    for gradient, expected in zip(dqkv, expected_dqkv, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
-    def loss(q_BNTH, k_BKTH, v_BKTH):
-        return jnp.sum(jnp.where(first_BT[:, None, :, None], attend_to_row(q_BNTH, k_BKTH, v_BKTH, segment_BT), 0))
 
-    for gradient in jax.grad(loss, argnums=(0, 1, 2))(q_BNTH, k_BKTH, v_BKTH):
-        flows_BT = jnp.any(gradient != 0, axis=(1, 3))
-        assert not np.any(flows_BT & ~first_BT) and np.any(flows_BT)
+def test_packed_attention_skips_blocks_that_no_query_sees():
+    """NaN in the keys of the first context reaches only the queries that see its block of keys."""
+    T, block = 8 * PACKED_BLOCK, PACKED_BLOCK
+    position_BT = np.arange(T)[None] % (4 * block)
+    position_BT[:, 4 * block :] += block  # the second context continues the first block
+    visible = Visible.of(jnp.asarray(position_BT), jnp.asarray(np.arange(T)[None] // (4 * block) + 1))
+    q_BNTH, k_BKTH, v_BKTH = make_row(T, B=1).qkv
+    v_BKTH = v_BKTH.at[:, :, block : 4 * block].set(jnp.nan)  # a weight of 0 would spread it
+    out_T = np.asarray(packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)).sum(axis=(0, 1, 3))
+    np.testing.assert_array_equal(np.isfinite(out_T), (np.arange(T) < block) | (np.arange(T) >= 4 * block))
+
+
+def test_causal_attention_is_packed_attention_of_one_segment():
+    row = make_row(256)
+    segment_BT = jnp.ones((2, 256), jnp.int32)
+    visible = Visible.of(jnp.arange(256)[None].repeat(2, 0), segment_BT)
+    expected = packed_attention(*row.qkv, visible)
+    np.testing.assert_allclose(causal_attention(*row.qkv, segment_BT), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_gradients_are_within_rounding():
+    row = make_row(256, "bfloat16", shared=0.4)
+    rounded = gradients(lambda *qkv: packed_attention(*qkv, row.visible), row)[1]
+    for gradient, expected in zip(rounded, dense_gradients(row)[1], strict=True):
+        assert gradient.dtype == jnp.bfloat16
+        assert np.linalg.norm(gradient.astype(jnp.float32) - expected) < 0.01 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("names", [(), ("attention",)], ids=str)
-def test_computed_again_it_gives_the_same(names):
-    row = row_of(256)
+def test_remat_changes_no_gradient_of_packed_attention(names):
+    row = make_row(256, shared=0.4)
+    attention = partial(packed_attention, visible=row.visible)
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    again = gradients(jax.checkpoint(attend_to_row, policy=policy), *row)[1]
-    for one, other in zip(again, gradients(attend_to_row, *row)[1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    recomputed = gradients(jax.checkpoint(attention, policy=policy), row)[1]
+    for gradient, expected in zip(recomputed, gradients(attention, row)[1], strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [0, 0.5])
+def test_the_splash_kernel_equals_dense_attention_forward_and_backward(shared):
+    """Interpreted on a CPU, with several blocks of queries and keys."""
+    row = make_row(384, N=4, H=128, shared=shared)
+    out, dqkv = gradients(partial(splash_attention, visible=row.visible, interpret=True), row)
+    expected_out, expected_dqkv = dense_gradients(row)
+    np.testing.assert_allclose(out, expected_out, atol=1e-5)
+    for gradient, expected in zip(dqkv, expected_dqkv, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_the_splash_kernel_computes_the_blocks_that_some_query_needs():
+    """Of one row with two contexts of four blocks, of which the second continues the first block."""
+    block = 8
+    index_T = np.arange(8 * block)
+    offset_T = np.where(index_T < 4 * block, 0, 3 * block)
+    needed_QC = _needed_blocks(jnp.asarray(offset_T), jnp.int32(block), block)
+    expected_QC = np.tri(8, dtype=bool)
+    expected_QC[4:, 1:4] = False
+    np.testing.assert_array_equal(needed_QC, expected_QC)
+    next_QC = np.asarray(_next_needed(needed_QC))
+    np.testing.assert_array_equal(next_QC[needed_QC], np.nonzero(needed_QC)[1])
+    assert next_QC[4].tolist() == [0, 4, 4, 4, 4, 0, 0, 0]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 16), st.data())
+def test_the_mask_of_the_kernel_is_that_of_packed_attention(log_T, data):
+    """For rows of every length: what a query's integer holds is what `Visible` says."""
+    T = 2**log_T
+    mask = PackedMask(T)
+    query, key = (data.draw(st.integers(0, T - 1)) for _ in range(2))
+    prefix = data.draw(st.integers(0, min(mask.max_prefix // mask.unit, query // mask.unit))) * mask.unit
+    offset = data.draw(st.integers(0, query - prefix))
+    seen = mask(mask.pack(jnp.full(T, offset), jnp.int32(prefix))[query], jnp.int32(key))
+    assert bool(seen) == (key <= query and (key < prefix or key >= offset + prefix))
+
+
+def test_the_splash_kernel_refuses_rows_that_no_block_divides():
+    row = make_row(200)
+    with pytest.raises(ValueError, match=r"rows of 200 tokens: training\.seq_len must be a multiple of 128"):
+        splash_attention(*row.qkv, row.visible, interpret=True)
+
+
+def test_weights_do_not_depend_on_the_attention_setting():
+    """Flax creates weights by a pass over a single token, which no block of the kernel divides."""
+    xla = ModelConfig(64, 16, 32, 2, 4, 2, 8, attention="xla")
+    splash = replace(xla, attention="splash")
+    assert qwen.param_specs(splash) == qwen.param_specs(xla)
+    key = jax.random.key(0)
+    jax.tree.map(np.testing.assert_array_equal, qwen.init(key, splash), qwen.init(key, xla))

@@ -1,4 +1,4 @@
-"""Folders of encoders read and refused, and what must not change a vector: padding, the batch, the devices."""
+"""Text encoders: reading folders, and vectors that do not depend on padding, batch or devices."""
 
 import json
 from dataclasses import replace
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from memsearcher_jax.model import encoder, encoder_weights, sharding
+from memsearcher_jax.model import encoder, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.model.encoder_config import EncoderConfig, read_encoder_config
+from memsearcher_jax.model.encoder import EncoderConfig
 
 E5_BASE = {  # as published with e5-base-v2
     "architectures": ["BertModel"],
@@ -40,7 +40,7 @@ encode = jax.jit(encoder.encode, static_argnames="config")
 
 @pytest.fixture
 def folder(tmp_path):
-    """(changed settings, {file: JSON}) -> a folder with E5's config and these files."""
+    """(changed settings, {file: JSON}) -> a folder with the config of E5 and these files."""
 
     def make(settings=None, files=None):
         (tmp_path / "config.json").write_text(json.dumps(E5_BASE | (settings or {})))
@@ -60,20 +60,20 @@ def modules(*kinds):
 
 
 def make_params(config, seed=0):
-    """Weights in which everything matters: `init` has zeros and ones, which hide bugs."""
-    draw = np.random.RandomState(seed)
-    return jax.tree.map(lambda x: (0.3 * draw.standard_normal(x.shape)).astype(np.float32), encoder.declared(config))
+    """Random weights: the zeros and ones of `init` hide bugs."""
+    rng = np.random.RandomState(seed)
+    return jax.tree.map(lambda x: (0.3 * rng.standard_normal(x.shape)).astype(np.float32), encoder.param_specs(config))
 
 
 def make_rows(rows, tokens, seed=0):
-    draw = np.random.RandomState(seed)
-    length_B = draw.randint(1, tokens + 1, rows).astype(np.int32)
+    rng = np.random.RandomState(seed)
+    length_B = rng.randint(1, tokens + 1, rows).astype(np.int32)
     length_B[0] = tokens
-    return draw.randint(1, SMALL.vocab_size, (rows, tokens)).astype(np.int32), length_B
+    return rng.randint(1, SMALL.vocab_size, (rows, tokens)).astype(np.int32), length_B
 
 
-def their_tensors(config, params):
-    """The tensors of a Hugging Face folder, by name; written out here, apart from our table."""
+def hf_tensors(config, params):
+    """The tensors of a Hugging Face folder, by name; written independently of `encoder.NAMES`."""
     D, F = config.embed_size, config.ffn_size
     tensors = {
         "embeddings.word_embeddings.weight": params["word"],
@@ -107,29 +107,29 @@ def their_tensors(config, params):
     return tensors
 
 
-def test_the_published_e5_is_our_default(folder):
-    assert read_encoder_config(folder()) == EncoderConfig()
+def test_the_published_e5_is_the_default_config(folder):
+    assert encoder.read_config(folder()) == EncoderConfig()
 
 
-def test_e5_has_110_million_weights():
-    assert sum(x.size for x in jax.tree.leaves(encoder.declared(EncoderConfig()))) == 108_891_648
+def test_e5_has_110_million_parameters():
+    assert sum(x.size for x in jax.tree.leaves(encoder.param_specs(EncoderConfig()))) == 108_891_648
 
 
-def test_a_sentence_encoder_states_pooling_length_and_prompts(folder):
+def test_sentence_transformers_files_set_pooling_length_and_prompts(folder):
     files = {
         "modules.json": modules("Transformer", "Pooling", "Normalize"),
         "1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
         "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": True},
         "config_sentence_transformers.json": {"prompts": {"query": "q: ", "document": "d: "}},
     }
-    config = read_encoder_config(folder(files=files))
+    config = encoder.read_config(folder(files=files))
     assert (config.pooling, config.max_tokens, config.lower_case) == ("cls", 256, True)
     assert (config.query_prompt, config.passage_prompt) == ("q: ", "d: ")
 
 
-def test_roberta_counts_positions_from_behind_its_padding(folder):
+def test_roberta_positions_start_after_the_padding_id(folder):
     theirs = {"model_type": "xlm-roberta", "pad_token_id": 1, "max_position_embeddings": 514, "type_vocab_size": 1}
-    config = read_encoder_config(folder(theirs))
+    config = encoder.read_config(folder(theirs))
     assert (config.first_position, config.max_tokens, config.types) == (2, 512, 1)
 
 
@@ -140,37 +140,37 @@ def test_roberta_counts_positions_from_behind_its_padding(folder):
         ({"position_embedding_type": "relative_key"}, {}, "position_embedding_type = 'relative_key' is not supported"),
         ({"is_decoder": True}, {}, "is_decoder = True is not supported"),
         ({"hidden_act": "silu"}, {}, "hidden_act is 'silu', expected one of gelu"),
-        ({"hidden_size": 770}, {}, "hidden_size 770 is no multiple of num_attention_heads 12"),
-        ({"num_hidden_layers": 0}, {}, "num_hidden_layers is 0, expected a whole number from 1"),
+        ({"hidden_size": 770}, {}, "hidden_size 770 is not a multiple of num_attention_heads 12"),
+        ({"num_hidden_layers": 0}, {}, "num_hidden_layers is 0, expected an integer of at least 1"),
         ({}, {"modules.json": modules("Transformer", "Pooling", "Dense")}, "module Dense is not supported"),
-        ({}, {"modules.json": modules("Transformer")}, "names no Pooling"),
+        ({}, {"modules.json": modules("Transformer")}, "lists no Pooling module"),
         (
             {},
             {
                 "modules.json": modules("Transformer", "Pooling"),
                 "1_Pooling/config.json": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True},
             },
-            "pools by pooling_mode_max_tokens and pooling_mode_mean_tokens; mean or cls alone",
+            "pools by pooling_mode_max_tokens and pooling_mode_mean_tokens; only mean or only cls",
         ),
         ({}, {"modules.json": {}}, "holds a dict, expected a JSON array"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(folder, settings, files, message):
+def test_unsupported_encoders_are_refused_by_name(folder, settings, files, message):
     with pytest.raises(ValueError, match=message) as caught:
-        read_encoder_config(folder(settings, files))
+        encoder.read_config(folder(settings, files))
     assert "\n" not in str(caught.value)
 
 
-def test_no_folder_and_no_config(tmp_path):
+def test_a_missing_folder_or_config_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
-        read_encoder_config(tmp_path / "none")
+        encoder.read_config(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        read_encoder_config(tmp_path)
+        encoder.read_config(tmp_path)
 
 
 @pytest.fixture
 def small_folder(folder):
-    """A whole folder of the small encoder, and the weights in it."""
+    """(prefix, leave_out, dtype) -> (folder of the small encoder, its weights)."""
     sizes = {
         "vocab_size": SMALL.vocab_size,
         "hidden_size": SMALL.embed_size,
@@ -184,7 +184,7 @@ def small_folder(folder):
         params = make_params(SMALL)
         tensors = {
             prefix + name: np.ascontiguousarray(x).astype(x.dtype if name.endswith("_ids") else dtype)
-            for name, x in their_tensors(SMALL, params).items()
+            for name, x in hf_tensors(SMALL, params).items()
             if name != leave_out
         }
         save_file(tensors, folder(sizes) / "model.safetensors")
@@ -194,38 +194,36 @@ def small_folder(folder):
 
 
 @pytest.mark.parametrize("prefix", ["", "bert.", "roberta."])
-def test_weights_are_read_whatever_they_were_a_part_of(small_folder, prefix):
+def test_weights_are_read_under_any_prefix(small_folder, prefix):
     directory, params = small_folder(prefix)
-    config, found = encoder_weights.load(directory)
+    config, loaded = encoder.load(directory)
     assert config == SMALL
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 def test_half_precision_weights_become_float32(small_folder):
     directory, params = small_folder(dtype=np.float16)
-    _, found = encoder_weights.load(directory)
-    assert found["word"].dtype == np.float32
-    np.testing.assert_allclose(found["word"], params["word"], rtol=1e-3, atol=1e-6)
+    _, loaded = encoder.load(directory)
+    assert loaded["word"].dtype == np.float32
+    np.testing.assert_allclose(loaded["word"], params["word"], rtol=1e-3, atol=1e-6)
 
 
-def test_weights_that_are_not_whole(small_folder):
+def test_incomplete_weights_are_refused(small_folder):
     directory, _ = small_folder(leave_out="encoder.layer.1.output.dense.bias")
     with pytest.raises(ValueError, match=r"lacks the tensor encoder\.layer\.1\.output\.dense\.bias"):
-        encoder_weights.load(directory)
+        encoder.load(directory)
     directory, _ = small_folder()
     theirs = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(theirs | {"vocab_size": 65}))
-    with pytest.raises(
-        ValueError, match=r"word_embeddings\.weight is \[64, 24\], but config\.json asks for \[65, 24\]"
-    ):
-        encoder_weights.load(directory)
+    with pytest.raises(ValueError, match=r"word_embeddings\.weight is \[64, 24\], but config\.json implies \[65, 24\]"):
+        encoder.load(directory)
     (directory / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
-        encoder_weights.load(directory)
+        encoder.load(directory)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_padding_and_neighbours_change_nothing(pooling):
+def test_padding_and_other_rows_do_not_change_a_vector(pooling):
     config, params = replace(SMALL, pooling=pooling), make_params(SMALL)
     ids_BT, length_B = make_rows(5, 20)
     vector_BD = encode(params, config, ids_BT, length_B)
@@ -238,7 +236,7 @@ def test_padding_and_neighbours_change_nothing(pooling):
     np.testing.assert_allclose(alone_BD[0], vector_BD[shortest], atol=1e-6)
 
 
-def test_one_device_or_eight():
+def test_eight_devices_give_the_vectors_of_one():
     params, (ids_BT, length_B) = make_params(SMALL), make_rows(16, 12)
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1))
     assert mesh.size == 8
@@ -246,13 +244,13 @@ def test_one_device_or_eight():
         jax.device_put(x, sharding.named_sharding(mesh, axes))
         for x, axes in ((ids_BT, ("batch", None)), (length_B, ("batch",)))
     ]
-    whole = jax.device_put(params, sharding.named_sharding(mesh, ()))
-    vector_BD = encode(whole, SMALL, *spread)
+    replicated = jax.device_put(params, sharding.named_sharding(mesh, ()))
+    vector_BD = encode(replicated, SMALL, *spread)
     assert len({str(shard.index) for shard in vector_BD.addressable_shards}) == 8, "each device keeps its own rows"
     np.testing.assert_allclose(vector_BD, encode(params, SMALL, ids_BT, length_B), atol=1e-6)
 
 
-def test_bfloat16_blurs_the_vectors_a_little():
+def test_bfloat16_vectors_are_close():
     params, (ids_BT, length_B) = make_params(SMALL), make_rows(8, 20)
     fine_BD = encode(params, SMALL, ids_BT, length_B)
     coarse_BD = encode(params, replace(SMALL, compute_dtype="bfloat16"), ids_BT, length_B)

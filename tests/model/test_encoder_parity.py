@@ -1,11 +1,11 @@
-"""Against transformers in float32: random weights of every variant, from the leaf up."""
+"""Encoders agree with transformers in float32, with random weights of every variant."""
 
 import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import encoder, encoder_weights
-from memsearcher_jax.model.encoder_config import ACTIVATIONS
+from memsearcher_jax.model import encoder
+from memsearcher_jax.model.encoder import ACTIVATIONS
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -39,7 +39,7 @@ VARIANTS = {
 
 @pytest.fixture(params=VARIANTS)
 def theirs(request):
-    """A model of theirs whose weights all matter: biases and norms are drawn too."""
+    """A model of transformers with random weights, biases and norms included."""
     family, settings = VARIANTS[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**BASE | settings)
@@ -58,12 +58,12 @@ def their_hidden(model, ids_BT, length_B):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_vectors(theirs, dtype, tmp_path):
+def test_vectors_equal_those_of_transformers(theirs, dtype, tmp_path):
     theirs.to(getattr(torch, dtype)).save_pretrained(tmp_path, max_shard_size="20KB")
-    config, params = encoder_weights.load(tmp_path)
+    config, params = encoder.load(tmp_path)
     theirs.float()
-    draw = np.random.RandomState(1)
-    ids_BT, length_B = draw.randint(6, 96, (6, 33)), np.array([33, 1, 2, 17, 32, 8])
+    rng = np.random.RandomState(1)
+    ids_BT, length_B = rng.randint(6, 96, (6, 33)), np.array([33, 1, 2, 17, 32, 8])
     hidden_BTD, real_BT = their_hidden(theirs, ids_BT, length_B)
     ours_BTD = jax.jit(encoder.hidden_states, static_argnames="config")(params, config, ids_BT, length_B)
     np.testing.assert_allclose(np.asarray(ours_BTD)[real_BT], hidden_BTD[real_BT], atol=2e-4)
@@ -73,23 +73,23 @@ def test_vectors(theirs, dtype, tmp_path):
     assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999
 
 
-def test_a_part_of_a_larger_model(tmp_path):
-    """Masked language models keep the encoder under a prefix and their head beside it."""
+def test_an_encoder_inside_a_larger_model(tmp_path):
+    """Masked language models store the encoder under a prefix, next to their head."""
     model = transformers.BertForMaskedLM(transformers.BertConfig(**BASE)).eval()
     model.save_pretrained(tmp_path)
-    config, params = encoder_weights.load(tmp_path)
+    config, params = encoder.load(tmp_path)
     ids_BT, length_B = np.random.RandomState(2).randint(6, 96, (2, 9)), np.array([9, 4])
     hidden_BTD, real_BT = their_hidden(model.bert, ids_BT, length_B)
     ours_BTD = np.asarray(encoder.hidden_states(params, config, ids_BT, length_B))
     np.testing.assert_allclose(ours_BTD[real_BT], hidden_BTD[real_BT], atol=1e-5)
 
 
-def test_the_real_shape_of_e5(tmp_path):
-    """12 layers of 768, random weights: rounding adds up over depth."""
+def test_the_shape_of_e5_base(tmp_path):
+    """12 layers of 768 with random weights: rounding errors add up over depth."""
     torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(vocab_size=2_000)).eval()
     model.save_pretrained(tmp_path)
-    config, params = encoder_weights.load(tmp_path)
+    config, params = encoder.load(tmp_path)
     ids_BT, length_B = np.random.RandomState(3).randint(1, 2_000, (3, 64)), np.array([64, 5, 30])
     hidden_BTD, real_BT = their_hidden(model, ids_BT, length_B)
     mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]

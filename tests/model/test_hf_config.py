@@ -1,11 +1,11 @@
-"""config.json: read in both of its dialects, refused by name where it asks for what this model does not do."""
+"""config.json: old and new formats are read, unsupported settings are refused by name."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.config import ModelConfig, RopeScaling
 from memsearcher_jax.model.hf_config import config_json, read_config
 
 SEVEN_B = {  # as published with Qwen2.5-7B-Instruct
@@ -78,14 +78,14 @@ def without(settings, *names):
     return {name: value for name, value in settings.items() if name not in names}
 
 
-def test_the_published_7b_is_our_default(read):
+def test_the_published_7b_is_the_default_config(read):
     assert read(SEVEN_B) == ModelConfig(param_dtype="bfloat16")
 
 
-def test_the_published_qwen3_is_read_with_its_own_head_size(read):
+def test_the_published_qwen3_4b_states_its_head_size(read):
     assert read(QWEN3_4B) == ModelConfig(
         *(151_936, 2_560, 9_728, 36, 32, 8, 128),
-        tied=True,
+        tie_embeddings=True,
         family="qwen3",
         max_positions=40_960,
         param_dtype="bfloat16",
@@ -96,13 +96,78 @@ def test_the_published_qwen3_is_read_with_its_own_head_size(read):
     ("settings", "message"),
     [
         ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
-        ({"head_dim": None}, "head_dim is None, expected a positive whole number"),
-        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected 'qwen2' or 'qwen3'"),
+        ({"head_dim": None}, "head_dim is None, expected an integer of at least 1"),
+        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected one of qwen2, qwen3, llama"),
     ],
 )
-def test_another_qwen3_is_refused_by_name(settings, message, read):
+def test_unsupported_qwen3_settings_are_refused_by_name(settings, message, read):
     with pytest.raises(ValueError, match=message):
         read(QWEN3_4B | settings)
+
+
+LLAMA3_2_1B = {  # as published with Llama-3.2-1B
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+
+def test_the_published_llama_has_scaled_frequencies(read):
+    assert read(without(LLAMA3_2_1B, "head_dim", "mlp_bias")) == ModelConfig(
+        *(128_256, 2_048, 8_192, 16, 32, 8, 64),
+        rope_theta=500_000.0,
+        rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8_192),
+        norm_eps=1e-5,
+        tie_embeddings=True,
+        family="llama",
+        max_positions=131_072,
+        param_dtype="bfloat16",
+    )
+
+
+SCALING = LLAMA3_2_1B["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlp_bias": True}, "mlp_bias = True is not supported, only False is"),
+        ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
+        ({"rope_scaling": without(SCALING, "factor")}, "rope_scaling.factor is None, expected a positive number"),
+        ({"rope_scaling": SCALING | {"low_freq_factor": 4.0}}, "low_freq_factor 4.0 is not below high_freq_factor 4.0"),
+    ],
+)
+def test_unsupported_llama_settings_are_refused_by_name(settings, message, read):
+    with pytest.raises(ValueError, match=message):
+        read(LLAMA3_2_1B | settings)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +180,16 @@ def test_another_qwen3_is_refused_by_name(settings, message, read):
         {"rope_theta": 5e5, "rope_scaling": {"type": "default"}},
     ],
 )
-def test_rope_theta_is_found_where_each_version_writes_it(rope, read):
+def test_rope_theta_is_read_from_every_version_of_the_file(rope, read):
     assert read(without(SEVEN_B, "rope_theta") | rope).rope_theta == 5e5
 
 
-def test_what_old_files_leave_out_has_the_meaning_of_its_time(read):
+def test_settings_missing_from_old_files_have_their_old_defaults(read):
     config = read(without(SEVEN_B, "num_key_value_heads", "tie_word_embeddings", "torch_dtype"))
-    assert (config.kv_heads, config.head_size, config.tied, config.param_dtype) == (28, 128, False, "float32")
+    assert (config.kv_heads, config.head_size, config.tie_embeddings, config.param_dtype) == (28, 128, False, "float32")
 
 
-def test_what_we_write_we_read(variant, read):
+def test_a_written_config_is_read_back(variant, read):
     _, config = variant
     for dtype in ("float32", "bfloat16"):
         written = replace(config, param_dtype=dtype)
@@ -134,8 +199,8 @@ def test_what_we_write_we_read(variant, read):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', expected 'qwen2' or 'qwen3'"),
-        ({"model_type": None}, "model_type is None, expected 'qwen2' or 'qwen3'"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', expected one of qwen2, qwen3, llama"),
+        ({"model_type": None}, "model_type is None, expected one of"),
         ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 'rope_scaling = .*"yarn".* is not supported'),
@@ -143,16 +208,16 @@ def test_what_we_write_we_read(variant, read):
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "rope_parameters = .*partial_rotary"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu' is"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
-        ({"hidden_size": None}, "hidden_size is None, expected a positive whole number"),
+        ({"hidden_size": None}, "hidden_size is None, expected an integer of at least 1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 28 is no multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 28 is not a multiple of num_key_value_heads 3"),
         ({"head_dim": 127}, "head_dim 127 is odd"),
         ({"rope_theta": None}, "rope_theta is None, expected a positive number"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a positive number"),
     ],
 )
-def test_another_model_is_refused_by_name(settings, message, read):
+def test_unsupported_models_are_refused_by_name(settings, message, read):
     with pytest.raises(ValueError, match=message) as error:
         read(SEVEN_B | settings)
     assert "\n" not in str(error.value)
@@ -161,12 +226,12 @@ def test_another_model_is_refused_by_name(settings, message, read):
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "is not valid JSON"), ("[]", "holds a list, expected a JSON object")]
 )
-def test_a_damaged_file_is_named(text, message, read):
+def test_a_damaged_config_is_refused(text, message, read):
     with pytest.raises(ValueError, match=f"config.json {message}"):
         read(text)
 
 
-def test_a_missing_folder_or_file_is_named(tmp_path):
+def test_a_missing_folder_or_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere: expected a Hugging Face model"):
         read_config(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"has no config.json"):

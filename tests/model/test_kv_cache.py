@@ -1,136 +1,309 @@
-"""The cache: what is fed in pieces equals what is fed whole, and nothing that stands is ever moved or overwritten."""
+"""The paged KV cache: decoding and chunked prefill equal the full forward pass; nothing is moved or overwritten."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model.cache import Cache
+from memsearcher_jax.model import attention, kv_cache, qwen
+from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache, copy_pages
+
+WIDTH = 64  # tokens of a chunk
+HELD = (700, 0, 530, 511)  # tokens that each context holds before: several pages, none, about four pages of 128
+NEW = (130, 64, 1, 65)  # tokens that are added to each context
+
+
+@dataclass
+class Rows:
+    """A cache with a context for each row of a batch; its pages are in random order."""
+
+    cache: Cache
+    table_BN: np.ndarray
+    length_B: np.ndarray
+
+    @classmethod
+    def empty(cls, config, rows, capacity, page_tokens):
+        pages = -(-capacity // page_tokens)
+        table_BN = np.random.default_rng(0).permutation(rows * pages).reshape(rows, pages).astype(np.int32)
+        return cls(Cache.empty(config, rows * pages, page_tokens), table_BN, np.zeros(rows, np.int32))
+
+    def entries(self, row, count=None):
+        """The first keys and values of a row, as [L, K, H, C] and [L, K, C, H]."""
+        k_LNKHE, v_LNKEH = (np.asarray(x[:, self.table_BN[row]]) for x in (self.cache.k_LPKHE, self.cache.v_LPKEH))
+        k_LKHC, v_LKCH = np.concatenate(np.moveaxis(k_LNKHE, 1, 0), -1), np.concatenate(np.moveaxis(v_LNKEH, 1, 0), -2)
+        return k_LKHC[..., :count], v_LKCH[..., :count, :]
 
 
 @pytest.fixture
 def feed(forward):
-    def feed(params, config, cache, ids_BT, real_B=None):
-        """One cached call; row b's first real_B[b] tokens are real."""
-        rows, width = ids_BT.shape
-        real_B = np.full(rows, width) if real_B is None else np.asarray(real_B)
-        position_BT = cache.length_B[:, None] + jnp.arange(width)
+    def feed(params, config, rows, ids_BT, real_B=None):
+        """One cached call, after which row b has real_B[b] more tokens; the logits."""
+        B, width = ids_BT.shape
+        real_B = np.full(B, width) if real_B is None else np.asarray(real_B)
+        position_BT = rows.length_B[:, None] + np.arange(width)
         segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-        return forward(params, config, ids_BT, position_BT, segment_BT, cache)
+        view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), *[jnp.asarray(rows.length_B)] * 2)
+        logits_BTV, rows.cache = forward(params, config, ids_BT, position_BT, segment_BT, view)
+        rows.length_B = rows.length_B + real_B.astype(np.int32)
+        return logits_BTV
 
     return feed
 
 
+@pytest.fixture
+def fill(feed):
+    def fill(params, config, rows, texts):
+        """Appends these texts to the rows."""
+        ids_BT = np.zeros((len(texts), max(map(len, texts))), np.int32)
+        for row, text in enumerate(texts):
+            ids_BT[row, : len(text)] = text
+        feed(params, config, rows, ids_BT, list(map(len, texts)))
+
+    return fill
+
+
+@pytest.fixture
+def contexts(base):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, base.vocab_size, held + new) for held, new in zip(HELD, NEW, strict=True)]
+
+
+def full_logits(params, config, forward, ids_T):
+    """The logits of one context, in one pass without a cache."""
+    row = ids_T[None].astype(np.int32)
+    return forward(params, config, row, np.arange(len(ids_T))[None], np.ones_like(row))[0][0]
+
+
 def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
     _, config = variant
-    params, rows = make_params(config), make_rows(config, 2, 8)
-    whole_BTV, _ = forward(params, config, *rows)
-    cache, logits = Cache.empty(config, 2, 8), []
-    for t in range(8):
-        logits_B1V, cache = feed(params, config, cache, rows[0][:, t : t + 1])
-        logits.append(logits_B1V)
-    np.testing.assert_allclose(jnp.concatenate(logits, axis=1), whole_BTV, atol=1e-5)
-    assert cache.length_B.tolist() == [8, 8]
+    params, (ids_BT, *rest) = make_params(config), make_rows(config, 2, 8)
+    expected_BTV, _ = forward(params, config, ids_BT, *rest)
+    rows = Rows.empty(config, 2, 8, 3)
+    logits = [feed(params, config, rows, ids_BT[:, t : t + 1]) for t in range(8)]
+    np.testing.assert_allclose(jnp.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
 
 
-def test_chunks_of_different_real_lengths_equal_the_full_forward(base, make_params, make_rows, feed, forward):
-    """Each row is at its own place; padding in a block is neither written nor seen by what follows."""
+def test_chunked_prefill_equals_the_full_forward(base, make_params, make_rows, feed, forward):
+    """Rows have different lengths; padding in a block is neither written nor visible later."""
     params = make_params(base)
     ids_BT, *rest = make_rows(base, 3, 12)
-    whole_BTV, _ = forward(params, base, ids_BT, *rest)
-    cache, done_B = Cache.empty(base, 3, 16), np.zeros(3, int)
+    expected_BTV, _ = forward(params, base, ids_BT, *rest)
+    rows = Rows.empty(base, 3, 12, 5)
     for real_B in ([4, 1, 0], [2, 4, 3], [4, 0, 4], [2, 4, 4], [0, 3, 1]):
-        block_BT = np.full((3, 4), 77, np.int32)
+        block_BT, done_B = np.full((3, 4), 77, np.int32), rows.length_B
         for row, real in enumerate(real_B):
             block_BT[row, :real] = ids_BT[row, done_B[row] : done_B[row] + real]
-        logits_BTV, cache = feed(params, base, cache, block_BT, real_B)
+        logits_BTV = feed(params, base, rows, block_BT, real_B)
         for row, real in enumerate(real_B):
-            expected_TV = whole_BTV[row, done_B[row] : done_B[row] + real]
+            expected_TV = expected_BTV[row, done_B[row] : done_B[row] + real]
             np.testing.assert_allclose(logits_BTV[row, :real], expected_TV, atol=1e-5)
-        done_B += real_B
-        assert cache.length_B.tolist() == done_B.tolist()
-    assert done_B.tolist() == [12, 12, 12]
+    assert rows.length_B.tolist() == [12, 12, 12]
 
 
-def test_what_lies_behind_the_length_is_never_read(base, make_params, make_rows, feed):
+def test_entries_past_the_length_are_never_read(base, make_params, make_rows, feed):
     params = make_params(base)
     ids_BT, *_ = make_rows(base, 2, 6)
-    _, cache = feed(params, base, Cache.empty(base, 2, 10), ids_BT[:, :4], [4, 2])
-    behind = jnp.arange(10) >= cache.length_B[:, None]
-    garbage = replace(
-        cache,
-        k_LBNKHP=jnp.where(behind[None, :, None, None, None, :], 1e3, cache.k_LBNKHP),
-        v_LBNKPH=jnp.where(behind[None, :, None, None, :, None], 1e3, cache.v_LBNKPH),
-    )
-    clean_BTV, _ = feed(params, base, cache, ids_BT[:, 4:])
-    dirty_BTV, _ = feed(params, base, garbage, ids_BT[:, 4:])
+    clean = Rows.empty(base, 2, 10, 5)
+    feed(params, base, clean, ids_BT[:, :4], [4, 2])
+    k_LPKHE, v_LPKEH = np.array(clean.cache.k_LPKHE), np.array(clean.cache.v_LPKEH)
+    for row, (first, second) in enumerate(clean.table_BN):
+        k_LPKHE[:, first, ..., clean.length_B[row] :], v_LPKEH[:, first, :, clean.length_B[row] :] = 1e3, 1e3
+        k_LPKHE[:, second], v_LPKEH[:, second] = 1e3, 1e3
+    dirty = replace(clean, cache=Cache(jnp.asarray(k_LPKHE), jnp.asarray(v_LPKEH)))
+    clean_BTV, dirty_BTV = (feed(params, base, rows, ids_BT[:, 4:]) for rows in (clean, dirty))
     np.testing.assert_array_equal(clean_BTV, dirty_BTV)
 
 
-@pytest.mark.parametrize("width", [1, 3, 8])
-def test_append_writes_the_real_tokens_and_nothing_else(width, base):
-    """Every length and every number of real tokens, the windows that would run past the end included."""
+@pytest.mark.parametrize("page_tokens", [1, 4, 8])
+@pytest.mark.parametrize("width", [1, 3, 8, 11])
+def test_append_writes_the_real_tokens_and_nothing_else(width, page_tokens, base):
+    """Every length and every number of real tokens, including windows that would pass the end of a page."""
     capacity = 8
-    shape_LKCH = (base.layers, base.kv_heads, capacity, base.head_size)
     cases = [(length, real) for length in range(capacity + 1) for real in range(width + 1)]
-    draw = np.random.RandomState(0)
-    k_LBKCH, v_LBKCH = (
-        draw.standard_normal((base.layers, len(cases), *shape_LKCH[1:])).astype(np.float32) for _ in range(2)
-    )
-    new = [
-        draw.standard_normal((base.layers, len(cases), base.kv_heads, width, base.head_size)).astype(np.float32)
-        for _ in range(2)
-    ]
-    length_B, real_B = map(np.array, zip(*cases, strict=True))
-    k_LBNKHP, v_LBNKPH = jnp.asarray(k_LBKCH).swapaxes(3, 4)[:, :, None], jnp.asarray(v_LBKCH)[:, :, None]
-    cache = Cache(k_LBNKHP, v_LBNKPH, jnp.asarray(length_B, jnp.int32))
+    rng, L, K, H = np.random.RandomState(0), base.layers, base.kv_heads, base.head_size
+    rows = Rows.empty(base, len(cases), capacity, page_tokens)
+    pools = [jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in (rows.cache.k_LPKHE, rows.cache.v_LPKEH)]
+    rows.cache = Cache(*pools)
+    new = [rng.standard_normal((L, len(cases), K, width, H)).astype(np.float32) for _ in range(2)]
+    length_B, real_B = (np.array(x, np.int32) for x in zip(*cases, strict=True))
     segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-    written = cache.append(*map(jnp.asarray, new), jnp.asarray(segment_BT))
-    for old_LBKCH, new_LBKTH, found_LBKCH in zip(
-        (k_LBKCH, v_LBKCH), new, (written.k_LBNKHP[:, :, 0].swapaxes(3, 4), written.v_LBNKPH[:, :, 0]), strict=True
-    ):
-        expected_LBKCH = old_LBKCH.copy()
-        for row, (length, real) in enumerate(cases):
-            fits = min(real, capacity - length)
-            expected_LBKCH[:, row, :, length : length + fits] = new_LBKTH[:, row, :, :fits]
-        np.testing.assert_array_equal(found_LBKCH, expected_LBKCH)
-    # An overflow stays visible.
-    assert written.length_B.tolist() == (length_B + real_B).tolist()
+    view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), *[jnp.asarray(length_B)] * 2)
+    written = replace(rows, cache=jax.jit(CacheView.append)(view, *map(jnp.asarray, new), jnp.asarray(segment_BT)))
+    for row, (length, real) in enumerate(cases):
+        (k_LKHC, v_LKCH), end = rows.entries(row), min(length + real, capacity)
+        k_LKHC, v_LKCH = k_LKHC.copy(), v_LKCH.copy()
+        k_LKHC[..., length:end] = np.swapaxes(new[0][:, row, :, : end - length], 2, 3)
+        v_LKCH[:, :, length:end] = new[1][:, row, :, : end - length]
+        for found, expected in zip(written.entries(row), (k_LKHC, v_LKCH), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
-def test_a_padded_block_near_the_end_is_safe(base, make_params, make_rows, feed, forward):
-    params = make_params(base)
-    ids_BT, *rest = make_rows(base, 1, 8)
-    whole_BTV, _ = forward(params, base, ids_BT, *rest)
-    _, cache = feed(params, base, Cache.empty(base, 1, 8), ids_BT[:, :6])
-    block_BT = np.concatenate([ids_BT[:, 6:7], np.full((1, 4), 9, np.int32)], axis=1)
-    logits_BTV, cache = feed(params, base, cache, block_BT, [1])
-    np.testing.assert_allclose(logits_BTV[:, 0], whole_BTV[:, 6], atol=1e-5)
-    logits_BTV, cache = feed(params, base, cache, ids_BT[:, 7:])
-    np.testing.assert_allclose(logits_BTV[:, 0], whole_BTV[:, 7], atol=1e-5)
-    assert cache.length_B.tolist() == [8]
+def test_the_cache_is_updated_in_place(base, make_params, forward):
+    """A donated cache keeps its memory, and the program needs far less than a second copy."""
+    params, rows = make_params(base), Rows.empty(base, 4, 4096, 256)
+    cache_bytes = rows.cache.k_LPKHE.nbytes + rows.cache.v_LPKEH.nbytes
 
+    def step(cache, table_BN, length_B, ids_B1):
+        view = CacheView.of(cache, table_BN, length_B, length_B)
+        return forward(params, base, ids_B1, length_B[:, None], jnp.ones_like(ids_B1), view)
 
-def test_a_block_wider_than_the_cache_is_refused(base, make_params, make_rows, feed):
-    ids_BT, *_ = make_rows(base, 1, 5)
-    with pytest.raises(ValueError, match="a block of 5 tokens cannot be written to a cache of 4"):
-        feed(make_params(base), base, Cache.empty(base, 1, 4), ids_BT)
-
-
-def test_the_cache_is_updated_in_place(base, make_params, feed):
-    """Donated, it comes back in its own memory, and the program needs far less than a second copy beside it."""
-    params, cache = make_params(base), Cache.empty(base, 4, 4096)
-    cache_bytes = cache.k_LBNKHP.nbytes + cache.v_LBNKPH.nbytes
-    step = jax.jit(lambda cache, ids_B1: feed(params, base, cache, ids_B1), donate_argnums=0)
-    memory = step.lower(cache, np.ones((4, 1), np.int32)).compile().memory_analysis()
+    arguments = (rows.cache, rows.table_BN, rows.length_B, np.ones((4, 1), np.int32))
+    memory = jax.jit(step, donate_argnums=0).lower(*arguments).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes
     assert memory.temp_size_in_bytes < cache_bytes / 2
 
 
-def test_the_cache_has_the_compute_type(base):
-    cache = Cache.empty(replace(base, compute_dtype="bfloat16"), 2, 4)
-    assert (cache.k_LBNKHP.dtype, cache.v_LBNKPH.dtype, cache.length_B.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.int32)
-    assert cache.k_LBNKHP.shape == (base.layers, 2, 1, base.kv_heads, base.head_size, 4)
-    assert cache.v_LBNKPH.shape == (base.layers, 2, 1, base.kv_heads, 4, base.head_size)
+def test_the_cache_has_the_compute_dtype(base):
+    cache = Cache.empty(replace(base, compute_dtype="bfloat16"), 6, 4)
+    assert (cache.k_LPKHE.dtype, cache.v_LPKEH.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert cache.k_LPKHE.shape == (base.layers, 6, base.kv_heads, base.head_size, 4)
+    assert cache.v_LPKEH.shape == (base.layers, 6, base.kv_heads, 4, base.head_size)
+    assert cache.page_tokens == 4
+
+
+def block_of(contexts, table_BN, order, chunks):
+    """(ids, position, segment) of the new tokens of these contexts, split into chunks in one row; (table, start, read)
+    of each chunk."""
+    tokens_AW, segment_AW = np.zeros((2, chunks, WIDTH), np.int32)
+    start_A, length_A = np.zeros((2, chunks), np.int32)
+    table_AN = np.zeros((chunks, table_BN.shape[1]), np.int32)
+    starts = [(number, at) for number in order for at in range(HELD[number], HELD[number] + NEW[number], WIDTH)]
+    for chunk, (number, at) in enumerate(starts):
+        text = contexts[number][at : at + WIDTH]
+        tokens_AW[chunk, : len(text)], segment_AW[chunk, : len(text)] = text, number + 1
+        start_A[chunk], length_A[chunk], table_AN[chunk] = at, HELD[number], table_BN[number]
+    position_AW = start_A[:, None] + np.arange(WIDTH, dtype=np.int32)
+    return [x.reshape(1, -1) for x in (tokens_AW, position_AW, segment_AW)], (table_AN, start_A, length_A)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_chunks_attend_to_their_context_and_to_each_other(order, base, make_params, forward, fill, contexts):
+    """Wider than a query block, longer than a page, with unused chunks at the end."""
+    params, rows = make_params(base), Rows.empty(base, 4, 900, 128)
+    fill(params, base, rows, [ids_T[:held] for ids_T, held in zip(contexts, HELD, strict=True)])
+    (ids_1T, position_1T, segment_1T), chunks = block_of(contexts, rows.table_BN, order, chunks=8)
+    assert ids_1T.shape[1] > 2 * attention.QUERY_BLOCK
+    view = CacheView.of(rows.cache, *map(jnp.asarray, chunks))
+    logits_1TV, rows.cache = forward(params, base, ids_1T, position_1T, segment_1T, view)
+    for number, ids_T in enumerate(contexts):
+        expected_TV = full_logits(params, base, forward, ids_T)[HELD[number] :]
+        np.testing.assert_allclose(logits_1TV[0][segment_1T[0] == number + 1], expected_TV, atol=2e-5)
+    # The cache equals that of one pass over the full context.
+    for row, ids_T in enumerate(contexts):
+        alone = Rows.empty(base, 1, 900, 128)
+        fill(params, base, alone, [ids_T])
+        for actual, expected in zip(rows.entries(row, len(ids_T)), alone.entries(0, len(ids_T)), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_contexts_may_share_their_first_pages(base, make_params, make_rows, forward, feed, fill):
+    """Three rows of which two have the same beginning, in the same pages."""
+    params = make_params(base)
+    ids_BT, *_ = make_rows(base, 3, 40)
+    ids_BT[1, :12] = ids_BT[0, :12]
+    rows = Rows.empty(base, 3, 40, 4)
+    fill(params, base, rows, [ids_BT[0, :30], [], ids_BT[2, :25]])
+    rows.table_BN[1, :3], rows.length_B[1] = rows.table_BN[0, :3], 12
+    shared = kv_cache.common_pages(4, jnp.array([30, 12, 0]), jnp.asarray(rows.table_BN))
+    assert shared.tolist() == [8, 8, 8], "a chunk agrees to pages that it does not read"
+    for start, width in ((12, 13), (25, 5)):
+        logits_BTV = feed(params, base, rows, ids_BT[:, start : start + width], [0, width, 0])
+        expected_TV = full_logits(params, base, forward, ids_BT[1])[start : start + width]
+        np.testing.assert_allclose(logits_BTV[1], expected_TV, atol=2e-5)
+    expected_TV = full_logits(params, base, forward, ids_BT[0])[30:]
+    np.testing.assert_allclose(feed(params, base, rows, ids_BT[:, 30:])[0], expected_TV, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("tables", "lengths", "common"),
+    [
+        ([[3, 1, 2], [3, 1, 5]], [12, 12], 2),
+        ([[3, 1, 2], [3, 1, 5]], [12, 5], 3),
+        ([[3, 1, 2], [4, 1, 2]], [12, 12], 0),
+        ([[3, 1, 2], [4, 1, 2]], [9, 0], 3),
+        ([[3, 1, 2], [4, 1, 2]], [0, 0], 0),
+    ],
+)
+def test_common_pages_are_those_that_every_chunk_reads_or_lacks(tables, lengths, common):
+    assert kv_cache.common_pages(4, jnp.array(lengths), jnp.array(tables)).tolist() == [common, common]
+
+
+def test_copied_pages_are_equal_and_the_others_unchanged(base):
+    rng, empty = np.random.default_rng(0), Cache.empty(base, 5, 4)
+    cache = Cache(*(jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in (empty.k_LPKHE, empty.v_LPKEH)))
+    copied = copy_pages(cache, jnp.array([1, 3, 0]), jnp.array([3, 4, 0]))
+    for before, after in ((cache.k_LPKHE, copied.k_LPKHE), (cache.v_LPKEH, copied.v_LPKEH)):
+        np.testing.assert_array_equal(after, before[:, [0, 1, 2, 1, 1]])
+
+
+def test_inactive_rows_read_nothing(base, make_params, make_rows, forward, fill):
+    params, rows = make_params(base), Rows.empty(base, 2, 32, 8)
+    ids_BT, *_ = make_rows(base, 2, 20)
+    fill(params, base, rows, list(ids_BT[:, :10]))
+    view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), jnp.full(2, 10), jnp.array([10, 0]))
+    position_B1, ones_B1 = np.full((2, 1), 10), np.ones((2, 1), np.int32)
+    logits_B1V, _ = forward(params, base, ids_BT[:, 10:11], position_B1, ones_B1, view)
+    expected_TV = full_logits(params, base, forward, ids_BT[0])
+    np.testing.assert_allclose(logits_B1V[0, 0], expected_TV[10], atol=2e-5)
+    alone_B1V, _ = forward(params, base, ids_BT[1:, 10:11], position_B1[1:], ones_B1[1:])
+    np.testing.assert_allclose(logits_B1V[1], alone_B1V[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("rows_together", [1, 3, 8])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monkeypatch):
+    monkeypatch.setattr(kv_cache, "MAX_ROWS_TOGETHER", rows_together)
+    rng = np.random.default_rng(0)
+    L, A, N, K, G, W, H, E = 2, 6, 3, 2, 2, 4, 8, 16
+    q_AKGWH = rng.standard_normal((A, K, G, W, H)).astype(np.float32)
+    k_LPKHE = rng.standard_normal((L, A * N, K, H, E)).astype(np.float32)
+    v_LPKEH = rng.standard_normal((L, A * N, K, E, H)).astype(np.float32)
+    table_AN = rng.permutation(A * N).reshape(A, N)
+    table_AN[:, :shared] = table_AN[0, :shared]
+    length_A = np.array([40, 0, 48, 1, 17, 16], np.int32)
+    arguments = (jnp.int32(1), jnp.asarray(table_AN), jnp.asarray(length_A), jnp.int32(shared))
+    softmax = kv_cache.paged_attention(jnp.asarray(q_AKGWH), jnp.asarray(k_LPKHE), jnp.asarray(v_LPKEH), *arguments)
+    out_AKGWH = np.asarray(attention.normalize(softmax))
+    for chunk, length in enumerate(length_A):
+        if length:
+            k_KHC = np.concatenate(list(k_LPKHE[1, table_AN[chunk]]), axis=-1)[..., :length]
+            v_KCH = np.concatenate(list(v_LPKEH[1, table_AN[chunk]]), axis=-2)[:, :length]
+            score_KGWC = np.einsum("KGWH,KHC->KGWC", q_AKGWH[chunk], k_KHC) * H**-0.5
+            weight_KGWC = np.exp(score_KGWC - score_KGWC.max(-1, keepdims=True))
+            expected_KGWH = np.einsum("KGWC,KCH->KGWH", weight_KGWC / weight_KGWC.sum(-1, keepdims=True), v_KCH)
+            np.testing.assert_allclose(out_AKGWH[chunk], expected_KGWH, atol=1e-5)
+
+
+def test_the_kernels_of_a_tpu_fill_and_read_the_cache_as_xla_does(base, make_params, make_rows, monkeypatch):
+    """Two prefill chunks of each context, then two tokens that only the decode buffer holds."""
+    params, rows = make_params(base), Rows.empty(base, 3, 64, 16)
+    ids_BT, _, _ = make_rows(base, 3, 40)
+    table_BN = jnp.asarray(rows.table_BN)
+
+    def run(cache: Cache):
+        outputs, buffer = [], DecodeBuffer.empty(cache, 3, 4)
+        length_B, real_B = jnp.zeros(3, jnp.int32), jnp.array([19, 5, 0])
+        for first in (0, 19):
+            position_BT = length_B[:, None] + jnp.arange(19)
+            segment_BT = (jnp.arange(19) < real_B[:, None]).astype(jnp.int32)
+            view, ids = CacheView.of(cache, table_BN, length_B, length_B), ids_BT[:, first : first + 19]
+            hidden, cache = qwen.forward(params, base, ids, position_BT, segment_BT, view, output="hidden")
+            outputs.append(jnp.where(segment_BT[..., None] > 0, hidden, 0))
+            length_B += real_B
+        for token in (38, 39):
+            view = CacheView.of(cache, table_BN, length_B, length_B)
+            position_B1, segment_B1 = length_B[:, None] + token - 38, jnp.ones((3, 1), jnp.int32)
+            arguments = (ids_BT[:, token : token + 1], position_B1, segment_B1, DecodeCache(view, buffer))
+            hidden, buffer = qwen.forward(params, base, *arguments, output="hidden")
+            outputs.append(hidden)
+        return outputs, cache, buffer
+
+    expected = jax.jit(lambda cache: run(cache))(rows.cache)
+    monkeypatch.setattr(kv_cache, "on_tpu", lambda: True)
+    for name in ("paged_attention", "decode_attention", "append_to_pages"):
+        monkeypatch.setattr(kv_cache.kernels, name, partial(getattr(kv_cache.kernels, name), interpret=True))
+    actual = jax.jit(lambda cache: run(cache))(rows.cache)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

@@ -1,4 +1,4 @@
-"""The forward pass: recorded logits of transformers, and the changes of input that must change nothing."""
+"""The forward pass: recorded logits of transformers, and input changes that must not change the output."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,19 +15,19 @@ from memsearcher_jax.model.config import ModelConfig
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
 QWEN3 = partial(ModelConfig, 151_936, family="qwen3")
 SIZES = {  # published parameter counts
-    "0.5B": (ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tied=True), 494_032_768),
-    "3B": (ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tied=True), 3_085_938_688),
+    "0.5B": (ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tie_embeddings=True), 494_032_768),
+    "3B": (ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tie_embeddings=True), 3_085_938_688),
     "7B": (ModelConfig(), 7_615_616_512),
-    "Qwen3-0.6B": (QWEN3(1_024, 3_072, 28, 16, 8, 128, tied=True), 596_049_920),
-    "Qwen3-1.7B": (QWEN3(2_048, 6_144, 28, 16, 8, 128, tied=True), 1_720_574_976),
-    "Qwen3-4B": (QWEN3(2_560, 9_728, 36, 32, 8, 128, tied=True), 4_022_468_096),
+    "Qwen3-0.6B": (QWEN3(1_024, 3_072, 28, 16, 8, 128, tie_embeddings=True), 596_049_920),
+    "Qwen3-1.7B": (QWEN3(2_048, 6_144, 28, 16, 8, 128, tie_embeddings=True), 1_720_574_976),
+    "Qwen3-4B": (QWEN3(2_560, 9_728, 36, 32, 8, 128, tie_embeddings=True), 4_022_468_096),
     "Qwen3-8B": (QWEN3(4_096, 12_288, 36, 32, 8, 128), 8_190_735_360),
     "Qwen3-14B": (QWEN3(5_120, 17_408, 40, 40, 8, 128), 14_768_307_200),
     "Qwen3-32B": (QWEN3(5_120, 25_600, 64, 64, 8, 128), 32_762_123_264),
 }
 
 
-def test_logits_are_those_of_transformers(variant, make_folder, forward):
+def test_logits_equal_those_of_transformers(variant, make_folder, forward):
     name, config = variant
     _, params = weights.load(make_folder(config))
     with np.load(GOLDEN) as golden:
@@ -38,17 +38,17 @@ def test_logits_are_those_of_transformers(variant, make_folder, forward):
     np.testing.assert_allclose(ours_BTV, logits_BTV, atol=1e-4, rtol=0)
 
 
-def test_init_is_a_plain_tree_in_the_declared_shapes_and_types(base):
+def test_init_is_a_plain_tree_of_the_specified_shapes_and_dtypes(base):
     for dtype in ("float32", "bfloat16"):
         config = replace(base, param_dtype=dtype)
         params = qwen.init(jax.random.key(0), config)
-        found = jax.tree.map(lambda x: (x.shape, x.dtype), params)
-        assert found == jax.tree.map(lambda weight: (weight.shape, weight.dtype), qwen.declared(config))
+        actual = jax.tree.map(lambda x: (x.shape, x.dtype), params)
+        assert actual == jax.tree.map(lambda weight: (weight.shape, weight.dtype), qwen.param_specs(config))
         assert all(type(tree) is dict for tree in (params, params["layers"]))
         assert {x.dtype.name for x in jax.tree.leaves(params)} == {dtype}
 
 
-def test_init_draws_each_layer_apart_and_repeats_for_a_key(base):
+def test_init_differs_by_layer_and_repeats_for_a_key(base):
     first, again = (qwen.init(jax.random.key(7), base) for _ in range(2))
     other = qwen.init(jax.random.key(8), base)
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -60,7 +60,7 @@ def test_init_draws_each_layer_apart_and_repeats_for_a_key(base):
     assert (first["final_norm"] == 1).all()
 
 
-def test_qwen3_has_norms_of_queries_and_keys_in_place_of_biases(base):
+def test_qwen3_has_query_and_key_norms_instead_of_biases(base):
     layers, theirs = (qwen.init(jax.random.key(0), replace(base, family=name))["layers"] for name in ("qwen3", "qwen2"))
     assert layers.keys() - theirs.keys() == {"q_norm", "k_norm"}
     assert theirs.keys() - layers.keys() == {"bq", "bk", "bv"}
@@ -78,13 +78,15 @@ def test_published_sizes_have_the_published_parameter_counts(size, forward):
     assert (logits_BTV.shape, logits_BTV.dtype) == ((2, 16, config.vocab_size), jnp.float32)
 
 
-def test_hidden_then_logits_is_logits(variant, make_params, make_rows, forward):
+def test_logits_of_hidden_states_equal_logits(variant, make_params, make_rows, forward):
     _, config = variant
     params, rows = make_params(config), make_rows(config, 2, 9)
-    whole_BTV, _ = forward(params, config, *rows)
+    expected_BTV, _ = forward(params, config, *rows)
     hidden_BTD, _ = forward(params, config, *rows, output="hidden")
-    parts = [qwen.logits(qwen.output_table(params, config), hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))]
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole_BTV, atol=1e-5)
+    parts = [
+        qwen.logits(qwen.output_embedding(params, config), hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))
+    ]
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), expected_BTV, atol=1e-5)
 
 
 def test_an_unknown_output_is_refused(base, make_params, make_rows, forward):
@@ -123,7 +125,7 @@ def test_padding_changes_nothing(padding, base, make_params, make_rows, forward)
     np.testing.assert_allclose(np.delete(padded_BTV, slice(where, where + 3), axis=1), expected_BTV, atol=1e-5)
 
 
-def test_a_row_of_padding_is_finite_and_moves_no_gradient(base, make_params, make_rows, forward):
+def test_a_row_of_padding_is_finite_and_has_no_gradient(base, make_params, make_rows, forward):
     params = make_params(base)
     ids_BT, position_BT, segment_BT = make_rows(base, 2, 6)
 
@@ -150,7 +152,7 @@ def test_later_tokens_do_not_change_earlier_ones(base, make_params, make_rows, f
     assert not np.allclose(before_BTV[0, 5:], after_BTV[0, 5:])
 
 
-@pytest.mark.parametrize("remat", ["full", "attention", "projections"])
+@pytest.mark.parametrize("remat", ["nothing_saveable", "save_attention", "save_qkv_attention"])
 def test_remat_changes_no_gradient(remat, base, make_params, make_rows, forward):
     params, rows = make_params(base), make_rows(base, 2, 6)
 
@@ -161,15 +163,18 @@ def test_remat_changes_no_gradient(remat, base, make_params, make_rows, forward)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), ours, theirs)
 
 
-def test_remat_keeps_less_for_the_backward_pass(base, make_params, make_rows):
+def test_remat_saves_less_for_the_backward_pass(base, make_params, make_rows):
     params, rows = make_params(base), make_rows(base, 2, 6)
 
-    def kept(config):
-        """Numbers that the backward pass holds."""
+    def saved_elements(config):
+        """Number of elements saved for the backward pass."""
         backward = jax.eval_shape(lambda p: jax.vjp(lambda p: qwen.forward(p, config, *rows)[0], p)[1], params)
         return sum(x.size for x in jax.tree.leaves(backward))
 
-    sizes = [kept(replace(base, remat=remat)) for remat in ("full", "attention", "projections", "none")]
+    sizes = [
+        saved_elements(replace(base, remat=remat))
+        for remat in ("nothing_saveable", "save_attention", "save_qkv_attention", "none")
+    ]
     assert sizes == sorted(set(sizes))
 
 

@@ -1,4 +1,4 @@
-"""Against transformers in float32, from the leaf up."""
+"""Every part of the model agrees with transformers in float32."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.model import qwen, weights
-from memsearcher_jax.model.attention import rotary_angles, rotate
+from memsearcher_jax.model.attention import Visible, apply_rope, rope_rotation
 from memsearcher_jax.model.config import ModelConfig
 
 pytestmark = pytest.mark.parity
@@ -20,24 +20,25 @@ theirs = pytest.importorskip("transformers.models.qwen2.modeling_qwen2")
 FAMILIES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")
-HALF_B = ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tied=True, compute_dtype="float32")
+HALF_B = ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tie_embeddings=True, compute_dtype="float32")
 
 
 @pytest.fixture
-def their_model(their_config, their_tensors):
-    """(config) -> transformers' model with the weights of `their_tensors`."""
+def hf_model(hf_config_json, hf_tensors):
+    """(config) -> the model of transformers with the weights of `hf_tensors`."""
 
     def make(config):
         their_settings, their_class = FAMILIES[config.family]
-        their = their_settings.from_dict(their_config(config))
+        their = their_settings.from_dict(hf_config_json(config))
         their._attn_implementation = "eager"
         model = their_class(their).eval()
-        state = {name: torch.from_numpy(x) for name, x in their_tensors(config).items()}
+        state = {name: torch.from_numpy(x) for name, x in hf_tensors(config).items()}
         missing, unexpected = model.load_state_dict(state, strict=False)
-        assert (missing, unexpected) == (["lm_head.weight"] if config.tied else [], [])
+        assert (missing, unexpected) == (["lm_head.weight"] if config.tie_embeddings else [], [])
         return model
 
     return make
@@ -62,20 +63,21 @@ def test_norm():
     close(qwen.rms_norm(jnp.asarray(x_BTD), jnp.asarray(weight_D), 1e-5), norm(tensor(x_BTD)))
 
 
-def test_rotary_positions(variant, their_model):
+def test_rotary_positions(variant, hf_model):
     _, config = variant
     q_BNTH = hidden(2, config.heads * 6, config.head_size).reshape(2, config.heads, 6, config.head_size)
     position_BT = np.array([[0, 1, 2, 3, 4, 5], [7, 8, 100, 300, 500, 511]])
-    cos, sin = their_model(config).model.rotary_emb(tensor(q_BNTH), tensor(position_BT))
+    cos, sin = hf_model(config).model.rotary_emb(tensor(q_BNTH), tensor(position_BT))
     expected, _ = theirs.apply_rotary_pos_emb(tensor(q_BNTH), tensor(q_BNTH), cos, sin)
-    close(rotate(jnp.asarray(q_BNTH), rotary_angles(position_BT, config.head_size, config.rope_theta)), expected)
+    rotation = rope_rotation(position_BT, config.head_size, config.rope_theta, config.rope_scaling)
+    close(apply_rope(jnp.asarray(q_BNTH), rotation), expected)
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])
-def test_attention_with_biases_or_norms_and_block(part, variant, their_model, make_folder):
+def test_attention_with_biases_or_norms_and_block(part, variant, hf_model, make_folder):
     _, config = variant
     x_BTD, position_BT = hidden(2, 7, config.embed_size), np.tile(np.arange(7), (2, 1))
-    layer, rotary = (model := their_model(config).model).layers[1], model.rotary_emb
+    layer, rotary = (model := hf_model(config).model).layers[1], model.rotary_emb
     mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
     arguments = {"attention_mask": mask, "position_embeddings": rotary(tensor(x_BTD), tensor(position_BT))}
     if part == "block":
@@ -85,50 +87,52 @@ def test_attention_with_biases_or_norms_and_block(part, variant, their_model, ma
 
     _, params = weights.load(make_folder(config))
     ours = jax.tree.map(lambda x: x[1], params["layers"])
-    if part == "attention":  # what is left of a block when nothing comes down from its feed-forward half
+    if part == "attention":  # zero down projections leave only the attention half of the block
         ours["down"] = jnp.zeros_like(ours["down"])
-    angle_BTh = rotary_angles(position_BT, config.head_size, config.rope_theta)
-    segment_BT = np.ones_like(position_BT)
-    found, _ = qwen.Block(config).apply({"params": ours}, jnp.asarray(x_BTD), angle_BTh, segment_BT, None, None)
-    close(found, expected)
+    rotation = rope_rotation(position_BT, config.head_size, config.rope_theta, config.rope_scaling)
+    segment_BT = jnp.ones_like(position_BT)
+    visible = Visible.of(jnp.asarray(position_BT), segment_BT)
+    inputs = jnp.asarray(x_BTD), rotation, segment_BT, visible, None, None
+    actual, _ = qwen.Block(config).apply({"params": ours}, *inputs)
+    close(actual, expected)
 
 
-def test_logits(variant, their_model, make_folder, make_rows, forward):
+def test_logits(variant, hf_model, make_folder, make_rows, forward):
     _, config = variant
     ids_BT, position_BT, segment_BT = make_rows(config, 3, 40, seed=5)
     _, params = weights.load(make_folder(config))
     with torch.no_grad():
-        expected = their_model(config)(tensor(ids_BT).long()).logits
+        expected = hf_model(config)(tensor(ids_BT).long()).logits
     close(forward(params, config, ids_BT, position_BT, segment_BT)[0], expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients(family, base, their_model, make_folder, make_rows):
+def test_gradients(family, base, hf_model, make_folder, make_rows):
     config = replace(base, family=family)
     ids_BT, position_BT, segment_BT = make_rows(config, 2, 9)
-    model = their_model(config)
+    model = hf_model(config)
     model(tensor(ids_BT).long()).logits.square().mean().backward()
     _, params = weights.load(make_folder(config))
-    found = jax.grad(lambda p: jnp.mean(jnp.square(qwen.forward(p, config, ids_BT, position_BT, segment_BT)[0])))(
+    actual = jax.grad(lambda p: jnp.mean(jnp.square(qwen.forward(p, config, ids_BT, position_BT, segment_BT)[0])))(
         params
     )
-    close(found["embed"], model.model.embed_tokens.weight.grad)
+    close(actual["embed"], model.model.embed_tokens.weight.grad)
     for layer, block in enumerate(model.model.layers):
         N, D = config.heads * config.head_size, config.embed_size
-        close(found["layers"]["wq"][layer].reshape(N, D), block.self_attn.q_proj.weight.grad)
+        close(actual["layers"]["wq"][layer].reshape(N, D), block.self_attn.q_proj.weight.grad)
         if family == "qwen2":
-            close(found["layers"]["bk"][layer].reshape(-1), block.self_attn.k_proj.bias.grad)
-        else:
-            close(found["layers"]["q_norm"][layer], block.self_attn.q_norm.weight.grad)
-            close(found["layers"]["k_norm"][layer], block.self_attn.k_norm.weight.grad)
-        close(found["layers"]["down"][layer], block.mlp.down_proj.weight.grad)
+            close(actual["layers"]["bk"][layer].reshape(-1), block.self_attn.k_proj.bias.grad)
+        elif family == "qwen3":
+            close(actual["layers"]["q_norm"][layer], block.self_attn.q_norm.weight.grad)
+            close(actual["layers"]["k_norm"][layer], block.self_attn.k_norm.weight.grad)
+        close(actual["layers"]["down"][layer], block.mlp.down_proj.weight.grad)
 
 
-def test_the_golden_file_is_what_transformers_says(variants, their_model):
-    """Delete the file and run this test to make it anew."""
+def test_the_golden_file_equals_transformers(variants, hf_model):
+    """Delete the file and run this test to record it again."""
     ids_BT = np.random.RandomState(3).randint(0, 96, (2, 12))
     with torch.no_grad():
-        logits = {name: their_model(config)(tensor(ids_BT)).logits.numpy() for name, config in variants.items()}
+        logits = {name: hf_model(config)(tensor(ids_BT)).logits.numpy() for name, config in variants.items()}
     if not GOLDEN.exists():
         np.savez_compressed(GOLDEN, ids=ids_BT.astype(np.int32), **logits)
         pytest.fail(f"made {GOLDEN}: look at the change and commit it")
@@ -141,7 +145,7 @@ def test_the_golden_file_is_what_transformers_says(variants, their_model):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shard_bytes", [10_000, 5_000_000_000])
-def test_transformers_reads_what_we_save(dtype, shard_bytes, variant, make_params, tmp_path):
+def test_transformers_reads_saved_folders(dtype, shard_bytes, variant, make_params, tmp_path):
     _, config = variant
     config = replace(config, param_dtype=dtype)
     params = make_params(config)
@@ -151,29 +155,31 @@ def test_transformers_reads_what_we_save(dtype, shard_bytes, variant, make_param
     )
     assert not any(report.values()), report
     assert model.dtype == getattr(torch, dtype)
-    assert model.config.rope_parameters["rope_theta"] == config.rope_theta
+    rope = model.config.rope_parameters
+    assert rope["rope_theta"] == config.rope_theta
+    assert rope.get("factor", 1) == config.rope_scaling.factor
     embed, down = model.model.embed_tokens.weight, model.model.layers[2].mlp.down_proj.weight
     np.testing.assert_array_equal(embed.detach().float().numpy(), params["embed"].astype(jnp.float32))
     np.testing.assert_array_equal(down.detach().float().numpy(), params["layers"]["down"][2].astype(jnp.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_we_read_what_transformers_saves(dtype, variant, their_model, make_rows, tmp_path, forward):
+def test_folders_saved_by_transformers_are_read(dtype, variant, hf_model, make_rows, tmp_path, forward):
     _, config = variant
-    model = their_model(config).to(getattr(torch, dtype))
+    model = hf_model(config).to(getattr(torch, dtype))
     model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
-    found, params = weights.load(tmp_path / "theirs")
+    actual, params = weights.load(tmp_path / "theirs")
     expected_dtype = "bfloat16" if dtype == "bfloat16" else "float32"  # float32 holds float16 exactly
-    assert replace(found, compute_dtype="float32") == replace(config, param_dtype=expected_dtype)
+    assert replace(actual, compute_dtype="float32") == replace(config, param_dtype=expected_dtype)
     ids_BT, position_BT, segment_BT = make_rows(config, 2, 10)
     with torch.no_grad():
         expected = model.float()(tensor(ids_BT).long()).logits
-    close(forward(params, replace(found, compute_dtype="float32"), ids_BT, position_BT, segment_BT)[0], expected)
+    close(forward(params, replace(actual, compute_dtype="float32"), ids_BT, position_BT, segment_BT)[0], expected)
 
 
 @pytest.mark.slow
-def test_the_real_shape_of_the_half_billion_model(make_rows, tmp_path, forward):
+def test_the_shape_of_qwen_0_5b(make_rows, tmp_path, forward):
     """494 million random weights, biases and norms included; about 5 GB of memory and 2 GB of disk."""
     params = jax.jit(lambda key: _shaken(qwen.init(key, HALF_B), key))(jax.random.key(0))
     weights.save(tmp_path / "ours", HALF_B, params, None, max_shard_bytes=1_000_000_000)
@@ -188,7 +194,7 @@ def test_the_real_shape_of_the_half_billion_model(make_rows, tmp_path, forward):
 
 
 def _shaken(params, key):
-    """Biases and norms away from the zeros and ones of `init`."""
+    """The params with noise on biases and norms, which are zeros and ones in `init`."""
     small = {"bq", "bk", "bv", "attention_norm", "ffn_norm", "final_norm"}
     return jax.tree.map_with_path(
         lambda path, x: x + 0.1 * jax.random.normal(key, x.shape) if path[-1].key in small else x, params

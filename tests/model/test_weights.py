@@ -1,4 +1,4 @@
-"""Hugging Face folders: bit-exact both ways, read in slices, written whole or not at all, refused when broken."""
+"""Hugging Face folders: bit-exact round trips, sliced reads, atomic writes, damaged folders refused."""
 
 import json
 from dataclasses import replace
@@ -11,18 +11,18 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from memsearcher_jax.model import hf_tensors, sharding, weights
+from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
 
-def assert_same(found, expected):
-    """Equal bit by bit, type included."""
+def assert_same(actual, expected):
+    """Equal bit by bit, including the dtype."""
 
     def same(x, y):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
 
-    jax.tree.map(same, found, expected)
+    jax.tree.map(same, actual, expected)
 
 
 def shard_files(folder):
@@ -36,32 +36,32 @@ def test_a_round_trip_is_bit_exact(shard_bytes, dtype, variant, make_params, tmp
     config = replace(config, param_dtype=dtype)
     params = make_params(config)
     weights.save(tmp_path / "out", config, params, None, max_shard_bytes=shard_bytes)
-    found, loaded = weights.load(tmp_path / "out")
-    assert replace(found, compute_dtype="float32") == config
+    loaded_config, loaded = weights.load(tmp_path / "out")
+    assert replace(loaded_config, compute_dtype="float32") == config
     assert_same(loaded, params)
     assert (tmp_path / "out" / "model.safetensors.index.json").exists() == (shard_bytes < 1e9)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing half-written beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # no partial folder remains
 
 
-def test_shards_keep_their_limit_and_the_index_lists_every_tensor_once(base, make_params, tmp_path):
+def test_shards_respect_the_limit_and_the_index_lists_every_tensor_once(base, make_params, tmp_path):
     weights.save(tmp_path / "out", base, make_params(base), None, max_shard_bytes=20_000)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     files = shard_files(tmp_path / "out")
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-    held = {name: file for file in files for name in load_file(tmp_path / "out" / file)}
-    assert index["weight_map"] == held
+    tensor_files = {name: file for file in files for name in load_file(tmp_path / "out" / file)}
+    assert index["weight_map"] == tensor_files
     sizes = [sum(x.nbytes for x in load_file(tmp_path / "out" / file).values()) for file in files]
     assert max(sizes) <= 20_000
     assert index["metadata"]["total_size"] == sum(sizes)
 
 
-def test_tensors_have_the_names_shapes_and_values_of_the_format(variant, make_folder, their_tensors, tmp_path):
-    """Read a folder that we did not write, write it again: the files hold the same."""
+def test_tensors_have_the_names_shapes_and_values_of_the_format(variant, make_folder, hf_tensors, tmp_path):
+    """A folder that `weights.save` did not write has the same tensors after loading and saving."""
     _, config = variant
-    found, params = weights.load(make_folder(config))
-    weights.save(tmp_path / "ours", found, params, None)
-    ours, expected = load_file(tmp_path / "ours" / "model.safetensors"), their_tensors(config)
+    loaded_config, params = weights.load(make_folder(config))
+    weights.save(tmp_path / "ours", loaded_config, params, None)
+    ours, expected = load_file(tmp_path / "ours" / "model.safetensors"), hf_tensors(config)
     assert ours.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(ours[name], expected[name], err_msg=name)
@@ -69,18 +69,18 @@ def test_tensors_have_the_names_shapes_and_values_of_the_format(variant, make_fo
 
 @pytest.mark.parametrize("source", [np.float32, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
-def test_every_source_type_is_read_as_every_type(source, dtype, base, make_folder, their_tensors):
-    tensors = {name: x.astype(source) for name, x in their_tensors(base).items()}
-    declared = np.dtype(source).name
-    config, params = weights.load(make_folder(base, tensors, torch_dtype=declared), dtype=dtype)
-    expected = dtype or ("bfloat16" if declared == "bfloat16" else "float32")
+def test_every_source_dtype_is_read_as_every_dtype(source, dtype, base, make_folder, hf_tensors):
+    tensors = {name: x.astype(source) for name, x in hf_tensors(base).items()}
+    param_specs = np.dtype(source).name
+    config, params = weights.load(make_folder(base, tensors, torch_dtype=param_specs), dtype=dtype)
+    expected = dtype or ("bfloat16" if param_specs == "bfloat16" else "float32")
     assert config.param_dtype == expected
     embed_VD = tensors["model.embed_tokens.weight"].astype(np.float32).astype(jnp.dtype(expected))
     assert_same(params["embed"], jnp.asarray(embed_VD))
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1)])
-def test_a_mesh_loads_the_same_weights_in_their_places(sizes, base, make_folder):
+def test_weights_load_onto_a_mesh(sizes, base, make_folder):
     folder = make_folder(base)
     _, expected = weights.load(folder)
     mesh = sharding.make_mesh(MeshConfig(*sizes))
@@ -90,8 +90,8 @@ def test_a_mesh_loads_the_same_weights_in_their_places(sizes, base, make_folder)
     assert_same(params, expected)
 
 
-def test_only_the_requested_part_is_read(base, make_folder, their_tensors):
-    """A device that holds half of the heads and half of the columns never sees the other bytes."""
+def test_only_the_requested_slice_is_read(base, make_folder, hf_tensors):
+    """A device with half of the heads and half of the columns reads no other bytes."""
     asked = []
 
     class Recorder:
@@ -102,17 +102,17 @@ def test_only_the_requested_part_is_read(base, make_folder, their_tensors):
             part = self.handle.get_slice(name)
             return type("Slice", (), {"__getitem__": lambda _, cuts: asked.append((name, cuts)) or part[cuts]})()
 
-    weight = hf_tensors.qwen.declared(base)["layers"]["wq"]
+    weight = qwen.param_specs(base)["layers"]["wq"]
     with safe_open(make_folder(base) / "model.safetensors", framework="numpy") as handle:
         name = "model.layers.2.self_attn.q_proj.weight"
         index = (slice(2, 3), slice(2, 4), slice(None), slice(0, 16))
-        block = hf_tensors.read({name: Recorder(handle)}, "layers.wq", weight, index)
+        block = weights.read_shard({name: Recorder(handle)}, "layers.wq", weight, index)
     assert asked == [(name, (slice(16, 32), slice(0, 16)))]
-    expected = their_tensors(base)[name][16:32, :16].reshape(1, 2, 8, 16)
+    expected = hf_tensors(base)[name][16:32, :16].reshape(1, 2, 8, 16)
     np.testing.assert_array_equal(block, expected)
 
 
-def test_weights_on_a_mesh_are_saved_whole(base, make_params, tmp_path):
+def test_sharded_weights_are_saved_completely(base, make_params, tmp_path):
     params = make_params(base)
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
     with jax.set_mesh(mesh):
@@ -121,9 +121,9 @@ def test_weights_on_a_mesh_are_saved_whole(base, make_params, tmp_path):
     assert_same(weights.load(tmp_path / "out")[1], params)
 
 
-def test_a_tied_output_layer_that_was_written_out_must_equal_the_embedding(base, make_folder, their_tensors):
-    config = replace(base, tied=True)
-    tensors = their_tensors(config)
+def test_a_saved_tied_output_layer_must_equal_the_embedding(base, make_folder, hf_tensors):
+    config = replace(base, tie_embeddings=True)
+    tensors = hf_tensors(config)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     folder = make_folder(config, tensors)
     assert "unembed" not in weights.load(folder)[1]
@@ -148,13 +148,13 @@ def put(name, value):
         (drop("lm_head.weight"), r"lacks the tensor lm_head.weight \(1 missing in all\)"),
         (put("model.layers.3.mlp.up_proj.weight", np.zeros((48, 32), np.float32)), "holds model.layers.3.mlp.up_proj"),
         (put("score.weight", np.zeros(2, np.float32)), r"holds score.weight, .* \(1 such tensors\)"),
-        (put("model.norm.weight", np.zeros(31, np.float32)), r"model.norm.weight is \[31\], .* asks for \[32\]"),
+        (put("model.norm.weight", np.zeros(31, np.float32)), r"model.norm.weight is \[31\], .* implies \[32\]"),
         (put("lm_head.weight", np.zeros((32, 96), np.float32)), r"lm_head.weight is \[32, 96\]"),
         (put("model.norm.weight", np.zeros(32, np.int8)), "model.norm.weight is I8, expected one of F32, BF16, F16"),
     ],
 )
-def test_wrong_tensors_are_named(damage, message, base, make_folder, their_tensors):
-    tensors = their_tensors(base)
+def test_wrong_tensors_are_refused_by_name(damage, message, base, make_folder, hf_tensors):
+    tensors = hf_tensors(base)
     damage(tensors)
     with pytest.raises(ValueError, match=message) as error:
         weights.load(make_folder(base, tensors))
@@ -162,7 +162,7 @@ def test_wrong_tensors_are_named(damage, message, base, make_folder, their_tenso
 
 
 @pytest.mark.parametrize("keep", [0, 5, 300, -1])
-def test_a_cut_off_file_is_named(keep, base, make_folder):
+def test_a_truncated_file_is_refused(keep, base, make_folder):
     file = make_folder(base) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"model.safetensors is cut off or no safetensors file .*: copy it again"):
@@ -207,7 +207,7 @@ def test_pickles_are_never_read(base, make_folder):
         weights.load(folder)
 
 
-def test_load_refuses_what_it_cannot_do_before_reading(base, make_folder, tmp_path):
+def test_load_checks_its_arguments_before_reading(base, make_folder, tmp_path):
     folder = make_folder(base)
     with pytest.raises(ValueError, match="cannot be loaded as float16: choose float32 or bfloat16"):
         weights.load(folder, dtype="float16")
@@ -217,7 +217,7 @@ def test_load_refuses_what_it_cannot_do_before_reading(base, make_folder, tmp_pa
         weights.load(tmp_path / "nowhere")
 
 
-def test_a_folder_that_holds_something_is_never_overwritten(base, make_params, tmp_path):
+def test_a_folder_with_content_is_never_overwritten(base, make_params, tmp_path):
     (tmp_path / "out").mkdir()
     weights.save(tmp_path / "out", base, make_params(base), None)  # an empty one is fine
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -229,7 +229,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(base, make_params, t
         weights.save(tmp_path / "file", base, make_params(base), None)
 
 
-def test_a_save_that_fails_leaves_nothing(base, make_params, tmp_path):
+def test_a_failed_save_leaves_nothing(base, make_params, tmp_path):
     class Broken:
         def save_pretrained(self, directory):
             raise OSError("disk full")
@@ -277,7 +277,7 @@ def test_a_tokenizer_is_copied_or_saves_itself(base, make_params, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_the_tokens_that_end_a_reply_are_written_for_transformers(base, make_params, tmp_path):
+def test_end_ids_are_written_for_transformers(base, make_params, tmp_path):
     weights.save(tmp_path / "ends", base, make_params(base), None, end_ids=(7, 5))
     assert json.loads((tmp_path / "ends" / "config.json").read_text())["eos_token_id"] == 7
     generation = json.loads((tmp_path / "ends" / "generation_config.json").read_text())
@@ -286,17 +286,17 @@ def test_the_tokens_that_end_a_reply_are_written_for_transformers(base, make_par
     assert not (tmp_path / "unknown" / "generation_config.json").exists()
 
 
-def test_whoever_may_read_the_config_may_read_the_weights(base, make_params, tmp_path):
+def test_all_saved_files_have_the_same_permissions(base, make_params, tmp_path):
     weights.save(tmp_path / "out", base, make_params(base), None, max_shard_bytes=20_000)
     assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
 
 
-def test_another_model_is_named_by_its_first_difference(base):
-    settings = replace(base, param_dtype="bfloat16", remat="full", path="there", max_positions=64)
+def test_another_model_is_refused_by_its_first_difference(base):
+    settings = replace(base, param_dtype="bfloat16", remat="nothing_saveable", path="there", max_positions=64)
     weights.check_same_model(base, settings)
     with pytest.raises(ValueError, match="a checkpoint of another model: layers is 4 there, but 3 in this run"):
-        weights.check_same_model(base, replace(base, layers=4, tied=True))
-    with pytest.raises(ValueError, match="tied is False there, but True in this run"):
-        weights.check_same_model(replace(base, tied=True), base)
+        weights.check_same_model(base, replace(base, layers=4, tie_embeddings=True))
+    with pytest.raises(ValueError, match="tie_embeddings is False there, but True in this run"):
+        weights.check_same_model(replace(base, tie_embeddings=True), base)
     with pytest.raises(ValueError, match="vocab_size is 152064 there, but 96"):
         weights.check_same_model(base, ModelConfig())

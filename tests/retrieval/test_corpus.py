@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.agent.types import Passage
-from memsearcher_jax.retrieval.corpus import corpus_of, read_corpus
+from memsearcher_jax.retrieval.corpus import make_corpus, read_corpus
+from memsearcher_jax.types import Passage
 
 GOOD = b'{"id": "0", "contents": "\\"A\\"\\nfirst"}\n'
 
 
-def test_reads_plain_and_compressed_alike(tmp_path):
+def test_reads_plain_and_compressed_files(tmp_path):
     rows = [{"id": "0", "contents": '"Łódź"\n𝄞 café'}, {"id": 7, "contents": "漢字\u2028line"}]
     text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
     plain, compressed = tmp_path / "c.jsonl", tmp_path / "c.jsonl.gz"
@@ -25,9 +25,9 @@ def test_reads_plain_and_compressed_alike(tmp_path):
     assert corpus.checksum == again.checksum
 
 
-def test_checksum_sees_every_change_and_no_boundary_shift():
+def test_checksum_depends_on_every_field_boundary():
     def checksum(*rows):
-        return corpus_of(Passage(*row) for row in rows).checksum
+        return make_corpus(Passage(*row) for row in rows).checksum
 
     base = checksum(("a", "bc"), ("d", "e"))
     assert base == checksum(("a", "bc"), ("d", "e"))
@@ -41,8 +41,8 @@ def test_checksum_sees_every_change_and_no_boundary_shift():
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1))
-def test_any_text_comes_back(texts):
-    corpus = corpus_of(Passage(str(row), text) for row, text in enumerate(texts))
+def test_any_text_round_trips(texts):
+    corpus = make_corpus(Passage(str(row), text) for row, text in enumerate(texts))
     assert corpus.texts(0, len(texts) + 5) == texts
     assert [corpus.ids[row] for row in range(len(corpus))] == [str(row) for row in range(len(texts))]
 
@@ -61,11 +61,11 @@ def test_any_text_comes_back(texts):
         (b'{"id": "1", "contents": "\xff"}', ":1: not UTF-8"),
         (b"[" * 200_000, ":1: not JSON"),
         (GOOD + b'\n{"id": "1", "contents": "x"}\n' + GOOD, ':4: id "0" is already the id of line 1'),
-        (b"\n \n", ": holds no passages"),
-        (b"", ": holds no passages"),
+        (b"\n \n", ": contains no passages"),
+        (b"", ": contains no passages"),
     ],
 )
-def test_errors_are_one_line_with_file_and_line(tmp_path, content, message):
+def test_errors_name_file_and_line(tmp_path, content, message):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError) as caught:
@@ -75,7 +75,7 @@ def test_errors_are_one_line_with_file_and_line(tmp_path, content, message):
     assert "\n" not in text
 
 
-def test_unusable_files(tmp_path):
+def test_invalid_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_corpus(tmp_path / "absent.jsonl")
     with pytest.raises(ValueError, match="is a folder"):

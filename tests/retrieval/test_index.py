@@ -5,27 +5,27 @@ from functools import partial
 import numpy as np
 import pytest
 
-from memsearcher_jax.agent.types import Passage
-from memsearcher_jax.retrieval import approximate, index
-from memsearcher_jax.retrieval.build import build
-from memsearcher_jax.retrieval.corpus import corpus_of
-from memsearcher_jax.retrieval.encode import fit_hashing
-from memsearcher_jax.retrieval.index import ExactIndex, IndexConfig, open_index
+from memsearcher_jax.retrieval import index, scann_index
+from memsearcher_jax.retrieval.builder.index_builder import build_index
+from memsearcher_jax.retrieval.corpus import make_corpus
+from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
+from memsearcher_jax.retrieval.index import ExactIndex, IndexConfig, open_index, verify_index
+from memsearcher_jax.types import Passage
 
-CORPUS = corpus_of(Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40))
+CORPUS = make_corpus(Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40))
 ENCODER = fit_hashing(CORPUS.texts(0, 40), 32)
-CONFIG = IndexConfig(encoder=ENCODER.name, batch=16)
+CONFIG = IndexConfig(encoder=ENCODER.name, batch_size=16)
 
 
 def clustered(rows, size=32, clusters=50, spread=0.5, seed=0):
-    """Unit vectors around common centres: what a trained encoder's look like to an index."""
+    """Unit vectors around common centres, like those of a trained encoder."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(99).standard_normal((clusters, size))
     vectors = centres[rng.integers(clusters, size=rows)] + spread * rng.standard_normal((rows, size))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_exact_search_is_a_sort():
+def test_exact_search_equals_a_full_sort():
     vectors, queries = clustered(300), clustered(20, seed=1)
     scores = queries @ vectors.T
     ids, found = ExactIndex(vectors).search(queries, 7)
@@ -33,41 +33,65 @@ def test_exact_search_is_a_sort():
     np.testing.assert_allclose(found, -np.sort(-scores, axis=1)[:, :7], rtol=1e-6)
 
 
-def test_blocks_change_nothing(monkeypatch):
-    """Vectors and queries both in many blocks; equal vectors keep the order of their rows."""
-    vectors = np.concatenate([clustered(90), clustered(90)])
-    queries = clustered(20, seed=1)
-    expected = ExactIndex(vectors).search(queries, 6)
-    monkeypatch.setattr(index, "EXACT_FLOATS", 32 * 11)
-    monkeypatch.setattr(index, "EXACT_SCORES", 11 * 3)
-    for found, whole in zip(ExactIndex(vectors).search(queries, 6), expected, strict=True):
-        np.testing.assert_allclose(found, whole, rtol=1e-6)
-    ids, _ = expected
-    assert (ids[:, 1] == ids[:, 0] + 90).all()
+@pytest.mark.parametrize("size", [3, 32, 57, 384])
+def test_results_do_not_depend_on_blocks_and_batches(monkeypatch, size):
+    """Ids and scores are bit for bit the same, with equal and nearly equal vectors; ties are ordered by row."""
+    distinct = clustered(90, size)
+    vectors = np.concatenate([distinct, distinct, np.nextafter(distinct, 1), distinct[::-1]])
+    queries = np.concatenate([clustered(20, size, seed=1), distinct[:3], np.zeros((1, size), np.float32)])
+    exact = ExactIndex(vectors).search(queries, 9)
+    ids, scores = exact
+    scores64 = (queries[:, None].astype(np.float64) * vectors).sum(axis=2).astype(np.float32)
+    np.testing.assert_array_equal(ids, np.lexsort((np.arange(360) + np.zeros_like(scores64), -scores64))[:, :9])
+    np.testing.assert_array_equal(scores, np.take_along_axis(scores64, ids, axis=1))
+    for block_rows, batch in [(360, 1), (360, 5), (11, 24), (11, 3), (1, 24), (7, 1), (359, 23)]:
+        monkeypatch.setattr(index, "MAX_BLOCK_FLOATS", size * block_rows)
+        monkeypatch.setattr(index, "MAX_BLOCK_SCORES", block_rows * batch)
+        blocked = ExactIndex(vectors)
+        for results in (
+            blocked.search(queries, 9),
+            map(np.concatenate, zip(*(blocked.search(query[None], 9) for query in queries), strict=True)),
+        ):
+            for found, expected in zip(results, exact, strict=True):
+                np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("make", [ExactIndex, approximate.scan])
-def test_more_results_than_rows(make):
+def test_the_rounding_of_products_does_not_change_results():
+    """Products with the largest error that `ExactIndex` allows for give the same ids and scores."""
+    vectors, queries = np.concatenate([clustered(200)] * 3), clustered(20, seed=1)
+    exact = ExactIndex(vectors).search(queries, 7)
+    rng = np.random.default_rng(0)
+
+    class Inexact(np.ndarray):
+        def __rmatmul__(self, queries):
+            product = queries @ np.asarray(self)
+            return product + rng.choice(np.float32([-1, 1]), product.shape) * np.float32(32 * 2.0**-24)
+
+    results = ExactIndex(vectors.view(Inexact)).search(queries, 7)
+    for found, expected in zip(results, exact, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_more_results_than_rows():
     vectors = clustered(6)
-    ids, scores = make(vectors).search(vectors, 50)
+    ids, scores = ExactIndex(vectors).search(vectors, 50)
     assert ids.shape == scores.shape == (6, 6)
     assert all(set(row) == set(range(6)) for row in ids)
     assert np.isfinite(scores).all()
 
 
-@pytest.mark.parametrize("make", [ExactIndex, approximate.scan])
-def test_no_queries(make):
-    ids, scores = make(clustered(6)).search(np.zeros((0, 32), np.float32), 3)
+def test_no_queries():
+    ids, scores = ExactIndex(clustered(6)).search(np.zeros((0, 32), np.float32), 3)
     assert ids.shape == scores.shape == (0, 3)
 
 
-@pytest.mark.parametrize("kind", ["scann", "exact"])
+@pytest.mark.parametrize("index_type", ["scann", "exact"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_folder_gives_back_what_was_built(tmp_path, kind, dtype):
+def test_an_index_folder_round_trips(tmp_path, index_type, dtype):
     folder = tmp_path / "deep" / "index"
-    config = IndexConfig(encoder=ENCODER.name, kind=kind, dtype=dtype)
-    build(CORPUS, ENCODER, folder, config, encoder_state={"idf": ENCODER.idf_F})
-    stored = open_index(folder, encoder=ENCODER.name, kind=kind, checksum=CORPUS.checksum)
+    config = IndexConfig(encoder=ENCODER.name, index_type=index_type, dtype=dtype)
+    build_index(CORPUS, ENCODER, folder, config, encoder_state={"idf": ENCODER.idf_F})
+    stored = open_index(folder, encoder=ENCODER.name, index_type=index_type, checksum=CORPUS.checksum)
     assert stored.corpus.texts(0, 40) == CORPUS.texts(0, 40)
     assert [stored.corpus.ids[row] for row in range(40)] == [CORPUS.ids[row] for row in range(40)]
     np.testing.assert_array_equal(stored.encoder_state["idf"], ENCODER.idf_F)
@@ -78,9 +102,9 @@ def test_a_folder_gives_back_what_was_built(tmp_path, kind, dtype):
     assert [path.name for path in folder.parent.iterdir()] == ["index"]
 
 
-def test_a_folder_with_a_tree_can_be_moved(tmp_path, monkeypatch):
-    monkeypatch.setattr(approximate, "SCAN_BELOW", 30)
-    build(CORPUS, ENCODER, tmp_path / "here", CONFIG)
+def test_an_index_with_a_tree_can_be_moved(tmp_path, monkeypatch):
+    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
+    build_index(CORPUS, ENCODER, tmp_path / "here", CONFIG)
     queries = ENCODER(["number 7", "number 31"])
     before = open_index(tmp_path / "here", encoder=ENCODER.name).index.search(queries, 5)
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -90,43 +114,83 @@ def test_a_folder_with_a_tree_can_be_moved(tmp_path, monkeypatch):
         np.testing.assert_array_equal(old, new)
 
 
-def test_refuses_another_corpus_encoder_and_kind(tmp_path):
-    build(CORPUS, ENCODER, tmp_path / "i", IndexConfig(encoder=ENCODER.name, kind="exact"))
-    changed = corpus_of(Passage(f"p{row}", f"passage {row}") for row in range(40))
+def test_another_corpus_encoder_or_index_type_is_an_error(tmp_path):
+    build_index(CORPUS, ENCODER, tmp_path / "i", IndexConfig(encoder=ENCODER.name, index_type="exact"))
+    changed = make_corpus(Passage(f"p{row}", f"passage {row}") for row in range(40))
     reopen = partial(open_index, tmp_path / "i")
     with pytest.raises(ValueError, match="another corpus"):
-        reopen(encoder=ENCODER.name, kind="exact", checksum=changed.checksum)
+        reopen(encoder=ENCODER.name, index_type="exact", checksum=changed.checksum)
     with pytest.raises(ValueError, match='built with encoder "hashing-1/32", not "hashing-1/64"'):
-        reopen(encoder="hashing-1/64", kind="exact")
+        reopen(encoder="hashing-1/64", index_type="exact")
     with pytest.raises(ValueError, match="built for exact search"):
-        reopen(encoder=ENCODER.name, kind="scann")
-    with pytest.raises(FileExistsError, match="exists already"):
-        build(changed, ENCODER, tmp_path / "i", CONFIG)
-    assert reopen(encoder=ENCODER.name, kind="exact").corpus.checksum == CORPUS.checksum
+        reopen(encoder=ENCODER.name, index_type="scann")
+    with pytest.raises(FileExistsError, match="already exists"):
+        build_index(changed, ENCODER, tmp_path / "i", CONFIG)
+    assert reopen(encoder=ENCODER.name, index_type="exact").corpus.checksum == CORPUS.checksum
 
 
-def test_refuses_what_is_no_index_or_damaged(tmp_path):
+def test_a_missing_or_damaged_index_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="not an index folder"):
         open_index(tmp_path, encoder=ENCODER.name)
     for name in ("embeddings/000000.npy", "contents.bin", "contents.offset.npy", "encoder.npz", "manifest.json"):
         folder = tmp_path / name.replace("/", "-")
-        build(CORPUS, ENCODER, folder, CONFIG, encoder_state={"idf": ENCODER.idf_F})
+        build_index(CORPUS, ENCODER, folder, CONFIG, encoder_state={"idf": ENCODER.idf_F})
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(ValueError, match="is damaged") as caught:
             open_index(folder, encoder=ENCODER.name)
         assert "\n" not in str(caught.value)
     folder = tmp_path / "format"
-    build(CORPUS, ENCODER, folder, CONFIG)
+    build_index(CORPUS, ENCODER, folder, CONFIG)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(ValueError, match="has format 99"):
+    with pytest.raises(ValueError, match="format 99, this version reads"):
         open_index(folder, encoder=ENCODER.name)
 
 
 def test_damaged_scann_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(approximate, "SCAN_BELOW", 30)
-    build(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
     (tmp_path / "i" / "scann" / "scann_assets.pbtxt").unlink()
-    with pytest.raises(ValueError, match="ScaNN cannot read its files"):
+    with pytest.raises(ValueError, match=r"is damaged .*scann_assets\.pbtxt"):
+        open_index(tmp_path / "i", encoder=ENCODER.name)
+
+
+def test_every_change_of_an_index_is_one_line(tmp_path):
+    """A flipped byte in any file is found on request; an edited manifest and long vectors when the index is opened."""
+    build_index(CORPUS, ENCODER, tmp_path / "whole", CONFIG, encoder_state={"idf": ENCODER.idf_F})
+    assert verify_index(tmp_path / "whole") > 0
+    for number, path in enumerate(sorted(path for path in (tmp_path / "whole").rglob("*") if path.is_file())):
+        copy = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 0x10
+        (copy / path.relative_to(tmp_path / "whole")).write_bytes(content)
+        with pytest.raises(ValueError, match=r"is damaged or of another version \(.*\); rebuild the index$"):
+            verify_index(copy)
+    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
+    edits = [{name: value} for name in manifest for value in (None, -1, [], {}, "x") if manifest[name] != value]
+    for edit in edits:
+        (tmp_path / "whole" / "manifest.json").write_text(json.dumps(manifest | edit))
+        with pytest.raises(ValueError, match="is damaged or of another version"):
+            open_index(tmp_path / "whole", encoder=ENCODER.name)
+
+
+@pytest.mark.parametrize("value", [1e37, np.nan, np.inf])
+def test_damaged_vectors_are_found_when_the_index_is_opened(tmp_path, value):
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    path = tmp_path / "i" / "embeddings" / "000000.npy"
+    vectors = np.load(path)
+    vectors[3, 4] = value
+    np.save(path, vectors)
+    with pytest.raises(ValueError, match="a vector is longer than all those that were stored"):
+        open_index(tmp_path / "i", encoder=ENCODER.name)
+
+
+def test_changed_offsets_are_found_when_the_index_is_opened(tmp_path):
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    path = tmp_path / "i" / "contents.offset.npy"
+    offsets = np.load(path)
+    offsets[3] = offsets[5]
+    np.save(path, offsets)
+    with pytest.raises(ValueError, match=r"the offsets of contents\.bin do not ascend"):
         open_index(tmp_path / "i", encoder=ENCODER.name)

@@ -1,11 +1,10 @@
-"""What every host of `test_many_hosts.py` does: learns from fixed samples, saves, and reads what others have saved.
+"""A host of `test_many_hosts.py`: trains on fixed examples, saves a checkpoint, and restores that of other processes.
 
-python many_hosts.py PORT PROCESS PROCESSES FOLDER      eight devices in all
+python many_hosts.py PORT PROCESS PROCESSES FOLDER      eight devices in total
 """
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 PORT, PROCESS, PROCESSES = (int(word) for word in sys.argv[1:4]) if __name__ == "__main__" else (0, 0, 1)
@@ -22,61 +21,67 @@ if __name__ == "__main__":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{PORT}", PROCESSES, PROCESS)
 
-from memsearcher_jax.agent.types import Stop  # noqa: E402
-from memsearcher_jax.config import RunConfig  # noqa: E402
 from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
-from memsearcher_jax.report.page_facts import Facts  # noqa: E402
-from memsearcher_jax.rl.hosts import Hosts, these  # noqa: E402
-from memsearcher_jax.rl.part import Part, gather  # noqa: E402
-from memsearcher_jax.rl.trainer import make_trainer  # noqa: E402
-from memsearcher_jax.sampling.ledger import Counters  # noqa: E402
+from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
+from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
+from memsearcher_jax.runtime.distributed import Hosts, current_hosts  # noqa: E402
+from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.testing import NANO  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
-from memsearcher_jax.training.rows import Sample  # noqa: E402
+from memsearcher_jax.training.packing import TrainingExample  # noqa: E402
+from memsearcher_jax.training.trainer import make_trainer  # noqa: E402
+from memsearcher_jax.types import StopReason, TrajectorySummary  # noqa: E402
 
 TRAINING = TrainingConfig(
-    row_tokens=32, rows_per_update=8, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1, old_logprobs="trainer"
+    seq_len=32, minibatch_rows=8, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1, old_logprobs="trainer"
 )
-CONFIG = replace(RunConfig(), model=NANO, training=TRAINING)
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
 META = {"position": 12}
 
 
-def part_of(host: int, hosts: int) -> Part:
-    """What this host has sampled. The last of several has a tenth of the work, and its contexts are short."""
-    samples = []
+def make_batch(host: int, hosts: int) -> RolloutBatch:
+    """The rollouts of a host. The last of several hosts has a tenth of the examples, with short contexts."""
+    examples = []
     for number in range(40):
         rng = np.random.default_rng(number)
         length = 3 + number // 2
-        samples.append(
-            Sample(
+        examples.append(
+            TrainingExample(
                 rng.integers(0, NANO.vocab_size, length).astype(np.int32),
                 -rng.random(length).astype(np.float32) - 5,
                 np.arange(length) > 1,
                 float(rng.normal()),
             )
         )
-    samples.reverse()
-    cut = [0, *(36 for _ in range(hosts - 1)), 40]
-    own = samples[cut[host] : cut[host + 1]]
-    facts = [Facts("nq", None, 1, 0, Stop.ANSWERED, one.advantage, {"f1": 0.1}, (len(one.ids),)) for one in own]
-    return Part(own, facts, Counters(generated_tokens=len(own)), float(len(own)), packed=bytes([host]) * 5_000)
+    examples.reverse()
+    bounds = [0, *(36 for _ in range(hosts - 1)), 40]
+    local = examples[bounds[host] : bounds[host + 1]]
+    summaries = [
+        TrajectorySummary("nq", None, 1, 0, StopReason.ANSWERED, example.advantage, {"f1": 0.1}, (len(example.ids),))
+        for example in local
+    ]
+    return RolloutBatch(
+        local,
+        summaries,
+        RolloutStats(SamplerStats(generated_tokens=len(local)), float(len(local)), (0.1 * host,)),
+        bytes([host]) * 5_000,
+    )
 
 
-def learn(hosts: Hosts, mesh: jax.sharding.Mesh) -> tuple[update.TrainState, dict, Part]:
-    """Two steps from the same start."""
+def train(hosts: Hosts, mesh: jax.sharding.Mesh) -> tuple[update.TrainState, dict, RolloutBatch]:
+    """Two training steps from fixed initial weights."""
     optimizer = update.make_optimizer(TRAINING)
-    whole = gather(hosts, part_of(hosts.index, hosts.count))
+    batch = exchange(hosts, make_batch(hosts.index, hosts.count))
     with jax.set_mesh(mesh):
         init = jax.jit(lambda key: qwen.init(key, NANO), out_shardings=sharding.param_shardings(NANO, mesh))
         params = init(jax.random.key(0))
-        trainer = make_trainer(CONFIG, mesh, params)
+        trainer = make_trainer(NANO, TRAINING, mesh, params, method="grpo", temperature=1.0)
         state = update.init_state(params, NANO, optimizer, mesh)
         for step in range(2):
-            state, numbers = trainer.learn(state, whole.samples, np.random.default_rng(step), lambda text: None)
-    return state, numbers, whole
+            state, metrics = trainer.step(state, batch.examples, np.random.default_rng(step), lambda text: None)
+    return state, metrics, batch
 
 
 def save(folder: Path, state: update.TrainState) -> None:
@@ -93,26 +98,26 @@ def restore(folder: Path, mesh: jax.sharding.Mesh) -> update.TrainState:
 
 
 def leaves(state: update.TrainState, mesh: jax.sharding.Mesh) -> dict[str, np.ndarray]:
-    """Every array of the state, whole, on every host."""
-    everywhere = jax.tree.map(lambda _: sharding.named_sharding(mesh, ()), state)
+    """Every array of the state, replicated to every host."""
+    replicated = jax.tree.map(lambda _: sharding.named_sharding(mesh, ()), state)
     with jax.set_mesh(mesh):
-        paths = jax.tree.leaves_with_path(jax.jit(lambda x: x, out_shardings=everywhere)(state))
+        paths = jax.tree.leaves_with_path(jax.jit(lambda x: x, out_shardings=replicated)(state))
     return {jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)) for path, x in paths}
 
 
 def main(folder: Path) -> None:
-    hosts, mesh = these(), sharding.make_mesh(MESH)
+    hosts, mesh = current_hosts(), sharding.make_mesh(MESH)
     assert (hosts.index, hosts.count, len(jax.devices())) == (PROCESS, PROCESSES, 8)
 
-    state, numbers, whole = learn(hosts, mesh)
-    np.savez(folder / f"learned_{PROCESS}.npz", **leaves(state, mesh), **{f"number {k}": v for k, v in numbers.items()})
-    assert len(whole.samples) == len(whole.facts) == 40
-    assert whole.counters == Counters(generated_tokens=40)
-    assert whole.packed == b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
-    save(folder / "by_two", state)
-    np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one", mesh), mesh))
-    # One that has nothing to tell makes all of them stop, and nobody waits.
-    assert gather(hosts, None if hosts.index == 1 else part_of(hosts.index, hosts.count)) is None
+    state, metrics, batch = train(hosts, mesh)
+    np.savez(folder / f"learned_{PROCESS}.npz", **leaves(state, mesh), **{f"metric {k}": v for k, v in metrics.items()})
+    assert len(batch.examples) == len(batch.summaries) == 40
+    assert batch.stats.sampler == SamplerStats(generated_tokens=40)
+    assert batch.trajectories == b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
+    save(folder / "by_two_processes", state)
+    np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one_process", mesh), mesh))
+    # If a host has no batch, all hosts return None and none blocks.
+    assert exchange(hosts, None if hosts.index == 1 else make_batch(hosts.index, hosts.count)) is None
     jax.distributed.shutdown()
 
 

@@ -1,9 +1,5 @@
-"""Two processes of four devices train as one process of eight does, and read each other's checkpoints."""
+"""Two processes of four devices train as one process of eight devices; each restores checkpoints of the other."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,56 +7,32 @@ import pytest
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.hosts import Hosts
-from memsearcher_jax.rl.part import Part, from_bytes, gather, to_bytes
+from memsearcher_jax.rl.batch import RolloutBatch, exchange, from_bytes, to_bytes
+from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.runtime.distributed import Hosts
 from tests.rl import many_hosts
-
-
-def run(processes: int, folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(many_hosts.__file__)
-    words = (str(processes), str(folder))
-    environment = {"PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin", "XLA_FLAGS": os.environ["XLA_FLAGS"]}
-    hosts = [
-        subprocess.Popen(
-            [sys.executable, script, str(port), str(process), *words],
-            cwd=script.parents[2],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(processes)
-    ]
-    try:
-        for host in hosts:
-            _, said = host.communicate(timeout=500)
-            assert host.returncode == 0, said[-5_000:]
-    finally:
-        for host in hosts:
-            host.kill()
+from tests.rl.processes import run_hosts
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """State, numbers and arrays of one process."""
+def single_process():
+    """State, metrics and arrays of one process."""
     mesh = sharding.make_mesh(many_hosts.MESH)
-    state, numbers, _ = many_hosts.learn(Hosts(), mesh)
-    return state, numbers, many_hosts.leaves(state, mesh)
+    state, metrics, _ = many_hosts.train(Hosts(), mesh)
+    return state, metrics, many_hosts.leaves(state, mesh)
 
 
 @pytest.mark.slow
-def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone, tmp_path, quick_to_compile):
-    state, numbers, expected = alone
-    many_hosts.save(tmp_path / "by_one", state)
-    run(2, tmp_path)
+def test_two_hosts_train_as_one_and_checkpoints_are_interchangeable(single_process, tmp_path, fast_compile):
+    state, metrics, expected = single_process
+    many_hosts.save(tmp_path / "by_one_process", state)
+    run_hosts(Path(many_hosts.__file__), 2, 2, tmp_path)
     learned, other = (np.load(tmp_path / f"learned_{process}.npz") for process in range(2))
     for name in learned:
         np.testing.assert_array_equal(learned[name], other[name], err_msg=name)
-    # Sums of the devices' gradients round otherwise between processes than within one, and Adam brings a gradient that
-    # is small beside its terms to full size. 1e-6 is a thousandth of what a step may move a weight. All scores of a
-    # query shift alike with a bias of keys, whose gradient is nothing but rounding: that is compared with the step.
+    # Gradient sums round differently between processes than within one, and Adam scales gradients that are small
+    # relative to their terms to full size. 1e-6 is a thousandth of the largest step of a weight. A key bias shifts all
+    # scores of a query equally, so its gradient is only rounding error: its tolerance is the size of a step.
     for name, value in expected.items():
         difference = np.abs(learned[name] - value)
         if name.endswith("['bk']"):
@@ -68,40 +40,36 @@ def test_two_hosts_learn_what_one_learns_and_read_each_others_checkpoints(alone,
         else:
             assert difference.max() <= 1e-5, name
             assert np.mean(difference > 1e-6) < 1e-3, name
-    for name, value in numbers.items():
-        np.testing.assert_allclose(learned[f"number {name}"], value, rtol=1e-5, atol=1e-7, err_msg=name)
-    assert numbers["updates"] > 1
-    assert numbers["grad_norm"] > 0.1
+    for name, value in metrics.items():
+        np.testing.assert_allclose(learned[f"metric {name}"], value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert metrics["updates"] > 1
+    assert metrics["grad_norm"] > 0.1
 
-    # Bit for bit, on another number of processes and on meshes of other shapes.
+    # Restoring is bit-identical with another number of processes and other mesh shapes.
     for process in range(2):
         read = np.load(tmp_path / f"read_{process}.npz")
         for name, value in expected.items():
             np.testing.assert_array_equal(read[name], value, err_msg=name)
     for shape in ((1, 8, 1), (4, 1, 2)):
         mesh = sharding.make_mesh(MeshConfig(*shape))
-        read = many_hosts.leaves(many_hosts.restore(tmp_path / "by_two", mesh), mesh)
+        read = many_hosts.leaves(many_hosts.restore(tmp_path / "by_two_processes", mesh), mesh)
         for name, value in read.items():
             np.testing.assert_array_equal(value, learned[name], err_msg=name)
 
 
-def test_a_part_comes_over_as_it_was():
-    part = many_hosts.part_of(0, 1)
-    again = from_bytes(to_bytes(part))
-    assert (again.facts, again.counters, again.seconds, again.packed) == (
-        part.facts,
-        part.counters,
-        part.seconds,
-        part.packed,
-    )
-    for one, other in zip(part.samples, again.samples, strict=True):
-        assert one.advantage == other.advantage
+def test_a_batch_round_trips_through_bytes():
+    batch = many_hosts.make_batch(0, 1)
+    again = from_bytes(to_bytes(batch))
+    assert (again.summaries, again.stats, again.trajectories) == (batch.summaries, batch.stats, batch.trajectories)
+    for example, other in zip(batch.examples, again.examples, strict=True):
+        assert example.advantage == other.advantage
         for name in ("ids", "logprobs", "sampled"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert from_bytes(to_bytes(Part([], [], waited=[0.5]))) == Part([], [], waited=[0.5])
+            np.testing.assert_array_equal(getattr(example, name), getattr(other, name))
+    empty = RolloutBatch([], [], RolloutStats(search_latencies=(0.5,)))
+    assert from_bytes(to_bytes(empty)) == empty
 
 
-def test_one_host_is_on_its_own():
-    part = many_hosts.part_of(0, 1)
-    assert gather(Hosts(), part) is part
-    assert gather(Hosts(), None) is None
+def test_exchange_of_a_single_host_is_the_identity():
+    batch = many_hosts.make_batch(0, 1)
+    assert exchange(Hosts(), batch) is batch
+    assert exchange(Hosts(), None) is None

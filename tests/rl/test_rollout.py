@@ -1,5 +1,6 @@
-"""The driver: many workflows, few slots, real ids."""
+"""The rollout driver: more workflows than slots, with the ids of a real sampling engine."""
 
+import gc
 import itertools
 import threading
 from dataclasses import replace
@@ -8,26 +9,24 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.agent.types import (
-    Find,
-    Finish,
-    Outcome,
-    Passage,
-    Piece,
-    Problem,
-    Prompt,
-    Query,
-    Say,
-    Stop,
-)
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
-from memsearcher_jax.rl.searches import SearchDesk, search_all
-from memsearcher_jax.sampling.buffer import PromptWidths
+from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
+from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.sampling.pool import make_sampler
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
+from memsearcher_jax.types import (
+    FinishReason,
+    Generate,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    Search,
+    StopReason,
+    TextSpan,
+)
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(5)
@@ -42,15 +41,15 @@ class BrokenIndex:
 
 
 def two_turns(problem):
-    """Two contexts of two generations each, with a search between; as long as MemSearcher's, without its parsing."""
-    heard = []
+    """Two contexts of two generations each with a search between them, as in MemSearcher but without parsing."""
+    completions = []
     for turn in range(2):
-        prompt = Prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "<|im_end|>\n")
-        heard.append((yield Say(prompt, 6)))
-        found = yield Find((Query(f"number {turn}", 2), Query("title", 1)))
-        shown = "".join(passage.contents for one in found for passage in one.passages)[:40] or found[0].error
-        heard.append((yield Say((Piece("\n<|im_start|>", True), Piece(shown, False)), 5)))
-    return Outcome(Stop.ANSWERED, answer="".join(reply.text for reply in heard))
+        prompt = make_prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "<|im_end|>\n")
+        completions.append((yield Generate(prompt, 6)))
+        results = yield Search((Query(f"number {turn}", 2), Query("title", 1)))
+        shown = "".join(passage.contents for result in results for passage in result.passages)[:40] or results[0].error
+        completions.append((yield Generate((TextSpan("\n<|im_start|>", True), TextSpan(shown, False)), 5)))
+    return Outcome(StopReason.ANSWERED, answer="".join(reply.text for reply in completions))
 
 
 @pytest.fixture(scope="module")
@@ -61,138 +60,181 @@ def params():
 @pytest.fixture(scope="module")
 def engine():
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    widths = PromptWidths(prefix=20, question=20, bridge=2, memory=20, suffix=4)
-    return Engine(NANO, SETTINGS, widths, TOKENIZER.stop_ids, mesh)
+    return Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)
 
 
-def roll(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
-    driver = RolloutDriver(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), workflow)
-    done = {job.number: trajectory for job, trajectory in driver.run(jobs_for(problems, rollouts), params, KEY)}
+def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
+    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES)), workflow)
+    done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(problems, rollouts), params, KEY)}
     assert sorted(done) == list(range(len(problems) * rollouts))
-    assert len(engine.free) == engine.settings.slots
+    assert len(engine.free_slots) == engine.settings.slots
     return [done[number] for number in sorted(done)]
 
 
 def generations(context):
-    """The runs of sampled tokens, in order."""
+    """The consecutive runs of sampled tokens, in order."""
     marked = zip(context.sampled, context.ids, strict=True)
-    return [[id for _, id in run] for own, run in itertools.groupby(marked, key=lambda pair: pair[0]) if own]
+    return [
+        [id for _, id in run] for is_sampled, run in itertools.groupby(marked, key=lambda pair: pair[0]) if is_sampled
+    ]
 
 
-def test_every_problem_gets_its_rollouts_and_every_context_its_ids(engine, params):
-    trajectories = roll(engine, params, two_turns)
+def test_every_problem_has_its_rollouts_and_every_context_its_ids(engine, params):
+    trajectories = run_rollouts(engine, params, two_turns)
     assert [trajectory.problem.id for trajectory in trajectories] == [f"q{n}" for n in range(4) for _ in range(2)]
     assert [trajectory.rollout for trajectory in trajectories] == [0, 1] * 4
     for trajectory in trajectories:
         assert len(trajectory.contexts) == 2
         for turn, context in enumerate(trajectory.contexts):
             opening = f"<|im_start|>user\n{trajectory.problem.question} memory {turn}<|im_end|>\n"
-            ids = TOKENIZER.encode_template(opening)
+            ids = TOKENIZER.encode_trusted(opening)
             assert context.ids[: len(ids)] == ids
             assert not any(context.sampled[: len(ids)])
             assert sum(context.sampled) <= 11
         assert trajectory.transcript == TOKENIZER.transcript(trajectory.contexts[-1].ids)
 
 
-def test_what_was_heard_is_what_was_sampled(engine, params):
-    for trajectory in roll(engine, params, two_turns):
-        heard = [TOKENIZER.reply(ids).text for context in trajectory.contexts for ids in generations(context)]
-        assert len(heard) == 4
-        assert trajectory.outcome.answer == "".join(heard)
+def test_workflows_receive_the_sampled_text(engine, params):
+    for trajectory in run_rollouts(engine, params, two_turns):
+        texts = [TOKENIZER.completion(ids).text for context in trajectory.contexts for ids in generations(context)]
+        assert len(texts) == 4
+        assert trajectory.outcome.answer == "".join(texts)
 
 
-def test_rollouts_of_a_problem_differ_and_a_replay_does_not(engine, params):
-    first, again = roll(engine, params, two_turns), roll(engine, params, two_turns)
+def test_rollouts_of_a_problem_differ_and_are_reproducible(engine, params):
+    first, again = run_rollouts(engine, params, two_turns), run_rollouts(engine, params, two_turns)
     assert first == again
     assert first[0].contexts != first[1].contexts
 
 
-def test_a_trajectory_does_not_depend_on_its_company(engine, params):
-    together = roll(engine, params, two_turns)
-    alone = roll(engine, params, two_turns, PROBLEMS[:1], rollouts=2)
-    for ours, theirs in zip(alone, together, strict=False):
+def test_a_trajectory_does_not_depend_on_the_other_problems(engine, params):
+    batched = run_rollouts(engine, params, two_turns)
+    alone = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)
+    for ours, theirs in zip(alone, batched, strict=False):
         assert [context.ids for context in ours.contexts] == [context.ids for context in theirs.contexts]
         for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
             np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
 
 
-def test_engines_apart_roll_out_what_one_does(engine, params):
+def test_a_stop_expression_ends_a_generation_and_the_turn_goes_on(engine, params):
+    """One context without control tokens between the replies, each of which ends with the first vowel."""
+
+    def workflow(problem):
+        prompt, texts = make_prompt("<|im_start|>user\n", problem.question, " ", "", "\n"), []
+        texts.append((yield Generate(prompt, 20, stop="[aeiou]")))
+        for _ in range(2):
+            texts.append((yield Generate((TextSpan("~", True),), 20, stop="[aeiou]", same_turn=True)))
+        return Outcome(StopReason.ANSWERED, "|".join(f"{reply.finish.value}:{reply.text}" for reply in texts))
+
+    endings = set()
+    for trajectory in run_rollouts(engine, params, workflow):
+        (context,) = trajectory.contexts
+        replies = [reply.partition(":")[::2] for reply in trajectory.outcome.answer.split("|")]
+        for finish, text in replies:
+            endings.add((finish, text[-1:] in "aeiou" and text != ""))
+            assert not any(vowel in text[:-1] for vowel in "aeiou")
+        sampled = [id for id, is_sampled in zip(context.ids, context.sampled, strict=True) if is_sampled]
+        assert not set(sampled[:-1]) & set(TOKENIZER.stop_ids)
+        assert TOKENIZER.encode_trusted("~")[0] in context.ids
+    assert ("stop", True) in endings
+
+
+def test_an_engine_per_replica_gives_the_same_trajectories(engine, params):
     mesh = sharding.make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
-    settings = replace(SETTINGS, slots=4, apart=True)
-    widths = PromptWidths(prefix=20, question=20, bridge=2, memory=20, suffix=4)
-    pool = make_sampler(NANO, settings, widths, TOKENIZER.stop_ids, mesh)
+    settings = replace(SETTINGS, slots=4, engine_per_replica=True)
+    replicas = Engine(NANO, settings, TOKENIZER.stop_ids, mesh)
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
-    for one, other in zip(roll(engine, params, two_turns), roll(pool, placed, two_turns), strict=True):
-        assert [context.ids for context in one.contexts] == [context.ids for context in other.contexts]
-        assert one.outcome == other.outcome
+    for single, replicated in zip(
+        run_rollouts(engine, params, two_turns), run_rollouts(replicas, placed, two_turns), strict=True
+    ):
+        assert [context.ids for context in single.contexts] == [context.ids for context in replicated.contexts]
+        assert single.outcome == replicated.outcome
 
 
-def test_a_search_is_waited_for_only_so_long():
-    let_go = threading.Event()
+def test_waiting_for_a_search_has_a_timeout():
+    release = threading.Event()
 
     class Slow:
         def search(self, queries, top_n):
-            let_go.wait(60)
+            release.wait(60)
             return [[] for _ in queries]
 
-    desk = SearchDesk(Slow(), 60.0)
-    assert desk.asking == 0
-    desk.ask("somebody", Find((Query("who?", 1),)))
-    desk.start()
-    assert desk.asking == 1
-    desk.wait(0.01)
-    assert list(desk.answers()) == []
-    let_go.set()
-    desk.wait(60)
-    assert [asker for asker, _ in desk.answers()] == ["somebody"]
-    assert desk.asking == 0
+    searches = SearchExecutor(Slow(), 60.0)
+    assert searches.pending == 0
+    searches.submit("caller", Search((Query("who?", 1),)))
+    searches.start()
+    assert searches.pending == 1
+    searches.wait(0.01)
+    assert list(searches.completed()) == []
+    release.set()
+    searches.wait(60)
+    assert [caller for caller, _ in searches.completed()] == ["caller"]
+    assert searches.pending == 0
 
 
-def test_a_workflow_that_raises_ends_alone(engine, params):
-    def sometimes(problem):
-        if problem.id == "q2":
-            yield Say(Prompt("", problem.question, "", "", ""), 4)
-            raise KeyError("lost")
-        return (yield from two_turns(problem))
-
-    trajectories = roll(engine, params, sometimes)
-    stops = [trajectory.outcome.stop for trajectory in trajectories]
-    assert stops == [Stop.ANSWERED] * 4 + [Stop.FAULT] * 2 + [Stop.ANSWERED] * 2
-    assert trajectories[4].outcome.error == "KeyError: 'lost'"
-    assert [one.contexts for one in trajectories[:4]] == [one.contexts for one in roll(engine, params, two_turns)[:4]]
-
-
-def test_a_failed_search_is_an_answer(engine, params):
+def test_a_failed_search_is_returned_to_the_workflow(engine, params):
     def asks(problem):
-        found = yield Find((Query("number", 1), Query("title", 1)))
-        return Outcome(Stop.SEARCH_FAILED, error=found[1].error)
+        results = yield Search((Query("number", 1), Query("title", 1)))
+        return Outcome(StopReason.SEARCH_FAILED, error=results[1].error)
 
-    for trajectory in roll(engine, params, asks, searcher=BrokenIndex()):
+    for trajectory in run_rollouts(engine, params, asks, searcher=BrokenIndex()):
         assert trajectory.outcome.error == "TimeoutError: no answer in 10 s"
         assert (trajectory.contexts, trajectory.transcript) == ((), "")
 
 
-def test_text_that_does_not_fit_is_refused_and_the_context_stays(engine, params):
+def test_text_that_exceeds_the_context_is_not_appended(engine, params):
     def grows(problem):
-        yield Say(Prompt("", problem.question, "", "", ""), 4)
-        reply = yield Say((Piece("x" * 150, True),), 4)
-        return Outcome(Stop.CONTEXT_FULL if reply.finish is Finish.NO_ROOM else Stop.ANSWERED)
+        yield Generate(make_prompt("", problem.question, "", "", ""), 4)
+        reply = yield Generate((TextSpan("x" * 150, True),), 4)
+        return Outcome(StopReason.CONTEXT_FULL if reply.finish is FinishReason.CONTEXT_FULL else StopReason.ANSWERED)
 
-    for trajectory in roll(engine, params, grows):
-        assert trajectory.outcome.stop is Stop.CONTEXT_FULL
-        assert len(trajectory.contexts[0].ids) <= len(TOKENIZER.encode_outside(trajectory.problem.question)) + 4
+    for trajectory in run_rollouts(engine, params, grows):
+        assert trajectory.outcome.stop is StopReason.CONTEXT_FULL
+        assert len(trajectory.contexts[0].ids) <= len(TOKENIZER.encode_untrusted(trajectory.problem.question)) + 4
 
 
-def test_a_workflow_may_end_without_a_word(engine, params):
+def test_a_workflow_may_end_without_a_generation(engine, params):
     def silent(problem):
-        return Outcome(Stop.NO_ANSWER)
+        return Outcome(StopReason.NO_ANSWER)
         yield
 
-    assert all(one.outcome.stop is Stop.NO_ANSWER for one in roll(engine, params, silent))
+    assert all(trajectory.outcome.stop is StopReason.NO_ANSWER for trajectory in run_rollouts(engine, params, silent))
 
 
-def test_one_batched_search_gives_each_query_its_own_share():
-    finds = [Find((Query("number 1", 2), Query("number 2", 1))), Find((Query("number 3", 3),))]
-    answers = search_all(TinyIndex(PASSAGES), finds)
-    assert [[len(found.passages) for found in answer] for answer in answers] == [[2, 1], [3]]
-    assert [answer[0].passages[0].id for answer in answers] == ["1", "3"]
+def test_a_batched_search_returns_top_n_passages_for_each_query():
+    requests = [Search((Query("number 1", 2), Query("number 2", 1))), Search((Query("number 3", 3),))]
+    responses = search_all(TinyIndex(PASSAGES), requests)
+    assert [[len(result.passages) for result in results] for results in responses] == [[2, 1], [3]]
+    assert [results[0].passages[0].id for results in responses] == ["1", "3"]
+
+
+def live_bytes():
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays())
+
+
+def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(params, compilations):
+    """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)
+    training = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), two_turns)
+    greedy = WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES), sampling=SamplingParams(temperature=0.0))
+    evaluation, jobs = RolloutDriver(greedy, two_turns), make_jobs(PROBLEMS, 2)
+
+    def texts(driver, key):
+        return [one.transcript for one in driver.rollout(jobs, params, key, lambda line: None)[0]]
+
+    other = jax.random.key(9)
+    engine.warm_up(params)
+    engine.release()
+    without = live_bytes()
+    sampled = texts(training, KEY)
+    trained = live_bytes()
+    with compilations() as count:
+        first, second = texts(evaluation, KEY), texts(evaluation, other)
+        assert first == second != sampled
+        assert live_bytes() == trained
+        engine.release()
+        assert live_bytes() <= without < trained  # the key of the engine was replaced
+        assert texts(training, KEY) == sampled
+    assert count == []

@@ -1,5 +1,7 @@
-"""What goes wrong with one trajectory ends that one, is counted, leaves the others alone and leaks no slot."""
+"""A fault in a trajectory ends only this trajectory, is counted, and leaks no slot."""
 
+import http.server
+import json
 import threading
 from dataclasses import replace
 
@@ -8,134 +10,159 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.agent.types import Find, Finish, Outcome, Passage, Piece, Problem, Prompt, Query, Say, Stop
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.report.trajectories import Scored
-from memsearcher_jax.rl.rollout import RolloutDriver, jobs_for
-from memsearcher_jax.rl.score import summarise
-from memsearcher_jax.sampling.buffer import PromptWidths
+from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.retrieval.server.client import CircuitBreaker, SearchClient, ServiceUnavailable
+from memsearcher_jax.rl import search_executor
+from memsearcher_jax.rl.metrics import answer_metrics
+from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
+from memsearcher_jax.types import (
+    FinishReason,
+    Generate,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    ScoredTrajectory,
+    Search,
+    StopReason,
+    TextSpan,
+)
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(9)
-MODEL = replace(NANO, tied=False)
+MODEL = replace(NANO, tie_embeddings=False)
 SETTINGS = NANO_SAMPLING
 PASSAGES = (Passage("0", '"Title"\nText.'),)
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(5)]
 BAD = "q2"
-POISON = TOKENIZER.encode_outside("~")[0]
+POISON = TOKENIZER.encode_untrusted("~")[0]
 
 
 @pytest.fixture(scope="module")
-def healthy():
+def finite_params():
     return jax.jit(lambda key: qwen.init(key, MODEL))(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
-def params(healthy):
-    """Weights under which every context that holds a `~` has logits that are not numbers."""
-    return healthy | {"embed": healthy["embed"].at[POISON].set(jnp.nan)}
+def params(finite_params):
+    """Weights that give nonfinite logits in every context with a `~`."""
+    return finite_params | {"embed": finite_params["embed"].at[POISON].set(jnp.nan)}
 
 
 @pytest.fixture(scope="module")
 def engine():
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    widths = PromptWidths(prefix=20, question=20, bridge=2, memory=20, suffix=4)
-    return Engine(MODEL, SETTINGS, widths, TOKENIZER.stop_ids, mesh)
+    return Engine(MODEL, SETTINGS, TOKENIZER.stop_ids, mesh)
 
 
 def good(problem):
     """Two contexts with a search between their generations."""
     for turn in range(2):
-        yield Say(Prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "\n"), 6)
-        (found,) = yield Find((Query(problem.question, 1),))
-        if found.error:
-            return Outcome(Stop.SEARCH_FAILED, error=found.error)
-        yield Say((Piece(found.passages[0].contents, False),), 5)
-    return Outcome(Stop.ANSWERED)
+        yield Generate(make_prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "\n"), 6)
+        (result,) = yield Search((Query(problem.question, 1),))
+        if result.error:
+            return Outcome(StopReason.SEARCH_FAILED, error=result.error)
+        yield Generate((TextSpan(result.passages[0].contents, False),), 5)
+    return Outcome(StopReason.ANSWERED)
 
 
-def roll(engine, params, workflow, searcher=None, **settings):
-    driver = RolloutDriver(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), workflow, **settings)
-    done = {job.number: trajectory for job, trajectory in driver.run(jobs_for(PROBLEMS, 2), params, KEY)}
-    assert len(engine.free) == SETTINGS.slots
+def run_rollouts(engine, params, workflow, searcher=None, **settings):
+    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), **settings), workflow)
+    done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(PROBLEMS, 2), params, KEY)}
+    assert len(engine.free_slots) == SETTINGS.slots
     return [done[number] for number in range(2 * len(PROBLEMS))]
 
 
 @pytest.fixture(scope="module")
-def untroubled(engine, params):
-    trajectories = roll(engine, params, good)
-    # With this key nobody says the poison by chance.
-    assert all(trajectory.outcome.stop is Stop.ANSWERED for trajectory in trajectories)
+def fault_free(engine, params):
+    trajectories = run_rollouts(engine, params, good)
+    # With this key no completion contains the poison token by chance.
+    assert all(trajectory.outcome.stop is StopReason.ANSWERED for trajectory in trajectories)
     return trajectories
 
 
-def only_when_bad(bad):
-    """`good`, but for the problem that is to go wrong."""
+def faulty_for_bad_problem(faulty):
+    """The `faulty` workflow for the problem BAD, and `good` for all others."""
 
     def workflow(problem):
-        return (yield from (bad if problem.id == BAD else good)(problem))
+        return (yield from (faulty if problem.id == BAD else good)(problem))
 
     return workflow
 
 
 def assert_same(trajectory, expected):
-    """Equal but for the rounding of log-probabilities: who shares a beginning with whom has changed."""
+    """Equal up to rounding of log-probabilities, since other trajectories share the prefix cache."""
     for context, other in zip(trajectory.contexts, expected.contexts, strict=True):
         np.testing.assert_allclose(context.logprobs, other.logprobs, atol=1e-5)
         assert replace(context, logprobs=other.logprobs) == other
     assert replace(trajectory, contexts=expected.contexts) == expected
 
 
-def assert_alone(trajectories, untroubled, stop):
-    """The two rollouts of one problem ended for that reason; all others are what they are without them."""
-    for trajectory, expected in zip(trajectories, untroubled, strict=True):
+def assert_only_bad_problem_stopped(trajectories, fault_free, stop):
+    """Both rollouts of the problem BAD stopped for this reason; all others equal those of a run without faults."""
+    for trajectory, expected in zip(trajectories, fault_free, strict=True):
         if trajectory.problem.id == BAD:
             assert trajectory.outcome.stop is stop
         else:
             assert_same(trajectory, expected)
-    counted = summarise([Scored(trajectory, 0.0, "", {"exact_match": 0.0}) for trajectory in trajectories])
-    assert counted[f"stop/{stop.value}"] == pytest.approx(0.2)
-    assert counted["stop/answered"] == pytest.approx(0.8)
+    metrics = answer_metrics(
+        [
+            summarize_trajectory(ScoredTrajectory(trajectory, 0.0, "", {"exact_match": 0.0}))
+            for trajectory in trajectories
+        ]
+    )
+    assert metrics[f"stop/{stop.value}"] == pytest.approx(0.2)
+    assert metrics["stop/answered"] == pytest.approx(0.8)
 
 
-def test_a_workflow_that_raises(engine, params, untroubled):
+def test_an_exception_in_a_workflow(engine, params, fault_free):
     def raises(problem):
-        yield Say(Prompt("", problem.question, "", "", ""), 4)
+        yield Generate(make_prompt("", problem.question, "", "", ""), 4)
         raise KeyError("lost")
 
-    trajectories = roll(engine, params, only_when_bad(raises))
-    assert_alone(trajectories, untroubled, Stop.FAULT)
+    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(raises))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
     assert trajectories[4].outcome.error == "KeyError: 'lost'"
     assert len(trajectories[4].contexts) == 1
 
 
-def test_a_workflow_that_can_not_be_made(engine, params, untroubled):
+def test_an_exception_in_the_workflow_factory(engine, params, fault_free):
     def makes(problem):
         if problem.id == BAD:
             raise RuntimeError("no such agent")
         return good(problem)
 
-    assert_alone(roll(engine, params, makes), untroubled, Stop.FAULT)
+    assert_only_bad_problem_stopped(run_rollouts(engine, params, makes), fault_free, StopReason.FAULT)
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (Prompt("", "x" * 21, "", "", ""), "the question of a prompt has 21 tokens and its buffer holds 20"),
-        (Prompt("", "", "", "", ""), "at least one token"),
-        ((Piece("text", True),), "must open a context"),
+        (make_prompt("", "", "", "", ""), "at least one token"),
+        ((TextSpan("text", True),), "must open a context"),
     ],
 )
-def test_a_workflow_that_asks_for_what_can_not_be(text, error, engine, params, untroubled):
+def test_an_invalid_generation_request(text, error, engine, params, fault_free):
     def asks(problem):
-        yield Say(text, 4)
+        yield Generate(text, 4)
 
-    trajectories = roll(engine, params, only_when_bad(asks))
-    assert_alone(trajectories, untroubled, Stop.FAULT)
+    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(asks))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
     assert error in trajectories[4].outcome.error
+
+
+def test_a_workflow_that_returns_nothing(engine, params, fault_free):
+    def forgets(problem):
+        yield Generate(make_prompt("", "x", "", "", ""), 4)
+
+    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(forgets))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
+    assert trajectories[4].outcome.error == "the workflow returned no Outcome"
 
 
 class SometimesBroken(TinyIndex):
@@ -147,10 +174,50 @@ class SometimesBroken(TinyIndex):
         return super().search(queries, top_n)
 
 
-def test_a_search_that_fails_fails_alone(engine, params, untroubled):
-    trajectories = roll(engine, params, good, SometimesBroken(PASSAGES))
-    assert_alone(trajectories, untroubled, Stop.SEARCH_FAILED)
+def test_a_failed_search_affects_only_its_trajectory(engine, params, fault_free):
+    trajectories = run_rollouts(engine, params, good, SometimesBroken(PASSAGES))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
     assert trajectories[4].outcome.error == "ConnectionError: refused"
+
+
+class Outage:
+    """Answers the first calls, and none of the next forty; from the tenth on, the circuit is open."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def search(self, queries, top_n):
+        self.calls += 1
+        if 2 < self.calls <= 40:
+            raise ServiceUnavailable("down", retry_after=0.01 * (self.calls > 10))
+        return TinyIndex(PASSAGES).search(queries, top_n)
+
+
+def test_searches_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
+    """No trajectory is lost, and no slot is refilled with one that would be lost too."""
+    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    searcher = Outage()
+    trajectories = run_rollouts(engine, params, good, searcher, max_search_outage=60.0)
+    assert searcher.calls > 40
+    for trajectory, expected in zip(trajectories, fault_free, strict=True):
+        assert_same(trajectory, expected)
+
+
+def test_an_outage_that_lasts_loses_trajectories(engine, params, monkeypatch):
+    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    trajectories = run_rollouts(engine, params, good, DownIndex(PASSAGES), max_search_outage=0.05)
+    assert {trajectory.outcome.stop for trajectory in trajectories} == {StopReason.SEARCH_FAILED}
+
+
+class DownIndex(TinyIndex):
+    def search(self, queries, top_n):
+        raise ServiceUnavailable("down")
+
+
+def test_a_request_that_alone_fails_does_not_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
+    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    trajectories = run_rollouts(engine, params, good, SometimesBroken(PASSAGES), max_search_outage=1e9)
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
 
 
 class SometimesHanging(TinyIndex):
@@ -162,44 +229,82 @@ class SometimesHanging(TinyIndex):
         return super().search(queries, top_n)
 
 
-def test_a_search_that_hangs_is_given_up_alone(engine, params, untroubled):
-    trajectories = roll(engine, params, good, SometimesHanging(PASSAGES), search_seconds=0.2)
-    assert_alone(trajectories, untroubled, Stop.SEARCH_FAILED)
+def test_a_hanging_search_times_out_for_its_trajectory_only(engine, params, fault_free):
+    trajectories = run_rollouts(engine, params, good, SometimesHanging(PASSAGES), search_timeout=0.2)
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
     assert trajectories[4].outcome.error == "TimeoutError: no answer in 0.2 s"
 
 
-def test_a_generation_that_never_stops_is_cut(engine, healthy, untroubled):
-    """Whatever is asked for, a generation ends where its slot does."""
+def test_a_generation_ends_at_the_slot_length(engine, finite_params, fault_free):
+    """Even if the workflow requests more tokens."""
 
     def rambles(problem):
         while True:
-            reply = yield Say(Prompt("", problem.question, "", "", ""), 10**9)
-            if reply.finish is Finish.LENGTH:
-                return Outcome(Stop.CUT_OFF)
+            reply = yield Generate(make_prompt("", problem.question, "", "", ""), 10**9)
+            if reply.finish is FinishReason.LENGTH:
+                return Outcome(StopReason.CUT_OFF)
 
-    trajectories = roll(engine, healthy, only_when_bad(rambles))
-    assert_alone(trajectories, untroubled, Stop.CUT_OFF)
+    trajectories = run_rollouts(engine, finite_params, faulty_for_bad_problem(rambles))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.CUT_OFF)
     assert len(trajectories[4].contexts[-1].ids) == SETTINGS.context_tokens
 
 
-def test_logits_that_are_not_numbers_end_a_trajectory_and_do_not_stay_in_its_slot(engine, params, untroubled):
+def test_nonfinite_logits_end_a_trajectory_and_leave_its_slot_clean(engine, params, fault_free):
     def poisons(problem):
-        yield Say(Prompt("<|im_start|>user\n", problem.question, " ", "", "\n"), 6)
-        yield Say((Piece("a ~ b", False),), 5)
-        raise AssertionError("it went on")
+        yield Generate(make_prompt("<|im_start|>user\n", problem.question, " ", "", "\n"), 6)
+        yield Generate((TextSpan("a ~ b", False),), 5)
+        raise AssertionError("the workflow continued")
 
-    trajectories = roll(engine, params, only_when_bad(poisons))
-    assert_alone(trajectories, untroubled, Stop.NOT_FINITE)
+    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(poisons))
+    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.NOT_FINITE)
     assert trajectories[4].contexts == ()
-    for trajectory, expected in zip(roll(engine, params, good), untroubled, strict=True):
+    for trajectory, expected in zip(run_rollouts(engine, params, good), fault_free, strict=True):
         assert_same(trajectory, expected)
 
 
-def test_slots_are_free_after_a_caller_who_stops_early(engine, params, untroubled):
-    driver = RolloutDriver(engine, TOKENIZER, TinyIndex(PASSAGES), good)
-    trajectories = driver.run(jobs_for(PROBLEMS, 2), params, KEY)
+def test_slots_are_freed_when_the_caller_stops_early(engine, params, fault_free):
+    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), good)
+    trajectories = driver.run(make_jobs(PROBLEMS, 2), params, KEY)
     next(trajectories)
     trajectories.close()
-    assert len(engine.free) == SETTINGS.slots
-    for trajectory, expected in zip(roll(engine, params, good), untroubled, strict=True):
+    assert len(engine.free_slots) == SETTINGS.slots
+    for trajectory, expected in zip(run_rollouts(engine, params, good), fault_free, strict=True):
         assert_same(trajectory, expected)
+
+
+class FailingService(http.server.BaseHTTPRequestHandler):
+    """A search service that returns status 503 while `server.down`."""
+
+    def do_POST(self):
+        queries = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["query"]
+        self.send_response(503 if self.server.down else 200)
+        self.end_headers()
+        self.wfile.write(
+            json.dumps([[[{"id": "0", "contents": "text"}]] * len(queries), [[1.0]] * len(queries)]).encode()
+        )
+
+    def log_message(self, *_):
+        """Tests need no log."""
+
+
+@pytest.mark.parametrize("max_outage", [0.0, 60.0])
+def test_searches_of_a_service_that_is_down_for_a_while(max_outage):
+    """With the circuit breaker of the client, which refuses most of them untried."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingService) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.down = True
+        breaker = CircuitBreaker(reset_timeout=0.1)
+        client = SearchClient(f"http://127.0.0.1:{server.server_port}", 5.0, 2, breaker, sleep=lambda seconds: None)
+        searches = search_executor.SearchExecutor(Searcher(client), 10.0, max_outage)
+        for number in range(12):
+            searches.submit(number, Search((Query(f"query {number}", 1),)))
+        results = {}
+        if max_outage:
+            threading.Timer(0.5, setattr, (server, "down", False)).start()
+        while searches.pending:
+            searches.start()
+            searches.wait(1.0)
+            results |= dict(searches.completed())
+        server.shutdown()
+    lost = sum(bool(result.error) for (result,) in results.values())
+    assert (len(results), lost) == (12, 0 if max_outage else 12)

@@ -1,9 +1,6 @@
-"""Two processes of four devices: weights are published to both, and each samples at its own pace."""
+"""Two processes of four devices: weights are published to both, and each runs its rollouts independently."""
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,44 +9,21 @@ import pytest
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.testing import NANO
-
-
-def run_both(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("two_hosts.py")
-    hosts = [
-        subprocess.Popen(
-            [sys.executable, script, str(port), str(process), folder],
-            cwd=script.parents[2],
-            env={"PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
-    ]
-    try:
-        for host in hosts:
-            _, said = host.communicate(timeout=300)
-            assert host.returncode == 0, said
-    finally:
-        for host in hosts:
-            host.kill()
+from tests.rl.processes import run_hosts
 
 
 @pytest.mark.slow
-def test_each_host_samples_its_own_work_with_the_published_weights(tmp_path):
-    run_both(tmp_path)
-    kept = [json.loads((tmp_path / f"{process}.json").read_text()) for process in range(2)]
-    assert [len(one) for one in kept] == [2 * 2 * 2, 2 * 2 * 5]
-    assert all(stop == "answered" for one in kept for _, _, _, stop, _ in one)
+def test_each_host_samples_its_problems_with_the_published_weights(tmp_path):
+    run_hosts(Path(__file__).with_name("two_hosts.py"), 2, tmp_path)
+    recorded = [json.loads((tmp_path / f"{process}.json").read_text()) for process in range(2)]
+    assert [len(entries) for entries in recorded] == [2 * 2 * 2, 2 * 2 * 5]
+    assert all(stop == "answered" for entries in recorded for _, _, _, stop, _ in entries)
 
     forward = jax.jit(lambda params, *row: jax.nn.log_softmax(qwen.forward(params, NANO, *row)[0][0]))
     for step in range(2):
         params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(step))
-        for of_step, process, _, _, contexts in (entry for one in kept for entry in one):
-            if of_step != step:
+        for entry_step, process, _, _, contexts in (entry for entries in recorded for entry in entries):
+            if entry_step != step:
                 continue
             assert len(contexts) == 1 + 2 * process
             for ids, logprobs in contexts:

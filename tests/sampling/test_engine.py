@@ -1,4 +1,4 @@
-"""The engine against the plain forward pass: what it samples, what it records, what it never computes twice."""
+"""The engine against the plain forward pass: what it samples and records, and what it computes only once."""
 
 from dataclasses import replace
 
@@ -8,26 +8,25 @@ import pytest
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.sampling.parts import Parts
+from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.testing import NANO
 
 
-def test_recorded_logprobs_are_those_of_the_full_forward(params, engine, nano):
+def test_recorded_logprobs_equal_the_full_forward(params, engine, nano):
     engine.start(params, nano.key())
     for number in range(4):
-        nano.assert_recorded_truly(params, nano.converse(engine, number))
+        nano.assert_recorded_logprobs(params, nano.run_conversation(engine, number))
 
 
-def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, nano):
-    """Decode equals forward, and the padded buffers equal the contiguous prompt, token by token."""
-    engine = nano.make_engine(replace(nano.SETTINGS, temperature=0.0))
+def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, engine, nano):
+    """Decoding equals the forward pass, and the context starts with the contiguous prompt."""
     engine.start(params, nano.key())
     for number in range(4):
-        recorded = nano.converse(engine, number)
+        recorded = nano.run_conversation(engine, number, rule=SamplingParams(temperature=0.0))
         ids = np.array(recorded.ids)
-        assert nano.flat(nano.prompt(number)) == ids[: len(nano.prompt(number))].tolist()
+        assert nano.prompt(number) == ids[: len(nano.prompt(number))].tolist()
         sampled = np.flatnonzero(recorded.sampled)
-        np.testing.assert_array_equal(ids[sampled], nano.predictions(params, ids).argmax(-1)[sampled - 1])
+        np.testing.assert_array_equal(ids[sampled], nano.next_token_logprobs(params, ids).argmax(-1)[sampled - 1])
 
 
 def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params, nano):
@@ -35,101 +34,149 @@ def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params, nano):
     engine.start(params, nano.key())
     ends = set()
     for number in range(16):
-        engine.begin(0, nano.prompt(number), (number, 0), max_tokens=4)
-        ids = nano.speak(engine, 0).ids
-        engine.take(0)
+        engine.open_context(0, nano.prompt(number), (number, 0), max_tokens=4)
+        ids = nano.generate(engine, 0).ids
+        engine.pop_context(0)
         assert all(id % 3 for id in ids[:-1])
         assert ids[-1] % 3 == 0 or len(ids) == 4
         ends.add(ids[-1] % 3 == 0)
     assert ends == {True, False}
 
 
-def test_a_context_may_fill_its_slot_to_the_last_token(params, engine, nano):
+def first_even(ids):
+    """The place after the first even id, as `FindStop`."""
+    return next((count for count, id in enumerate(ids, start=1) if id % 2 == 0), None)
+
+
+def conversations_with_stops(engine, params, nano):
+    """One conversation of three generations in each slot; slot 0 has no stop, slot 2 replaces each last token."""
     engine.start(params, nano.key())
-    engine.begin(0, nano.prompt(0), (0, 0), max_tokens=1)
-    nano.speak(engine, 0)
+    for slot in range(4):
+        engine.open_context(slot, nano.prompt(slot), (slot, 0), max_tokens=30, find_stop=first_even if slot else None)
+    generations, done = {slot: [] for slot in range(4)}, {}
+    while len(done) < 4:
+        for generation in engine.step():
+            slot = generation.slot
+            generations[slot].append(generation)
+            if len(generations[slot]) == 3:
+                done[slot] = engine.pop_context(slot)
+            else:
+                engine.extend_context(slot, [51] * 13, 20, first_even if slot else None, drop=int(slot == 2))
+    return generations, done, engine.stop()
+
+
+def test_a_generation_ends_where_the_host_finds_a_stop(params, engine, nano):
+    """What was sampled after the stop leaves no trace."""
+    generations, done, stats = conversations_with_stops(engine, params, nano)
+    for generation in (generation for slot in done for generation in generations[slot]):
+        count = first_even(generation.ids) if generation.slot else None
+        assert generation.found_stop == (count is not None)
+        assert count in (None, len(generation.ids))
+    assert sum(generation.found_stop for slot in done for generation in generations[slot]) > 6
+    for slot, recorded in done.items():
+        nano.assert_recorded_logprobs(params, recorded)
+        assert sum(not sampled for sampled in recorded.sampled) == len(nano.prompt(slot)) + 26
+    assert stats.appended_tokens + stats.generated_tokens == sum(len(recorded.ids) for recorded in done.values())
+    longer = nano.make_engine(replace(nano.SETTINGS, decode_steps_per_call=40))
+    _, again, _ = conversations_with_stops(longer, params, nano)
+    assert {slot: recorded.ids for slot, recorded in again.items()} == {slot: one.ids for slot, one in done.items()}
+
+
+def test_a_stopped_generation_leaves_nothing_active(params, engine, nano):
+    """The device still samples for the slot when the host ends it; neither `stop` nor another context minds."""
+    engine.start(params, nano.key())
+    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
+    assert len(nano.generate(engine, 0).ids) == 1
+    engine.pop_context(0)
+    engine.open_context(1, nano.prompt(1), (1, 0), max_tokens=9)
+    nano.generate(engine, 1)
+    nano.assert_recorded_logprobs(params, engine.pop_context(1))
+    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
+    nano.generate(engine, 0)
+    engine.pop_context(0)
+    assert not engine.active
+    assert engine.step() == []
+
+
+def test_a_context_can_fill_its_slot_to_the_last_token(params, engine, nano):
+    engine.start(params, nano.key())
+    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=1)
+    nano.generate(engine, 0)
     left = nano.SETTINGS.context_tokens - len(nano.prompt(0)) - 1
     assert not engine.fits(0, left)
     assert engine.fits(0, left - 3)
-    engine.extend(0, [50] * (left - 3), max_tokens=100)
-    assert len(nano.speak(engine, 0).ids) <= 3
-    nano.assert_recorded_truly(params, engine.take(0))
+    engine.extend_context(0, [50] * (left - 3), max_tokens=100)
+    assert len(nano.generate(engine, 0).ids) <= 3
+    nano.assert_recorded_logprobs(params, engine.pop_context(0))
 
 
-def test_slots_order_and_company_do_not_matter(params, engine, nano):
+def test_draws_do_not_depend_on_slots_order_or_batch(params, engine, nano):
     numbers = list(range(7))
-    alone = nano.make_engine(replace(nano.SETTINGS, slots=1, rows_per_call=1))
-    other = nano.make_engine(replace(nano.SETTINGS, slots=3, decode_tokens=2, prefill_piece=4, prefill_buckets=(16,)))
-    fewer = nano.make_engine(replace(nano.SETTINGS, decode_rows=(1, 3)))
-    ours = nano.run_all(alone, params, numbers)
-    others = [nano.run_all(engine, params, numbers), nano.run_all(fewer, params, numbers)]
-    for theirs in (*others, nano.run_all(other, params, numbers[::-1])):
+    alone = nano.make_engine(replace(nano.SETTINGS, slots=1))
+    other = nano.make_engine(
+        replace(nano.SETTINGS, slots=3, decode_steps_per_call=2, prefill_chunk=4, prefill_buckets=(16,))
+    )
+    fewer = nano.make_engine(replace(nano.SETTINGS, decode_batch_sizes=(1, 3)))
+    ours = nano.run_conversations(alone, params, numbers)
+    others = [nano.run_conversations(engine, params, numbers), nano.run_conversations(fewer, params, numbers)]
+    for theirs in (*others, nano.run_conversations(other, params, numbers[::-1])):
         for number in numbers:
             assert theirs[number].ids == ours[number].ids
             assert theirs[number].sampled == ours[number].sampled
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
 
 
-def test_another_stream_or_key_draws_other_tokens(params, engine, nano):
+def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
     drawn = set()
     for key, stream in ((nano.key(), (0, 0)), (nano.key(), (1, 0)), (nano.key(), (0, 1)), (jax.random.key(12), (0, 0))):
         engine.start(params, key)
-        engine.begin(0, nano.prompt(0), stream, max_tokens=9)
-        drawn.add(nano.speak(engine, 0).ids)
-        engine.take(0)
+        engine.open_context(0, nano.prompt(0), stream, max_tokens=9)
+        drawn.add(nano.generate(engine, 0).ids)
+        engine.pop_context(0)
     assert len(drawn) == 4
 
 
-def test_eight_devices_sample_what_one_does(params, nano):
+def test_eight_devices_draw_the_same_tokens_as_one(params, nano):
     settings = replace(nano.SETTINGS, slots=8)
     numbers = list(range(9))
-    one = nano.run_all(nano.make_engine(settings), params, numbers)
+    one = nano.run_conversations(nano.make_engine(settings), params, numbers)
     mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=1, tensor=2))
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
-    for rows in ((), (1, 2)):  # two are all the slots of a copy
-        eight = nano.run_all(nano.make_engine(replace(settings, decode_rows=rows), mesh), placed, numbers)
+    for rows in ((), (1, 2)):  # a replica has two slots
+        eight = nano.run_conversations(
+            nano.make_engine(replace(settings, decode_batch_sizes=rows), mesh), placed, numbers
+        )
         for number in numbers:
             assert eight[number].ids == one[number].ids
             np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
 
 
 def test_no_token_is_prefilled_twice(params, engine, nano):
-    """Prefill sees the standing text and the last token of each generation, and nothing else."""
-    done = nano.run_all(engine, params, range(6))
+    """Prefill computes the given text and the last token of each generation, and nothing else."""
+    done = nano.run_conversations(engine, params, range(6))
     total = sum(len(recorded.ids) for recorded in done.values())
-    counters = engine.counters
-    assert counters.standing_tokens + counters.generated_tokens == total
-    # A context prefills its prompt but the last token, which decode feeds; then the last token of the first
-    # generation and the observation, again but the last: one token less than was given.
-    assert counters.prefilled_tokens + counters.shared_tokens == counters.standing_tokens - len(done)
+    stats = engine.stop()
+    assert stats.appended_tokens + stats.generated_tokens == total
+    # A context prefills its prompt without the last token, which decoding feeds; then the last token of the first
+    # generation and the observation, again without the last: one token fewer than were appended.
+    assert stats.prefilled_tokens + stats.shared_tokens == stats.appended_tokens - len(done)
 
 
 def test_nothing_compiles_after_warm_up(params, compilations, nano):
-    engine = nano.make_engine(replace(nano.SETTINGS, decode_rows=(1, 2)))
+    engine = nano.make_engine(replace(nano.SETTINGS, decode_batch_sizes=(1, 2)))
     engine.warm_up(params)
     engine.start(params, nano.key())
     with compilations() as count:
-        nano.run_all(engine, params, range(5))
+        nano.run_conversations(engine, params, range(5))
     assert count == []
 
 
-def test_a_call_is_for_as_few_slots_as_have_room():
-    parts = Parts(count=2, size=4)
-    for speaking, rows in (([], 1), ([5], 1), ([0, 7], 1), ([0, 1], 2), ([0, 3, 6], 2)):
-        seats, row_A = parts.fewest(speaking, (1, 2))
-        assert list(seats) == speaking and len(row_A) == parts.count * rows
-        for slot, seat in seats.items():
-            assert row_A[seat] == slot % parts.size and seat // rows == slot // parts.size
-        assert np.count_nonzero(row_A == parts.size) == len(row_A) - len(speaking), "the others are nobody"
-    assert parts.fewest([0, 1, 2], (1, 2)) == ({0: 0, 1: 1, 2: 2}, None)
-
-
-def test_weights_can_not_change_under_a_context(params, engine, nano):
+def test_weights_cannot_change_while_a_slot_holds_a_context(params, engine, nano):
     engine.start(params, nano.key())
-    engine.begin(0, nano.prompt(0), (0, 0), max_tokens=3)
+    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=3)
     with pytest.raises(RuntimeError, match="1 slots still hold contexts"):
         engine.start(params, nano.key())
-    with pytest.raises(RuntimeError, match="slot 0 is still speaking"):
-        engine.take(0)
-    nano.speak(engine, 0)
-    engine.take(0)
+    with pytest.raises(RuntimeError, match="slot 0 is still generating"):
+        engine.pop_context(0)
+    nano.generate(engine, 0)
+    engine.pop_context(0)

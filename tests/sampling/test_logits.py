@@ -1,3 +1,6 @@
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,8 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.logits import draw, largest_threshold, truncate
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.sampling import draw_kernel, logits
+from memsearcher_jax.sampling.logits import largest_threshold
+
+
+def truncate(logits_SV, top_k, top_p):
+    """One rule for all rows."""
+    rows = logits_SV.shape[:1]
+    return logits.truncate(logits_SV, jnp.full(rows, top_k), jnp.full(rows, top_p))
+
+
+def sample(logits_SV, key_S, temperature=1.0, top_k=0, top_p=1.0):
+    """One rule for all rows."""
+    rules_S = [jnp.full(logits_SV.shape[:1], rule) for rule in (temperature, top_k, top_p)]
+    return logits.sample(logits_SV, jax.vmap(jax.random.uniform)(key_S), *rules_S)
 
 
 def kept_by_sorting(logits_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
@@ -34,17 +51,14 @@ def test_truncation_agrees_with_sorting(top_k, top_p):
     np.testing.assert_array_equal(kept_SV, [kept_by_sorting(row, top_k, top_p) for row in logits_SV])
 
 
-def test_ties_with_the_last_one_kept_are_kept():
+def test_tokens_tied_with_the_last_kept_token_are_kept():
     logits_SV = jnp.array([[1.0, 2.0, 2.0, 0.0]])
     assert np.isfinite(truncate(logits_SV, 1, 1.0)).tolist() == [[False, True, True, False]]
 
 
-def test_a_sum_that_rounds_below_top_p_keeps_everything():
+def test_a_sum_that_rounds_below_top_p_keeps_all_tokens():
     logits_SV = jnp.zeros((1, 1000))
     assert np.isfinite(truncate(logits_SV, 0, float(np.nextafter(np.float32(1), np.float32(0))))).all()
-
-
-numbers = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)
 
 
 @settings(deadline=None, max_examples=50)
@@ -52,21 +66,22 @@ numbers = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)
     hnp.arrays(np.float32, (3, 9), elements=st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)),
     st.integers(1, 9),
 )
-def test_bisection_keeps_exactly_the_values_from_the_kth_largest_on(value_SV, k):
-    """Compared by what is kept: XLA reads subnormal numbers as 0, so the edge itself may be one where 0 is meant."""
-    found_S = largest_threshold(3, lambda edge_S: (jnp.array(value_SV) >= edge_S[:, None]).sum(-1) >= k)
+def test_bisection_keeps_exactly_the_k_largest_values(value_SV, k):
+    """Compares the kept values: XLA reads subnormal numbers as 0, so the threshold itself may be subnormal for 0."""
+    threshold_S = largest_threshold(
+        (3,), lambda threshold_S: (jnp.array(value_SV) >= threshold_S[:, None]).sum(-1) >= k
+    )
     np.testing.assert_array_equal(
-        jnp.array(value_SV) >= found_S[:, None], value_SV >= np.sort(value_SV, axis=-1)[:, -k, None]
+        jnp.array(value_SV) >= threshold_S[:, None], value_SV >= np.sort(value_SV, axis=-1)[:, -k, None]
     )
 
 
 def test_draws_follow_the_truncated_distribution():
-    """Chi-square against the renormalised probabilities; the bound is passed by chance once in 10,000 seeds."""
+    """Chi-square against the renormalised probabilities; chance exceeds the bound for one seed in 10,000."""
     logits_V = jnp.array([2.0, 1.5, 1.0, 0.0, -1.0, -3.0])
     rows = 20_000
     keys = jax.random.split(jax.random.key(0), rows)
-    rule = SamplingConfig(temperature=0.7, top_k=4, top_p=0.97)
-    token_S, _ = draw(jnp.broadcast_to(logits_V, (rows, 6)), keys, rule)
+    token_S, _ = sample(jnp.broadcast_to(logits_V, (rows, 6)), keys, temperature=0.7, top_k=4, top_p=0.97)
     kept_V = kept_by_sorting(np.array(logits_V) / 0.7, 4, 0.97)
     expected_V = np.where(kept_V, np.exp(np.array(logits_V) / 0.7), 0)
     expected_V = expected_V / expected_V.sum() * rows
@@ -76,25 +91,77 @@ def test_draws_follow_the_truncated_distribution():
     assert chi_square < 21.1
 
 
-def test_logprob_is_that_of_the_whole_vocabulary_at_the_temperature():
+def test_logprobs_are_untruncated_at_the_sampling_temperature():
     logits_SV = jnp.array(np.random.default_rng(1).normal(size=(4, 30)), jnp.float32)
     keys = jax.random.split(jax.random.key(1), 4)
-    token_S, logprob_S = draw(logits_SV, keys, SamplingConfig(temperature=0.5, top_k=3, top_p=0.8))
+    token_S, logprob_S = sample(logits_SV, keys, temperature=0.5, top_k=3, top_p=0.8)
     expected_SV = jax.nn.log_softmax(logits_SV / 0.5)
     np.testing.assert_allclose(logprob_S, expected_SV[jnp.arange(4), token_S], rtol=1e-6)
 
 
-def test_temperature_zero_is_the_likeliest_token_at_temperature_one():
+def test_temperature_zero_is_the_argmax_with_its_logprob_at_temperature_one():
     logits_SV = jnp.array([[0.0, 3.0, 1.0]])
-    token_S, logprob_S = draw(logits_SV, jax.random.split(jax.random.key(2), 1), SamplingConfig(temperature=0.0))
+    token_S, logprob_S = sample(logits_SV, jax.random.split(jax.random.key(2), 1), temperature=0.0)
     assert token_S.tolist() == [1]
     np.testing.assert_allclose(logprob_S, jax.nn.log_softmax(logits_SV)[0, 1:2], rtol=1e-6)
 
 
-def test_one_row_does_not_see_another():
-    logits_SV = jnp.array(np.random.default_rng(3).normal(size=(5, 40)), jnp.float32)
-    keys = jax.random.split(jax.random.key(3), 5)
-    rule = SamplingConfig(top_k=9, top_p=0.9)
-    together_S, _ = draw(logits_SV, keys, rule)
-    alone_S = [int(draw(logits_SV[row : row + 1], keys[row : row + 1], rule)[0][0]) for row in range(5)]
-    assert together_S.tolist() == alone_S
+RULES = {
+    "greedy": (0.0, 5, 0.5),
+    "all": (1.0, 0, 1.0),
+    "top_k": (0.7, 9, 1.0),
+    "top_p": (1.3, 0, 0.8),
+    "both": (1.0, 9, 0.9),
+}
+
+
+def rows_of_every_rule():
+    """(logits_SV, key_S, temperature_S, top_k_S, top_p_S)."""
+    logits_SV = jnp.array(np.random.default_rng(3).normal(0, 2, size=(8, 40)), jnp.float32)
+    rules_S = [np.tile(rule, 2)[:8] for rule in zip(*RULES.values(), strict=True)]
+    return logits_SV, jax.random.split(jax.random.key(3), 8), *map(jnp.array, rules_S)
+
+
+def test_each_row_follows_its_own_rule_as_it_does_alone():
+    logits_SV, key_S, *rules_S = rows_of_every_rule()
+    together = logits.sample(logits_SV, jax.vmap(jax.random.uniform)(key_S), *rules_S)
+    alone = [
+        sample(logits_SV[i : i + 1], key_S[i : i + 1], *(float(rule_S[i]) for rule_S in rules_S)) for i in range(8)
+    ]
+    np.testing.assert_array_equal(together[0], np.concatenate([token_1 for token_1, _ in alone]))
+    np.testing.assert_array_equal(together[1], np.concatenate([logprob_1 for _, logprob_1 in alone]))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 4), (2, 1, 2), (1, 1, 8)])
+def test_devices_that_share_the_vocabulary_exchange_logits_once(sizes):
+    """The draws are the same, and the compiled program reduces nothing over devices."""
+    logits_SV, key_S, *rules_S = rows_of_every_rule()
+    arguments = (logits_SV, jax.vmap(jax.random.uniform)(key_S), *rules_S)
+    expected = jax.jit(logits.sample)(*arguments)
+    mesh = sharding.make_mesh(MeshConfig(*sizes), jax.devices()[: math.prod(sizes)])
+    logits_SV = jax.device_put(arguments[0], sharding.named_sharding(mesh, ("batch", "vocab")))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(logits.sample).lower(logits_SV, *arguments[1:]).compile()
+        drawn = compiled(logits_SV, *arguments[1:])
+    np.testing.assert_array_equal(drawn[0], expected[0])
+    np.testing.assert_array_equal(drawn[1], expected[1])
+    text = compiled.as_text()
+    assert "all-reduce" not in text
+    assert text.count(" all-to-all(") == 1
+
+
+@pytest.mark.parametrize(("X", "V"), [(1, 300), (2, 128)])
+def test_the_kernel_draws_the_same(X, V):
+    """With columns and rows that fill no register, ties of the largest logit, and rows that are not finite."""
+    rng = np.random.default_rng(4)
+    S, bad = 12, [10, 11]
+    logits_SV = jnp.array(rng.normal(0, 3, (S, X * V)), jnp.float32).at[0, 7].set(99).at[0, X * V - 9].set(99)
+    logits_SV = logits_SV.at[bad[0], 5].set(jnp.nan).at[bad[1], 100].set(jnp.inf)
+    rules_S = [jnp.array(np.resize(rule, S)) for rule in zip(*RULES.values(), strict=True)]
+    uniform_S = jnp.array(rng.random(S), jnp.float32).at[3].set(1 - 2.0**-24)
+    token_S, logprob_S = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
+    kernel = jax.jit(partial(draw_kernel.draw, largest_threshold=largest_threshold, interpret=True))
+    drawn = kernel(jnp.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)
+    np.testing.assert_array_equal(drawn[0][: bad[0]], token_S[: bad[0]])
+    np.testing.assert_allclose(drawn[1], logprob_S, rtol=1e-5)
+    assert np.isnan(drawn[1][bad[0] :]).all()

@@ -1,102 +1,97 @@
-"""What one cache holds already is never computed again, and nobody can tell by the tokens."""
+"""Tokens that any cache holds are not computed again, and the drawn tokens stay the same."""
 
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.sampling.buffer import PromptIds
-from memsearcher_jax.sampling.ledger import Ledger
 
 SYSTEM = tuple(range(100, 112))
 
 
-def prompt(problem: int, memory: int = 0) -> PromptIds:
-    """The same system prefix for all, a question of the problem's own, a memory of the turn's."""
+def prompt(problem: int, memory: int = 0) -> list[int]:
+    """A common system prefix, a question for each problem, a memory for each turn."""
     draw = np.random.default_rng(problem)
     question = tuple(draw.integers(10, 250, 6).tolist())
     text = tuple(np.random.default_rng(1_000 + memory).integers(10, 250, 9 if memory else 0).tolist())
-    return PromptIds(SYSTEM, (problem, *question), (5, 6), text, (8, 9))
+    return [*SYSTEM, problem, *question, 5, 6, *text, 8, 9]
 
 
-def head(problem: int) -> int:
-    """Tokens before the memory."""
-    return sum(map(len, prompt(problem).parts[:3]))
+HEAD = len(SYSTEM) + 1 + 6 + 2  # tokens before the memory
 
 
 def turns(engine, numbers, rollouts, length=2):
-    """Rollouts of some problems side by side, each of so many turns in one slot; {(problem, rollout): contexts}."""
+    """Concurrent rollouts of problems, each of `length` turns in one slot; {(problem, rollout): contexts}."""
     waiting = [(problem, rollout) for problem in numbers for rollout in range(rollouts)]
     running, done = {}, {name: [] for name in waiting}
     while waiting or running:
-        for slot in engine.free:
+        for slot in engine.free_slots:
             if waiting and slot not in running:
                 name = waiting.pop(0)
                 running[slot] = name
-                engine.begin(slot, prompt(name[0]), (name[0] * rollouts + name[1], 0), max_tokens=7)
-        for spoken in engine.tick():
-            name = running[spoken.slot]
-            done[name].append(engine.take(spoken.slot))
+                engine.open_context(slot, prompt(name[0]), (name[0] * rollouts + name[1], 0), max_tokens=7)
+        for generation in engine.step():
+            name = running[generation.slot]
+            done[name].append(engine.pop_context(generation.slot))
             turn = len(done[name])
             if turn == length:
-                del running[spoken.slot]
+                del running[generation.slot]
             else:
                 stream = (name[0] * rollouts + name[1], turn)
-                engine.begin(spoken.slot, prompt(name[0], turn + 10 * name[1]), stream, max_tokens=7)
+                engine.open_context(generation.slot, prompt(name[0], turn + 10 * name[1]), stream, max_tokens=7)
     return done
 
 
-def test_rollouts_and_turns_share_what_they_begin_with(params, engine, nano):
+def test_rollouts_and_turns_share_their_common_prefix(params, engine, nano):
     """The system prefix is computed once, each question once; after that, only what is new in a prompt."""
     engine.start(params, nano.key())
     done = turns(engine, range(3), rollouts=2)
     for contexts in done.values():
         for recorded in contexts:
-            nano.assert_recorded_truly(params, recorded)
-    # Decode feeds a prompt's last token, so that the second rollout of a first turn has nothing left to compute; a
-    # later turn has a memory and the suffix. (A question starts with its problem's number: no accidental beginnings.)
+            nano.assert_recorded_logprobs(params, recorded)
+    # Decoding feeds a prompt's last token, so the second rollout of a first turn has nothing left to prefill; a later
+    # turn has a memory and the suffix. A question starts with its problem's number, so no other prefixes are shared.
     first = len(SYSTEM) + sum(len(prompt(problem)) - 1 - len(SYSTEM) for problem in range(3))
-    later = 6 * (len(prompt(0, 1)) - 1 - head(0))
-    assert engine.counters.prefilled_tokens == first + later
-    assert engine.counters.prompt_tokens == sum(
+    later = 6 * (len(prompt(0, 1)) - 1 - HEAD)
+    stats = engine.stop()
+    assert stats.prefilled_tokens == first + later
+    assert stats.prompt_tokens == sum(
         np.flatnonzero(recorded.sampled)[0] for contexts in done.values() for recorded in contexts
     )
-    assert engine.counters.reused_share == pytest.approx(1 - (first + later) / engine.counters.prompt_tokens)
-    assert engine.counters.reused_share > 0.6
+    assert stats.prefix_hit_rate == pytest.approx(1 - (first + later) / stats.prompt_tokens)
+    assert stats.prefix_hit_rate > 0.6
 
 
-def test_new_weights_compute_the_prefix_again(params, engine, nano):
+def test_new_weights_recompute_the_prefix(params, engine, nano):
     engine.start(params, nano.key())
     turns(engine, [1], rollouts=1)
-    once = engine.counters.prefilled_tokens
+    once = engine.stop().prefilled_tokens
     engine.start(params, nano.key())
     turns(engine, [1], rollouts=1)
-    assert engine.counters.prefilled_tokens == once
+    assert engine.stop().prefilled_tokens == once
     assert once >= len(SYSTEM)
 
 
-def test_a_cache_is_copied_before_its_owner_opens_another_context(params, engine, nano):
-    """Between two ticks slot 0 goes on to another question while slots 1 and 2 want the one that it held."""
+def test_a_prefix_is_copied_before_its_source_slot_is_reused(params, engine, nano):
+    """In one step slot 0 opens another question while slots 1 and 2 share the one that it held."""
     engine.start(params, nano.key())
-    engine.begin(0, prompt(1), (0, 0), max_tokens=3)
-    nano.speak(engine, 0)
-    engine.take(0)
-    engine.begin(1, prompt(1, memory=1), (1, 0), max_tokens=3)
-    engine.begin(0, prompt(2), (2, 0), max_tokens=3)
-    engine.begin(2, prompt(1, memory=2), (3, 0), max_tokens=3)
-    engine.begin(3, prompt(2, memory=3), (4, 0), max_tokens=3)
-    while engine.speaking:
-        engine.tick()
+    engine.open_context(0, prompt(1), (0, 0), max_tokens=3)
+    nano.generate(engine, 0)
+    engine.pop_context(0)
+    engine.open_context(1, prompt(1, memory=1), (1, 0), max_tokens=3)
+    engine.open_context(0, prompt(2), (2, 0), max_tokens=3)
+    engine.open_context(2, prompt(1, memory=2), (3, 0), max_tokens=3)
+    engine.open_context(3, prompt(2, memory=3), (4, 0), max_tokens=3)
+    while engine.active:
+        engine.step()
     for slot in range(4):
-        nano.assert_recorded_truly(params, engine.take(slot))
+        nano.assert_recorded_logprobs(params, engine.pop_context(slot))
 
 
-def test_parts_of_a_mesh_share_among_their_own_slots(params, nano):
+def test_each_shard_of_a_mesh_shares_prefixes_among_its_slots(params, nano):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     engine = nano.make_engine(nano.SETTINGS, mesh)
     placed = jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
@@ -104,61 +99,37 @@ def test_parts_of_a_mesh_share_among_their_own_slots(params, nano):
     done = turns(engine, range(3), rollouts=3)
     for contexts in done.values():
         for recorded in contexts:
-            nano.assert_recorded_truly(params, recorded)
-    assert engine.counters.reused_share > 0.5
-    with pytest.raises(ValueError, match="3 slots do not divide over 2 copies"):
+            nano.assert_recorded_logprobs(params, recorded)
+    assert engine.stop().prefix_hit_rate > 0.5
+    with pytest.raises(ValueError, match="3 slots do not divide over 2 replicas"):
         nano.make_engine(replace(nano.SETTINGS, slots=3), mesh)
 
 
-def test_contexts_with_another_prefix_stand_beside_those_that_share_it(params, engine, nano):
-    """The first prompt's prefix is shared; another is cached with its context, as is a prompt that ends with it."""
+def test_contexts_with_different_beginnings_coexist(params, engine, nano):
+    """Also one that is the beginning of another, and a single token."""
     engine.start(params, nano.key())
-    other = PromptIds(tuple(range(30, 40)), (3, 4), (5, 6), (), (8, 9))
-    bare = PromptIds(SYSTEM, (), (), (), ())
-    prompts = [prompt(0), other, bare, prompt(1)]
-    for slot, one in enumerate(prompts):
-        engine.begin(slot, one, (slot, 0), max_tokens=6)
-    while engine.speaking:
-        engine.tick()
+    other, bare = [*range(30, 40), 3, 4, 5, 6, 8, 9], list(SYSTEM)
+    prompts = [prompt(0), other, bare, [100]]
+    for slot, ids in enumerate(prompts):
+        engine.open_context(slot, ids, (slot, 0), max_tokens=6)
+    while engine.active:
+        engine.step()
     for slot in range(4):
-        recorded = engine.take(slot)
-        assert recorded.ids[: len(prompts[slot])] == sum(prompts[slot].parts, ())
-        nano.assert_recorded_truly(params, recorded)
-    # Slots change sides: what their caches hold then belongs to nobody.
-    for slot, one in enumerate(prompts[::-1]):
-        engine.begin(slot, one, (slot, 1), max_tokens=6)
-    while engine.speaking:
-        engine.tick()
+        recorded = engine.pop_context(slot)
+        assert list(recorded.ids[: len(prompts[slot])]) == prompts[slot]
+        nano.assert_recorded_logprobs(params, recorded)
+    for slot, ids in enumerate(prompts[::-1]):
+        engine.open_context(slot, ids, (slot, 1), max_tokens=6)
+    while engine.active:
+        engine.step()
     for slot in range(4):
-        nano.assert_recorded_truly(params, engine.take(slot))
+        nano.assert_recorded_logprobs(params, engine.pop_context(slot))
 
 
-def test_new_weights_get_a_prefix_of_their_own(params, engine, nano):
+def test_new_weights_get_a_new_prefix_cache(params, engine, nano):
     doubled = jax.tree.map(lambda x: 1.1 * x, params)
     for weights in (params, doubled):
         engine.start(weights, nano.key())
-        engine.begin(0, prompt(0), (0, 0), max_tokens=6)
-        nano.speak(engine, 0)
-        nano.assert_recorded_truly(weights, engine.take(0))
-
-
-texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=3, max_size=3)
-
-
-@settings(deadline=None, max_examples=100)
-@given(texts, st.lists(st.integers(0, 5), min_size=3, max_size=3), st.lists(st.integers(0, 2), min_size=1, max_size=6))
-def test_the_best_source_holds_the_longest_beginning(rows, cached, wanted):
-    ledger = Ledger(3, 8)
-    for slot, (ids, count) in enumerate(zip(rows, cached, strict=True)):
-        ledger.open(slot, np.array(ids), min(count, len(ids)), follows=False)
-        ledger.promised_S[slot] = ledger.cached_S[slot]
-
-    def common(slot):
-        count = 0
-        while count < min(ledger.cached_S[slot], len(wanted)) and rows[slot][count] == wanted[count]:
-            count += 1
-        return count
-
-    source, tokens = ledger.best_source(1, np.array(wanted), 0, range(3))
-    assert tokens == max(map(common, range(3))) == common(source)
-    assert source == 1 or common(1) < tokens
+        engine.open_context(0, prompt(0), (0, 0), max_tokens=6)
+        nano.generate(engine, 0)
+        nano.assert_recorded_logprobs(weights, engine.pop_context(0))

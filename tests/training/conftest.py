@@ -12,7 +12,7 @@ import pytest
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.rows import Rows, Sample, pack
+from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 from memsearcher_jax.training.update import make_update
 
 MODEL = ModelConfig(
@@ -26,7 +26,7 @@ MODEL = ModelConfig(
     max_positions=64,
     compute_dtype="float32",
 )
-TRAINING = TrainingConfig(row_tokens=32, rows_per_update=16, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1)
+TRAINING = TrainingConfig(seq_len=32, minibatch_rows=16, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1)
 
 
 @functools.cache
@@ -41,47 +41,47 @@ def compiled_update(model: ModelConfig, training: TrainingConfig, optimizer, mes
 
 @dataclass(frozen=True)
 class Nano:
-    """What most tests of this room start from."""
+    """What most tests of this package start from."""
 
     model: ModelConfig
     training: TrainingConfig
-    samples: list[Sample]
-    batch: Rows  # exactly one update's rows, with reference log-probabilities
+    examples: list[TrainingExample]
+    batch: PackedBatch  # exactly one update's rows, with reference log-probabilities
 
     def params(self) -> dict:
-        """The same values in memory of their own each time: the first update donates them."""
+        """A new copy each time, because the first update donates it."""
         return jax.tree.map(jnp.array, host_params(self.model))
 
     def mesh(self, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
         return sharding.make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: data * fsdp * tensor])
 
     def update(self, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh, **changes):
-        """An update compiled once for all tests that ask for the same one."""
+        """An update, compiled once for all tests with the same arguments."""
         return compiled_update(self.model, replace(self.training, **changes), optimizer, mesh)
 
-    def with_reference(self, rows: Rows) -> Rows:
+    def with_reference(self, rows: PackedBatch) -> PackedBatch:
         """Reference log-probabilities that depend on the token and its place in its context alone."""
         return replace(rows, ref_logprob_BT=(-1 - (rows.ids_BT * 7 + rows.position_BT) % 5).astype(np.float32))
 
 
-def draw_samples(count: int, longest: int, rng: np.random.Generator) -> list[Sample]:
-    samples = []
+def draw_examples(count: int, longest: int, rng: np.random.Generator) -> list[TrainingExample]:
+    examples = []
     for _ in range(count):
         length = int(rng.integers(3, longest + 1))
         sampled = rng.random(length) < 0.6
         sampled[0], sampled[-1] = False, True
         ids = rng.integers(0, MODEL.vocab_size, length)
         logprobs = np.log(MODEL.vocab_size) * -(0.8 + 0.4 * rng.random(length))
-        samples.append(Sample(ids, logprobs, sampled, float(rng.normal())))
-    return samples
+        examples.append(TrainingExample(ids, logprobs, sampled, float(rng.normal())))
+    return examples
 
 
 @pytest.fixture(scope="session")
 def nano() -> Nano:
     rng = np.random.default_rng(0)
-    samples = draw_samples(12, 24, rng)
-    rows = pack(samples, TRAINING.row_tokens, TRAINING.rows_per_update, rng)
+    examples = draw_examples(12, 24, rng)
+    rows = pack(examples, TRAINING.seq_len, TRAINING.minibatch_rows, rng)
     filled = (rows.segment_BT > 0).any(axis=1).sum()
-    assert len(rows.ids_BT) == TRAINING.rows_per_update and filled < len(samples)  # some rows hold several contexts
-    plain = Nano(MODEL, TRAINING, samples, rows)
+    assert len(rows.ids_BT) == TRAINING.minibatch_rows and filled < len(examples)  # some rows hold several contexts
+    plain = Nano(MODEL, TRAINING, examples, rows)
     return replace(plain, batch=plain.with_reference(rows))

@@ -1,21 +1,31 @@
-"""What is saved comes back bit for bit, on any mesh; what is damaged is named in one line."""
+"""Checkpoints are restored bit for bit on any mesh, and damage is reported in one line."""
 
 import hashlib
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import fsspec
 import jax
 import numpy as np
+import optax
 import pytest
 import tensorstore
 
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.sharding import abstract_params, make_mesh, param_shardings
+from memsearcher_jax.testing import NANO
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, open_params, restore_params
-from memsearcher_jax.training.update import abstract_params, abstract_state, init_state, make_optimizer
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.update import abstract_state, init_state, make_optimizer
+from tests.rl.processes import run_hosts
 
-# When the read of a damaged array fails orbax leaves others running, which complain whenever they are collected.
+# When a read of a damaged array fails, orbax leaves other reads running, whose errors surface at garbage collection.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 META = {"position": 640, "seed": 7, "key": [1, 2], "config": {"rl": {"problems": 2}}}
@@ -30,7 +40,7 @@ def assert_equal(one, other):
 
 
 def restore_latest(directory, model, target, step=2):
-    """State and meta of a folder whose newest step is sound."""
+    """State and meta of a directory whose newest step is undamaged."""
     found, state, meta = checkpoint.restore_latest(directory, model, target, pytest.fail)
     assert found == step
     return state, meta
@@ -43,7 +53,7 @@ def optimizer(nano):
 
 @pytest.fixture(scope="module")
 def run(nano, optimizer):
-    """`run(state, updates)` on eight devices; state None starts afresh."""
+    """`run(state, updates)` on eight devices; None: the initial state."""
     mesh = nano.mesh(2, 2, 2)
     update = nano.update(optimizer, mesh)
 
@@ -59,7 +69,7 @@ def run(nano, optimizer):
 
 @pytest.fixture(scope="module")
 def saved(nano, run, tmp_path_factory):
-    """A folder with steps 1 and 2 of a run, and the host copy of the state at step 2. Not to be written to."""
+    """A directory with steps 1 and 2 of a run, and the host copy of the state at step 2. Read-only."""
     directory = tmp_path_factory.mktemp("saved")
     with Checkpoints(directory, keep=2) as checkpoints:
         state = run(None, 1)
@@ -67,7 +77,7 @@ def saved(nano, run, tmp_path_factory):
         state = run(state, 1)
         checkpoints.save(2, state, nano.model, META)
         state_on_host = host(state)
-        # The write may still be under way: donated memory that is used again must not reach the disk.
+        # The write may still be running: donated memory that is reused must not reach the disk.
         run(state, 2)
     return directory, state_on_host
 
@@ -79,7 +89,7 @@ def copy(saved, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 1), (1, 1, 1)])
-def test_a_state_comes_back_bit_for_bit_on_any_mesh(nano, optimizer, saved, shape):
+def test_a_state_is_restored_bit_for_bit_on_any_mesh(nano, optimizer, saved, shape):
     directory, state_on_host = saved
     target = abstract_state(nano.model, optimizer, nano.mesh(*shape))
     state, meta = restore_latest(directory, nano.model, target)
@@ -88,13 +98,13 @@ def test_a_state_comes_back_bit_for_bit_on_any_mesh(nano, optimizer, saved, shap
     jax.tree.map(lambda x, t: x.sharding.is_equivalent_to(t.sharding, x.ndim) or pytest.fail(str(t)), state, target)
 
 
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(nano, optimizer, run, saved):
+def test_a_resumed_run_equals_an_uninterrupted_one(nano, optimizer, run, saved):
     directory, _ = saved
     restored, _ = restore_latest(directory, nano.model, abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2)))
     assert_equal(run(restored, 2), run(None, 4))
 
 
-def test_weights_are_read_without_the_optimiser(nano, saved, copy):
+def test_weights_are_restored_without_the_optimiser(nano, saved, copy):
     for file in (copy / "2" / "optimizer").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
@@ -102,7 +112,7 @@ def test_weights_are_read_without_the_optimiser(nano, saved, copy):
     assert_equal(params, saved[1].params)
 
 
-def test_only_the_newest_are_kept(nano, run, tmp_path):
+def test_only_the_newest_steps_are_kept(nano, run, tmp_path):
     state = run(None, 0)
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (3, 5, 9):
@@ -111,7 +121,7 @@ def test_only_the_newest_are_kept(nano, run, tmp_path):
     assert latest_step(tmp_path) == 9
 
 
-def test_half_written_steps_are_ignored_and_do_not_block(nano, optimizer, run, copy):
+def test_incomplete_steps_are_ignored_and_do_not_block_saving(nano, optimizer, run, copy):
     (copy / "3.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     (copy / "4" / "params").mkdir(parents=True)
     shutil.copytree(copy / "2", copy / "5")
@@ -144,71 +154,96 @@ def arrays_of(step, item):
 
 @pytest.mark.parametrize("item", ["params", "optimizer"])
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(nano, optimizer, run, copy, damage, item):
+def test_a_damaged_newest_checkpoint_is_renamed_and_the_one_before_restored(nano, optimizer, run, copy, damage, item):
     for file in arrays_of(copy / "2", item):
         damage(file)
-    told = []
+    messages = []
     target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
-    step, state, meta = checkpoint.restore_latest(copy, nano.model, target, told.append)
+    step, state, meta = checkpoint.restore_latest(copy, nano.model, target, messages.append)
     assert (step, meta) == (1, META | {"position": 320})
     assert_equal(state, run(None, 1))
-    (line,) = told
-    assert "copy/2" in line
-    assert line.endswith("it is kept as 2.damaged")
-    assert "\n" not in line
+    (message,) = messages
+    assert "copy/2" in message
+    assert message.endswith("renamed to 2.damaged")
+    assert "\n" not in message
     assert (copy / "2.damaged").is_dir()
     assert latest_step(copy) == 1
-    with Checkpoints(copy, keep=2) as checkpoints:  # and the step can be taken again
+    with Checkpoints(copy, keep=2) as checkpoints:  # the step can be saved again
         checkpoints.save(2, state, nano.model, META)
     assert latest_step(copy) == 2
 
 
-def test_a_position_that_was_changed_is_no_position(nano, optimizer, copy):
+def test_a_changed_meta_is_damage(nano, optimizer, copy):
     meta = copy / "2" / "meta" / "metadata"
     changed = meta.read_text().replace('"position": 640', '"position": 641')
     assert changed != meta.read_text()
     meta.write_text(changed)
-    told = []
+    messages = []
     target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
-    assert checkpoint.restore_latest(copy, nano.model, target, told.append)[0] == 1
-    assert "meta is not what was saved" in told[0]
+    assert checkpoint.restore_latest(copy, nano.model, target, messages.append)[0] == 1
+    assert "the checksum of meta differs" in messages[0]
 
 
-def test_where_nothing_is_sound_nothing_starts(nano, optimizer, copy):
+def test_all_steps_damaged_is_an_error(nano, optimizer, copy):
     for step in ("1", "2"):
         (copy / step / "meta" / "metadata").write_text("{")
     target = abstract_state(nano.model, optimizer, nano.mesh())
-    with pytest.raises(ValueError, match=r"no checkpoint in .*copy can be read: all are kept there as STEP.damaged"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .*copy can be read: all were renamed to STEP.damaged"):
         checkpoint.restore_latest(copy, nano.model, target, lambda line: None)
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_who_asks_for_the_newest_weights_gets_no_others(nano, copy, damage):
+def test_restoring_weights_never_falls_back_to_an_older_step(nano, copy, damage):
     for file in arrays_of(copy / "2", "params"):
         damage(file)
-    with pytest.raises(ValueError, match=r"copy/2 .*go on from step 1") as caught:
+    with pytest.raises(ValueError, match=r"copy/2 .*continue from step 1") as caught:
         restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_meta_names_itself(nano, copy):
+def test_a_damaged_meta_is_named(nano, copy):
     (copy / "2" / "meta" / "metadata").write_text('{"model": {')
     with pytest.raises(ValueError, match=r"copy/2 cannot be read"):
         restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
 
 
-def test_weights_are_cast_after_they_were_compared(nano, saved):
+def test_weights_are_cast_after_their_checksums_were_compared(nano, saved):
     model = replace(nano.model, param_dtype="bfloat16")
     params = restore_params(saved[0], model, abstract_params(model, nano.mesh(2, 2, 2)))
     assert_equal(params, jax.tree.map(lambda x: x.astype("bfloat16"), saved[1].params))
 
 
-def test_weights_are_read_piece_by_piece(nano, saved):
+def test_a_state_is_restored_in_another_type(nano, saved):
+    """Cast after the checksums were compared: no sound checkpoint counts as damaged."""
+    model = replace(nano.model, param_dtype="bfloat16")
+    target = abstract_state(model, make_optimizer(nano.training), nano.mesh(2, 2, 2))
+    state, meta = restore_latest(saved[0], model, target)
+    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), saved[1], target)
+    assert_equal(state, expected)
+    jax.tree.map(lambda x, like: x.dtype == like.dtype or pytest.fail(str(like)), state, target)
+    assert meta == META
+
+
+def test_a_state_with_other_arrays_is_refused_but_not_renamed(nano, copy):
+    target = abstract_state(nano.model, optax.sgd(0.1, momentum=0.9), nano.mesh())
+    with pytest.raises(ValueError, match=r"copy/2 was written by another version.*: its optimizer and that .* differ"):
+        checkpoint.restore_latest(copy, nano.model, target, pytest.fail)
+    assert latest_step(copy) == 2
+
+
+def test_weights_of_an_older_step_are_restored(nano, run, saved):
+    target = abstract_params(nano.model, nano.mesh(2, 2, 2))
+    assert_equal(restore_params(saved[0], nano.model, target, step=1), run(None, 1).params)
+    with pytest.raises(FileNotFoundError, match=r"no longer holds step 7, only 2, 1: raise rl.keep_checkpoints"):
+        restore_params(saved[0], nano.model, target, step=7)
+
+
+def test_weights_are_read_one_tensor_at_a_time(nano, saved):
     params = saved[1].params
     read = open_params(saved[0], nano.model)
     np.testing.assert_array_equal(read.read("embed", None), params["embed"])
-    with pytest.raises(ValueError, match="is damaged: final_norm is not what was saved"):
-        read.check()  # for it was not read
+    with pytest.raises(ValueError, match="is damaged: the checksum of final_norm differs"):
+        read.check()  # it was not read
     read.read("final_norm", None)
     read.read("unembed", None)
     for name, stacked in params["layers"].items():
@@ -218,21 +253,21 @@ def test_weights_are_read_piece_by_piece(nano, saved):
 
 
 @pytest.mark.parametrize(("weight", "by_entry"), [("layers.wq", True), ("embed", False)])
-def test_stacked_weights_are_cut_by_layer_and_tables_are_not_cut_by_token(saved, weight, by_entry):
-    """With a piece for each of 150,000 tokens a small checkpoint takes minutes to read."""
+def test_stacked_weights_are_chunked_by_layer_and_tables_not_by_token(saved, weight, by_entry):
+    """With a chunk for each of 150,000 tokens, a small checkpoint takes minutes to read."""
     base = f"file://{saved[0]}/2/params"
     spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{weight}/"}}
     stored = tensorstore.open(spec, open=True, read=True).result()
     assert (stored.chunk_layout.read_chunk.shape[0] == 1) is by_entry
 
 
-def test_damage_shows_when_pieces_are_read(nano, copy):
+def test_damage_is_detected_when_tensors_are_read(nano, copy):
     for file in arrays_of(copy / "2", "params"):
         flip_a_bit(file)
     read = open_params(copy, nano.model)
     with pytest.raises(ValueError, match=r"copy/2/params (is damaged|cannot be read)"):
         for path in jax.tree.leaves_with_path(saved_shapes(nano)):
-            read_whole(read, path, nano.model.layers)
+            read_tensor(read, path, nano.model.layers)
         read.check()
 
 
@@ -240,24 +275,24 @@ def saved_shapes(nano):
     return abstract_params(nano.model, nano.mesh())
 
 
-def read_whole(read, path, layers):
+def read_tensor(read, path, layers):
     name = jax.tree_util.keystr(path[0], simple=True, separator=".")
     for layer in range(layers) if name.startswith("layers.") else (None,):
         read.read(name, layer)
 
 
-def test_a_checkpoint_of_another_model_names_the_difference(nano, saved):
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(nano, saved):
     other = replace(nano.model, layers=3, compute_dtype="bfloat16")
     with pytest.raises(ValueError, match=r"holds another model: layers is 2 there and 3 here$"):
         restore_params(saved[0], other, abstract_params(other, nano.mesh()))
 
 
-def test_a_checkpoint_from_before_a_setting_was_there_has_its_default(nano, copy):
+def test_a_field_missing_in_an_older_checkpoint_has_its_default(nano, copy):
     meta = copy / "2" / "meta" / "metadata"
     stored = json.loads(meta.read_text())
     assert stored["model"].pop("family") == "qwen2"
-    del stored["digest"]
-    stored["digest"] = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    del stored["checksum"]
+    stored["checksum"] = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
     meta.write_text(json.dumps(stored))
     restore_params(copy, nano.model, abstract_params(nano.model, nano.mesh()))
     other = replace(nano.model, family="qwen3")
@@ -266,7 +301,7 @@ def test_a_checkpoint_from_before_a_setting_was_there_has_its_default(nano, copy
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])
-def test_no_checkpoint_is_one_line(nano, tmp_path, name):
+def test_no_checkpoint_is_an_error_of_one_line(nano, tmp_path, name):
     (tmp_path / "empty").mkdir()
     assert latest_step(tmp_path / name) is None
     with pytest.raises(FileNotFoundError, match=f"no checkpoint in .*{name}"):
@@ -274,8 +309,26 @@ def test_no_checkpoint_is_one_line(nano, tmp_path, name):
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_step_is_never_written_over(nano, optimizer, run, copy):
+def test_a_step_is_never_overwritten(nano, optimizer, run, copy):
     state = run(None, 0)
     with Checkpoints(copy, keep=3) as checkpoints, pytest.raises(ValueError, match="already holds step 2"):
         checkpoints.save(2, state, nano.model, {})
     assert restore_latest(copy, nano.model, abstract_state(nano.model, optimizer, nano.mesh()))[1] == META
+
+
+@pytest.mark.slow
+def test_two_hosts_agree_on_the_checkpoints_of_a_bucket(bucket_server, nano, optimizer, fast_compile):
+    """gcsfs caches listings: a host would not see that the other one has renamed a damaged step."""
+    address, mesh = "gs://bucket/run/checkpoints", make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1))
+    with jax.set_mesh(mesh):
+        params = jax.jit(lambda key: qwen.init(key, NANO), out_shardings=param_shardings(NANO, mesh))(jax.random.key(0))
+        state = init_state(params, NANO, make_optimizer(TrainingConfig()), mesh)
+    with Checkpoints(address, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state, NANO, {"position": step})
+    bucket = fsspec.filesystem("gs", use_listings_cache=False)
+    for name in bucket.find(f"{address}/3/params"):
+        bucket.pipe_file(name, b"damaged")
+    run_hosts(Path(__file__).with_name("bucket_host.py"), 2, address, environment=os.environ)
+    names = {name.rpartition("/")[2] for name in bucket.ls(address, detail=False)}
+    assert {"2", "3", "3.damaged"} <= names

@@ -69,7 +69,7 @@ def test_advantages_do_not_depend_on_names_or_order_of_groups():
 
 
 @pytest.mark.parametrize(("reward_R", "group_R"), [([1.0, 2.0], [0]), ([1.0, float("nan")], [0, 0])])
-def test_impossible_rewards_are_refused(reward_R, group_R):
+def test_invalid_rewards_are_refused(reward_R, group_R):
     with pytest.raises(ValueError, match="trajectory"):
         grpo.group_advantages(reward_R, group_R)
 
@@ -86,11 +86,11 @@ def losses(logprob_BT, arrays, settings, aggregate):
         mask_BT,
         clip_low=settings["cliprange_low"],
         clip_high=settings["cliprange_high"],
-        clip_c=settings["clip_ratio_c"],
+        dual_clip=settings["clip_ratio_c"],
         aggregate=aggregate,
     )
     kl_BT = grpo.kl_k3(logprob_BT, arrays["ref_log_prob"])
-    kl = masked.total(kl_BT, masked.token_weights(mask_BT, aggregate))
+    kl = masked.weighted_sum(kl_BT, masked.token_weights(mask_BT, aggregate, jnp.ones(mask_BT.shape, jnp.int32)))
     return loss + settings["kl_coef"] * kl, {"pg_loss": loss, "low_var_kl_loss": kl, **statistics}
 
 
@@ -107,7 +107,7 @@ def test_losses_and_gradients_agree_with_the_reference(shared, aggregate):
         "low_var_kl_loss": "low_var_kl_loss",
         "pg_clipfrac": "clip_fraction",
         "pg_clipfrac_lower": "dual_clip_fraction",
-        "ppo_kl": "approximate_kl",
+        "ppo_kl": "approx_kl",
     }
     compared = 0
     for raw in recorded(shared, "policy_loss.jsonl"):
@@ -156,7 +156,7 @@ def test_a_row_without_trained_tokens_is_left_out_of_the_mean_of_means(shared):
 @pytest.mark.parametrize("log_ratio", [-500.0, 500.0])
 def test_ratios_that_overflow_give_finite_gradients(advantage, log_ratio):
     def loss(logprob_BT):
-        settings = {"clip_low": 0.2, "clip_high": 0.2, "clip_c": 3.0, "aggregate": "token-mean"}
+        settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregate": "token-mean"}
         old_BT, advantage_BT = jnp.zeros((1, 2)), jnp.full((1, 2), advantage)
         policy, _ = grpo.policy_loss(logprob_BT, old_BT, advantage_BT, jnp.ones((1, 2)), **settings)
         return policy + grpo.kl_k3(logprob_BT, old_BT).sum()
@@ -166,12 +166,12 @@ def test_ratios_that_overflow_give_finite_gradients(advantage, log_ratio):
     np.testing.assert_allclose(gradient_BT, 0, atol=1e-6)
 
 
-def test_what_is_masked_never_matters():
+def test_masked_entries_never_matter():
     rng = np.random.default_rng(1)
     logprob_BT, old_BT, advantage_BT = rng.normal(size=(3, 2, 8)).astype(np.float32)
     mask_BT = np.arange(8) % 3 == 1
     mask_BT = np.stack([mask_BT, ~mask_BT])
-    settings = {"clip_low": 0.2, "clip_high": 0.2, "clip_c": 3.0, "aggregate": "seq-mean-token-mean"}
+    settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregate": "seq-mean-token-mean"}
 
     def loss(logprob_BT, old_BT, advantage_BT):
         return grpo.policy_loss(logprob_BT, old_BT, advantage_BT, mask_BT, **settings)[0]
@@ -186,5 +186,5 @@ def test_an_unknown_aggregate_is_refused():
     zeros_BT = jnp.zeros((1, 2))
     with pytest.raises(ValueError, match="token-mean"):
         grpo.policy_loss(
-            zeros_BT, zeros_BT, zeros_BT, zeros_BT, clip_low=0.2, clip_high=0.2, clip_c=3.0, aggregate="bogus"
+            zeros_BT, zeros_BT, zeros_BT, zeros_BT, clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregate="bogus"
         )

@@ -9,9 +9,9 @@ AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-me
 NORM_TOKENS = 5
 
 
-def test_the_mean_of_nothing_is_zero():
+def test_statistics_of_an_empty_mask_are_zero():
     x, nothing = np.array([1.0, np.nan, np.inf], np.float32), np.zeros(3, bool)
-    for statistic in (masked.total, masked.mean, masked.std, masked.largest):
+    for statistic in (masked.weighted_sum, masked.mean, masked.std, masked.maximum):
         assert statistic(x, nothing) == 0
 
 
@@ -20,7 +20,7 @@ def test_statistics_are_those_of_the_selected_entries():
     x, mask = rng.random(50).astype(np.float32), rng.random(50) < 0.5
     np.testing.assert_allclose(masked.mean(x, mask), x[mask].mean(), rtol=1e-6)
     np.testing.assert_allclose(masked.std(x, mask), x[mask].std(), rtol=1e-5)
-    np.testing.assert_allclose(masked.largest(x, mask), x[mask].max())
+    np.testing.assert_allclose(masked.maximum(x, mask), x[mask].max())
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def by_hand(values, masks, aggregate):
         case "seq-mean-token-mean":
             return np.mean([s / c for s, c in zip(sums, counts, strict=True) if c])
         case "seq-mean-token-sum-norm":
-            return np.mean(sums) / NORM_TOKENS
+            return sum(sums) / NORM_TOKENS
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
@@ -56,36 +56,37 @@ def test_aggregates_over_packed_and_unpacked_rows(sequences, aggregate):
     for row, start, segment, index in ((0, 0, 1, 0), (0, 5, 2, 1), (1, 0, 1, 3), (1, 1, 2, 2), (1, 8, 3, 4)):
         place = row, slice(start, start + len(values[index]))
         x_BT[place], mask_BT[place], segment_BT[place] = values[index], masks[index], segment
-    packed = masked.total(x_BT, masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=NORM_TOKENS))
+    packed = masked.weighted_sum(x_BT, masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=NORM_TOKENS))
 
     x_RT, mask_RT = np.zeros((5, 7), np.float32), np.zeros((5, 7), bool)
     for row, (value, mask) in enumerate(zip(values, masks, strict=True)):
         x_RT[row, : len(value)], mask_RT[row, : len(value)] = value, mask
-    unpacked = masked.total(x_RT, masked.token_weights(mask_RT, aggregate, norm_tokens=NORM_TOKENS))
+    one_segment = np.ones(mask_RT.shape, np.int32)
+    unpacked = masked.weighted_sum(x_RT, masked.token_weights(mask_RT, aggregate, one_segment, norm_tokens=NORM_TOKENS))
 
     np.testing.assert_allclose(packed, by_hand(values, masks, aggregate), rtol=1e-5)
     np.testing.assert_allclose(unpacked, packed, rtol=1e-5)
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_the_parts_of_a_batch_add_up_to_the_whole(aggregate):
+def test_sums_over_micro_batches_add_up_to_that_of_the_batch(aggregate):
     rng = np.random.default_rng(2)
     x_BT, mask_BT = rng.normal(size=(8, 6)), rng.random((8, 6)) < 0.5
-    weight_BT = masked.token_weights(mask_BT, aggregate, norm_tokens=NORM_TOKENS)
-    parts = sum(masked.total(x_BT[i::4], weight_BT[i::4]) for i in range(4))
-    np.testing.assert_allclose(parts, masked.total(x_BT, weight_BT), rtol=1e-5)
+    weight_BT = masked.token_weights(mask_BT, aggregate, np.ones((8, 6), np.int32), norm_tokens=NORM_TOKENS)
+    parts = sum(masked.weighted_sum(x_BT[i::4], weight_BT[i::4]) for i in range(4))
+    np.testing.assert_allclose(parts, masked.weighted_sum(x_BT, weight_BT), rtol=1e-5)
 
 
-def test_an_aggregate_with_a_constant_is_refused_without_it():
+def test_seq_mean_token_sum_norm_needs_norm_tokens():
     with pytest.raises(ValueError, match="norm_tokens"):
-        masked.token_weights(np.ones((1, 2)), "seq-mean-token-sum-norm")
+        masked.token_weights(np.ones((1, 2)), "seq-mean-token-sum-norm", np.ones((1, 2), np.int32))
 
 
-def test_means_of_segments_are_of_their_selected_entries():
+def test_segment_means_are_over_the_selected_entries():
     x_BT = np.array([[1.0, 3.0, np.nan, 10.0, 20.0, 7.0], [2.0, 4.0, 6.0, 8.0, 9.0, np.inf]], np.float32)
     mask_BT = np.array([[1, 1, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]])
     segment_BT = np.array([[1, 1, 1, 2, 2, 3], [1, 1, 1, 1, 2, 0]])
     expected_BT = [[2, 2, 2, 15, 15, 0], [5, 5, 5, 5, 0, 0]]
     np.testing.assert_allclose(masked.segment_means(x_BT, mask_BT, segment_BT), expected_BT)
-    rows_BT = masked.segment_means(x_BT, mask_BT)
+    rows_BT = masked.segment_means(x_BT, mask_BT, np.ones(mask_BT.shape, np.int32))
     np.testing.assert_allclose(rows_BT, [[8.5] * 6, [5.0] * 6])

@@ -1,4 +1,4 @@
-"""Whose log-probabilities the ratio compares with, and the weights that this calls for."""
+"""The old log-probabilities of the ratio, and the weights of truncated importance sampling."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.training import masked, objectives
+from memsearcher_jax.training import losses, masked
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.old_logprobs import settle_old_logprobs
-from memsearcher_jax.training.rows import Sample, pack
+from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.trainer import resolve_old_logprobs
 
 SAMPLER, TRAINER = [-1.0, -2.0, -3.0, -0.5], [-1.1, -1.6, -3.0, -2.5]  # of four trained tokens, two in each context
 WEIGHT = np.exp(np.subtract(TRAINER, SAMPLER))
@@ -19,8 +19,8 @@ MEAN_WEIGHT = np.repeat(np.exp([0.15, -1.0]), 2)  # geometric, over each context
 
 def batches(count=2):
     """Mini-batches of one row with two contexts."""
-    first = Sample((7, 8, 9), (0.0, *SAMPLER[:2]), (False, True, True), 1.0)
-    second = Sample((5, 6, 3, 2), (0.0, SAMPLER[2], 0.0, SAMPLER[3]), (False, True, False, True), -2.0)
+    first = TrainingExample((7, 8, 9), (0.0, *SAMPLER[:2]), (False, True, True), 1.0)
+    second = TrainingExample((5, 6, 3, 2), (0.0, SAMPLER[2], 0.0, SAMPLER[3]), (False, True, False, True), -2.0)
     row = pack([second, first], 8, 1, np.random.default_rng(0))
     assert row.segment_BT.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0]]
     return [row] * count
@@ -35,7 +35,7 @@ def trained(x_BT, rows):
 
 
 class Trainer:
-    """Scores every row as TRAINER, off by `shift` per token from the sampler or not at all, and counts."""
+    """A fake logprob_fn that gives every row `logprobs` and counts its calls."""
 
     def __init__(self, logprobs):
         self.logprobs, self.calls = np.array(logprobs)[ORDER], 0
@@ -48,73 +48,74 @@ class Trainer:
         return jnp.asarray(logprob_BT)
 
 
-def settled(trainer, **changes):
+def resolve(trainer, **changes):
     config = replace(TrainingConfig(), **changes)
-    return settle_old_logprobs(config, trainer, {"weights": "of the step"}, batches())
+    return resolve_old_logprobs(config, trainer, {"weights": "of the step"}, batches())
 
 
-def test_the_samplers_are_taken_without_a_look_at_the_trainers():
+def test_sampler_logprobs_need_no_forward_pass():
     trainer, given = Trainer(TRAINER), batches()
-    taken, found = settle_old_logprobs(TrainingConfig(), trainer, {}, given)
-    assert (taken, found, trainer.calls) == (given, {}, 0)
+    taken, metrics = resolve_old_logprobs(TrainingConfig(), trainer, {}, given)
+    assert (taken, metrics, trainer.calls) == (given, {}, 0)
 
 
-def test_the_trainers_are_taken_for_every_mini_batch():
+def test_trainer_logprobs_replace_those_of_every_mini_batch():
     trainer = Trainer(TRAINER)
-    taken, found = settled(trainer, old_logprobs="trainer")
+    taken, metrics = resolve(trainer, old_logprobs="trainer")
     assert trainer.calls == 2
     for rows in taken:
         np.testing.assert_allclose(trained(rows.old_logprob_BT, rows), TRAINER, rtol=1e-6)
-        assert rows.importance_BT is None
-    assert found["old_logprobs_recomputed"] == 1
-    np.testing.assert_allclose(found["logprob_difference"], (0.1 + 0.4 + 0 + 2) / 4, rtol=1e-5)
-    np.testing.assert_allclose(found["logprob_difference_max"], 2, rtol=1e-5)
+        assert rows.tis_weight_BT is None
+    assert metrics["old_logprobs_recomputed"] == 1
+    np.testing.assert_allclose(metrics["logprob_diff_mean"], (0.1 + 0.4 + 0 + 2) / 4, rtol=1e-5)
+    np.testing.assert_allclose(metrics["logprob_diff_max"], 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("threshold", "recomputed"), [(0.626, 0), (0.624, 1)])
-def test_checked_takes_the_trainers_where_they_differ_by_more_than_the_threshold(threshold, recomputed):
+def test_checked_uses_trainer_logprobs_above_the_threshold(threshold, recomputed):
     trainer = Trainer(TRAINER)
-    taken, found = settled(trainer, old_logprobs="checked", old_logprob_threshold=threshold, importance_cap=2.0)
+    taken, metrics = resolve(trainer, old_logprobs="checked", old_logprob_threshold=threshold, tis_cap=2.0)
     assert trainer.calls == (2 if recomputed else 1)
-    assert found["old_logprobs_recomputed"] == recomputed
-    np.testing.assert_allclose(found["logprob_difference"], 0.625, rtol=1e-5)
+    assert metrics["old_logprobs_recomputed"] == recomputed
+    np.testing.assert_allclose(metrics["logprob_diff_mean"], 0.625, rtol=1e-5)
     for rows in taken:
         np.testing.assert_allclose(trained(rows.old_logprob_BT, rows), TRAINER if recomputed else SAMPLER, rtol=1e-6)
-        np.testing.assert_allclose(trained(rows.importance_BT, rows), WEIGHT if recomputed else 1, rtol=1e-5)
+        np.testing.assert_allclose(trained(rows.tis_weight_BT, rows), WEIGHT if recomputed else 1, rtol=1e-5)
 
 
-def test_a_difference_that_is_not_a_number_is_no_agreement():
-    _, found = settled(Trainer([-1.0, np.nan, -3.0, -0.5]), old_logprobs="checked", old_logprob_threshold=100.0)
-    assert found["old_logprobs_recomputed"] == 1
+def test_a_nan_difference_counts_as_disagreement():
+    _, metrics = resolve(Trainer([-1.0, np.nan, -3.0, -0.5]), old_logprobs="checked", old_logprob_threshold=100.0)
+    assert metrics["old_logprobs_recomputed"] == 1
 
 
 @pytest.mark.parametrize(("ratio", "weight"), [("token", WEIGHT), ("sequence", MEAN_WEIGHT)])
-def test_weights_are_trainer_over_sampler_and_truncated(ratio, weight):
-    taken, _ = settled(Trainer(TRAINER), old_logprobs="trainer", importance_cap=1.1, ratio=ratio)
+def test_tis_weights_are_trainer_over_sampler_and_truncated(ratio, weight):
+    taken, _ = resolve(Trainer(TRAINER), old_logprobs="trainer", tis_cap=1.1, importance_sampling_level=ratio)
     assert (weight > 1.1).any() and (weight < 1.1).any()
     for rows in taken:
-        np.testing.assert_allclose(trained(rows.importance_BT, rows), np.minimum(weight, 1.1), rtol=1e-5)
+        np.testing.assert_allclose(trained(rows.tis_weight_BT, rows), np.minimum(weight, 1.1), rtol=1e-5)
 
 
-def test_weights_scale_each_tokens_loss_and_its_gradient():
+def test_tis_weights_scale_the_loss_and_gradient_of_each_token():
     """On the policy that was sampled the ratio is 1: the gradient is -weight x advantage over the tokens."""
-    config = TrainingConfig(old_logprobs="trainer", importance_cap=1.1, kl_coefficient=0.0, entropy_coefficient=0.0)
-    (rows, *_), _ = settle_old_logprobs(config, Trainer(TRAINER), {"weights": "of the step"}, batches())
-    weight_BT, nothing_BT = masked.token_weights(rows.mask_BT, "token-mean"), jnp.zeros(rows.mask_BT.shape)
+    config = TrainingConfig(old_logprobs="trainer", tis_cap=1.1, kl_coefficient=0.0, entropy_coefficient=0.0)
+    (rows, *_), _ = resolve_old_logprobs(config, Trainer(TRAINER), {"weights": "of the step"}, batches())
+    weight_BT = masked.token_weights(rows.mask_BT, "token-mean", rows.segment_BT)
+    nothing_BT = jnp.zeros(rows.mask_BT.shape)
 
     def loss(logprob_BT):
-        return objectives.multi_context_grpo(config, logprob_BT, nothing_BT, rows, weight_BT)
+        return losses.grpo_loss(config, logprob_BT, nothing_BT, rows, weight_BT)
 
     (value, metrics), gradient_BT = jax.value_and_grad(loss, has_aux=True)(rows.old_logprob_BT)
     weight, advantage = np.minimum(WEIGHT, 1.1), np.array([1, 1, -2, -2])
     np.testing.assert_allclose(value, -(weight * advantage).mean(), rtol=1e-5)
     np.testing.assert_allclose(trained(gradient_BT, rows), -weight * advantage / 4, rtol=1e-5)
     assert np.count_nonzero(gradient_BT) == 4
-    np.testing.assert_allclose(metrics["importance_mean"], weight.mean(), rtol=1e-5)
-    assert metrics["importance_capped"] == 0.25
+    np.testing.assert_allclose(metrics["tis_weight_mean"], weight.mean(), rtol=1e-5)
+    assert metrics["tis_capped_fraction"] == 0.25
 
 
-def test_a_batch_without_weights_is_refused_where_they_are_asked_for():
-    config, (rows, *_) = TrainingConfig(old_logprobs="trainer", importance_cap=2.0), batches()
-    with pytest.raises(ValueError, match="importance_BT"):
-        objectives.multi_context_grpo(config, rows.old_logprob_BT, rows.old_logprob_BT, rows, rows.old_logprob_BT)
+def test_a_batch_without_tis_weights_is_refused():
+    config, (rows, *_) = TrainingConfig(old_logprobs="trainer", tis_cap=2.0), batches()
+    with pytest.raises(ValueError, match="tis_weight_BT"):
+        losses.grpo_loss(config, rows.old_logprob_BT, rows.old_logprob_BT, rows, rows.old_logprob_BT)

@@ -6,7 +6,7 @@ import pytest
 
 from memsearcher_jax.training import grpo
 
-CLIP = {"clip_low": 0.1, "clip_high": 0.3, "clip_c": 3.0}
+CLIP = {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0}
 # Per sequence: advantage, log-ratio of each token, and which tokens are trained. Between them: inside the clip range,
 # clipped above and below, on the side where clipping does not act, beyond the dual clip, and one token only.
 SEQUENCES = [
@@ -32,8 +32,8 @@ def by_hand():
         s = np.prod(np.exp(np.array(log_ratio)[trained])) ** (1 / length)
         free, bounded = -advantage * s, -advantage * np.clip(s, 1 - CLIP["clip_low"], 1 + CLIP["clip_high"])
         loss, moves = max(free, bounded), free >= bounded
-        if advantage < 0 and loss > -advantage * CLIP["clip_c"]:
-            loss, moves = -advantage * CLIP["clip_c"], False
+        if advantage < 0 and loss > -advantage * CLIP["dual_clip"]:
+            loss, moves = -advantage * CLIP["dual_clip"], False
         losses.append(loss)
         gradients.append(np.where(trained, -s * advantage / length if moves else 0, 0))
     return np.array(losses), gradients
@@ -44,7 +44,7 @@ ALONE = [(row, 0, 1) for row in range(len(SEQUENCES))]
 
 
 def laid_out(places, width):
-    """Arrays [B, T] of the sequences at their places, with numbers that must not matter where nothing is."""
+    """Arrays [B, T] of the sequences at their places, with NaN elsewhere."""
     count = 1 + max(row for row, _, _ in places)
     arrays = {name: np.full((count, width), np.nan, np.float32) for name in ("log_ratio", "advantage")}
     arrays |= {name: np.zeros((count, width), np.int32) for name in ("mask", "segment")}
@@ -66,7 +66,7 @@ def loss_and_gradient(places, width, aggregate, **changes):
             arrays["advantage"],
             arrays["mask"],
             aggregate=aggregate,
-            ratio="sequence",
+            importance_sampling_level="sequence",
             norm_tokens=4,
             segment_BT=arrays["segment"],
             **(CLIP | changes),
@@ -85,7 +85,7 @@ def test_loss_and_gradient_are_the_papers(places, width, aggregate):
     share = {  # of a sequence in the loss; the first is the paper's
         "seq-mean-token-mean": np.full(len(lengths), 1 / len(lengths)),
         "token-mean": lengths / lengths.sum(),
-        "seq-mean-token-sum-norm": lengths / 4 / len(lengths),
+        "seq-mean-token-sum-norm": lengths / 4,
     }[aggregate]
     value, statistics, parts = loss_and_gradient(places, width, aggregate)
     np.testing.assert_allclose(value, losses @ share, rtol=1e-5)
@@ -101,7 +101,9 @@ def test_a_sequence_of_one_token_has_the_ratio_of_its_token():
     logprob_BT, old_BT, advantage_BT = rng.normal(size=(3, 4, 6)).astype(np.float32)
     mask_BT = np.arange(6) == np.array([[1], [3], [5], [2]])
     one, other = (
-        grpo.policy_loss(logprob_BT, old_BT, advantage_BT, mask_BT, aggregate="token-mean", ratio=ratio, **CLIP)
+        grpo.policy_loss(
+            logprob_BT, old_BT, advantage_BT, mask_BT, aggregate="token-mean", importance_sampling_level=ratio, **CLIP
+        )
         for ratio in ("token", "sequence")
     )
     np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
@@ -112,7 +114,13 @@ def test_ratios_that_overflow_give_finite_gradients(log_ratio):
     def loss(logprob_BT):
         ones_BT = np.ones((1, 3), np.float32)
         return grpo.policy_loss(
-            logprob_BT, 0 * ones_BT, -ones_BT, ones_BT, aggregate="token-mean", ratio="sequence", **CLIP
+            logprob_BT,
+            0 * ones_BT,
+            -ones_BT,
+            ones_BT,
+            aggregate="token-mean",
+            importance_sampling_level="sequence",
+            **CLIP,
         )[0]
 
     value, gradient_BT = jax.value_and_grad(loss)(np.full((1, 3), log_ratio, np.float32))

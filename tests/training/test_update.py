@@ -1,4 +1,4 @@
-"""The update: what it computes, what must not change it, and what it does with memory and with bad numbers.
+"""The update: its results, what must not change them, its memory, and gradients that are not finite.
 
 Plain gradient descent with rate 1 makes the change of the weights the gradient itself, so that gradients are compared
 through the same compiled step that trains.
@@ -13,27 +13,33 @@ import numpy as np
 import optax
 import pytest
 
-from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.model import lora, sharding
+from memsearcher_jax.training import grpo, losses, masked
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.logprob import token_logprobs
-from memsearcher_jax.training.rows import pack
+from memsearcher_jax.training.logprobs import token_logprobs
+from memsearcher_jax.training.packing import pack
 from memsearcher_jax.training.update import (
     abstract_state,
+    fit_to_mesh,
     init_state,
-    learning_rate,
+    learning_rate_schedule,
     make_optimizer,
     make_update,
-    on_mesh,
 )
 
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-GSPO = {"ratio": "sequence", "aggregate": "seq-mean-token-mean", "clip_low": 0.05, "clip_high": 0.02}
+GSPO = {
+    "importance_sampling_level": "sequence",
+    "aggregate": "seq-mean-token-mean",
+    "clip_low": 0.05,
+    "clip_high": 0.02,
+}
 DESCENT = optax.sgd(1.0)
 ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
 
 
 def step(nano, batch, *, optimizer=DESCENT, mesh=None, **changes):
-    """One update of fresh weights: (the weights' change, metrics) on the host. Gradients are as long as they are."""
+    """One update of the initial weights: (change of the weights, metrics) on the host. Gradients are not clipped."""
     mesh, changes = mesh or nano.mesh(), {"max_grad_norm": np.inf} | changes
     with jax.set_mesh(mesh):
         state = init_state(nano.params(), nano.model, optimizer, mesh)
@@ -43,9 +49,9 @@ def step(nano, batch, *, optimizer=DESCENT, mesh=None, **changes):
 
 
 def score(nano, rows):
-    """(logprob_BT, entropy_BT) under the fresh weights."""
+    """(logprob_BT, entropy_BT) under the initial weights."""
     scores = jax.jit(partial(token_logprobs, model_config=nano.model, chunk=16, temperature=1.0))
-    return jax.device_get(scores(nano.params(), rows=rows))
+    return jax.device_get(scores(nano.params(), batch=rows))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +61,56 @@ def plain(nano):
 
 def assert_same_step(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), one[0], other[0])
-    for name in one[1].keys() - {"row_fill"}:  # of the rows that were computed, as laid out
+    for name in one[1].keys() - {"packing_efficiency"}:  # of the rows that were computed, as laid out
         np.testing.assert_allclose(one[1][name], other[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_adapters_are_trained_by_the_gradient_of_the_merged_weights(nano, shape):
+    """And by nothing else: the base is not donated, and the state holds no moments of it."""
+    model, mesh = replace(nano.model, lora_rank=2, lora_alpha=4.0), nano.mesh(*shape)
+    adapters = jax.tree.map(lambda x: x + 0.02, lora.init(jax.random.key(1), model))
+    base, config = nano.params(), replace(nano.training, grad_accum_steps=4, max_grad_norm=np.inf)
+
+    def loss(adapters):
+        merged = lora.merge(base, adapters, model)
+        scores = token_logprobs(merged, nano.model, nano.batch, chunk=16, temperature=1.0)
+        weight_BT = masked.token_weights(nano.batch.mask_BT, config.aggregate, nano.batch.segment_BT)
+        return losses.grpo_loss(config, *scores, nano.batch, weight_BT)[0]
+
+    expected = jax.device_get(jax.jit(jax.grad(loss))(adapters))
+    before = jax.device_get(adapters)
+    with jax.set_mesh(mesh):
+        state = init_state(adapters, model, DESCENT, mesh)
+        placed = jax.device_put(base, sharding.param_shardings(model, mesh))
+        update = make_update(model, config, DESCENT, mesh, temperature=1.0)
+        new_state, metrics = update(state, nano.batch, placed)
+    change = jax.tree.map(lambda new, old: np.asarray(new) - old, new_state.params, before)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, -b, rtol=1e-3, atol=2e-6), change, expected)
+    assert metrics["grad_norm"] > 1e-3
+    jax.tree.map(np.testing.assert_array_equal, placed, base)
+    moments = abstract_state(model, ADAM, mesh).opt_state
+    assert sum(x.size for x in jax.tree.leaves(moments)) < 3 * sum(x.size for x in jax.tree.leaves(expected))
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 0.99, 1.0), ("bfloat16", 0.0, 0.05)])
+def test_at_the_papers_learning_rate_only_float32_weights_move(nano, dtype, least, most):
+    """Why `check_param_dtype` refuses bfloat16. The weights have the size that they have at 7B, a deviation of 0.02."""
+    model, mesh = replace(nano.model, param_dtype=dtype), nano.mesh()
+    config = replace(nano.training, learning_rate=TrainingConfig().learning_rate)
+    matrices, optimizer = ("wq", "wv", "wo", "gate", "up", "down"), make_optimizer(config)
+    params = nano.params()
+    params["layers"] |= {name: 0.02 * params["layers"][name] / jnp.std(params["layers"][name]) for name in matrices}
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    before = jax.device_get(params["layers"])
+    with jax.set_mesh(mesh):
+        state = init_state(params, model, optimizer, mesh)
+        update = make_update(model, config, optimizer, mesh, temperature=1.0)
+        for _ in range(10):
+            state, _ = update(state, nano.batch)
+    after = jax.device_get(state.params["layers"])
+    moved = np.concatenate([(after[name] != before[name]).ravel() for name in matrices])
+    assert least <= moved.mean() <= most, moved.mean()
 
 
 def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
@@ -69,7 +123,7 @@ def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
         rows.mask_BT,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
-        clip_c=config.clip_c,
+        dual_clip=config.dual_clip,
         aggregate=config.aggregate,
     )
     kl = masked.mean(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT), rows.mask_BT)
@@ -81,8 +135,8 @@ def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
         "entropy": entropy,
         "loss": policy + config.kl_coefficient * kl - config.entropy_coefficient * entropy,
         "trained_tokens": rows.mask_BT.sum(),
-        "logprob_difference": difference_BT.mean(),
-        "logprob_difference_max": difference_BT.max(),
+        "logprob_diff_mean": difference_BT.mean(),
+        "logprob_diff_max": difference_BT.max(),
         "skipped": 0,
     }
     for name, value in expected.items():
@@ -91,7 +145,7 @@ def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
     np.testing.assert_allclose(plain[1]["grad_norm"], norm, rtol=1e-3)
 
 
-def test_a_gradient_that_is_too_long_is_shortened(nano, plain):
+def test_long_gradients_are_clipped(nano, plain):
     norm = plain[1]["grad_norm"]
     change, metrics = step(nano, nano.batch, max_grad_norm=norm / 4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 4, rtol=1e-3, atol=1e-6), change, plain[0])
@@ -102,9 +156,9 @@ def test_a_gradient_that_is_too_long_is_shortened(nano, plain):
 @pytest.mark.parametrize("changes", [*({"aggregate": name} for name in AGGREGATES), GSPO], ids=str)
 def test_packed_rows_train_like_separate_rows(nano, changes):
     rng = np.random.default_rng(0)
-    alone = [pack([sample], nano.training.row_tokens, 1, rng) for sample in nano.samples]
+    alone = [pack([example], nano.training.seq_len, 1, rng) for example in nano.examples]
     empty = jax.tree.map(np.zeros_like, alone[0])
-    alone += [empty] * (nano.training.rows_per_update - len(alone))
+    alone += [empty] * (nano.training.minibatch_rows - len(alone))
     separate = nano.with_reference(jax.tree.map(lambda *rows: np.concatenate(rows), *alone))
     one, other = (step(nano, rows, **changes) for rows in (nano.batch, separate))
     assert 0 < one[1]["clip_fraction"] < 1
@@ -112,17 +166,17 @@ def test_packed_rows_train_like_separate_rows(nano, changes):
 
 
 def test_eight_devices_train_like_one(nano, plain):
-    assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), accumulate=2))
+    assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), grad_accum_steps=2))
 
 
 @pytest.mark.parametrize("changes", [{"aggregate": "token-mean"}, {"aggregate": "seq-mean-token-mean"}, GSPO], ids=str)
 def test_the_number_of_micro_batches_changes_nothing(nano, changes):
-    one, four = (step(nano, nano.batch, accumulate=n, **changes) for n in (1, 4))
+    one, four = (step(nano, nano.batch, grad_accum_steps=n, **changes) for n in (1, 4))
     assert_same_step(one, four)
 
 
 def test_the_order_of_rows_changes_nothing(nano, plain):
-    order_B = np.random.default_rng(3).permutation(nano.training.rows_per_update)
+    order_B = np.random.default_rng(3).permutation(nano.training.minibatch_rows)
     assert_same_step(plain, step(nano, jax.tree.map(lambda x: x[order_B], nano.batch)))
 
 
@@ -130,24 +184,24 @@ def test_empty_rows_change_nothing(nano, plain):
     filled_B = nano.batch.segment_BT.any(axis=1)
     filled = jax.tree.map(lambda x: x[filled_B], nano.batch)
     assert not filled_B.all()
-    assert_same_step(plain, step(nano, filled, rows_per_update=len(filled.ids_BT)))
+    assert_same_step(plain, step(nano, filled, minibatch_rows=len(filled.ids_BT)))
 
 
-def test_micro_batches_that_hold_nothing_are_not_computed(nano, plain):
-    """Full ones first, as `pack` lays them out; the share of real tokens is of what was computed."""
+def test_empty_micro_batches_are_not_computed(nano, plain):
+    """Non-empty ones come first, as `pack` orders them; packing_efficiency counts the computed ones."""
     filled_B = nano.batch.segment_BT.any(axis=1)
     order_B = np.argsort(~filled_B, kind="stable").reshape(8, 2).T.ravel()  # part i of 8 is rows i, i + 8
     rows = jax.tree.map(lambda x: x[order_B], nano.batch)
-    packed = step(nano, rows, accumulate=8)
+    packed = step(nano, rows, grad_accum_steps=8)
     assert_same_step(plain, packed)
     computed = 2 * -(-filled_B.sum() // 2)
     assert computed < len(filled_B)
     tokens = np.count_nonzero(rows.segment_BT)
-    np.testing.assert_allclose(packed[1]["row_fill"], tokens / (computed * nano.training.row_tokens), rtol=1e-6)
-    np.testing.assert_allclose(plain[1]["row_fill"], tokens / rows.ids_BT.size, rtol=1e-6)
+    np.testing.assert_allclose(packed[1]["packing_efficiency"], tokens / (computed * nano.training.seq_len), rtol=1e-6)
+    np.testing.assert_allclose(plain[1]["packing_efficiency"], tokens / rows.ids_BT.size, rtol=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(nano):
+def test_a_non_finite_gradient_leaves_the_state_unchanged(nano):
     mesh = nano.mesh()
     old_logprob_BT = nano.batch.old_logprob_BT.copy()
     old_logprob_BT[tuple(np.argwhere(nano.batch.mask_BT)[0])] = np.nan
@@ -190,7 +244,7 @@ def test_the_state_is_donated_and_the_step_compiles_once(nano):
     jax.tree.map(lambda x, e: x.sharding.is_equivalent_to(e.sharding, x.ndim) or pytest.fail(str(e)), state, expected)
 
 
-def test_training_makes_good_tokens_likelier(nano):
+def test_updates_raise_the_probability_of_good_tokens(nano):
     mesh = nano.mesh()
     rows = replace(nano.batch, advantage_BT=np.float32(nano.batch.mask_BT))
     rows = replace(rows, old_logprob_BT=score(nano, rows)[0])
@@ -202,7 +256,7 @@ def test_training_makes_good_tokens_likelier(nano):
     assert ratios[0] == pytest.approx(1, abs=1e-4) and ratios[-1] > 1.05
 
 
-def test_without_divergence_no_reference_is_needed(nano):
+def test_no_reference_is_needed_without_a_kl_term(nano):
     mesh = nano.mesh()
     rows = replace(nano.batch, ref_logprob_BT=None)
     with jax.set_mesh(mesh):
@@ -226,9 +280,9 @@ def test_a_batch_without_reference_is_refused(nano):
         step(nano, replace(nano.batch, ref_logprob_BT=None))
 
 
-def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
-    with pytest.raises(ValueError, match=r"rows_per_update 6 does not divide over 4 devices .*: choose a mul"):
-        nano.update(DESCENT, nano.mesh(2, 2, 2), rows_per_update=6)
+def test_rows_that_do_not_divide_over_the_devices_are_refused(nano):
+    with pytest.raises(ValueError, match=r"minibatch_rows 6 does not divide over 4 devices .*: choose a mul"):
+        nano.update(DESCENT, nano.mesh(2, 2, 2), minibatch_rows=6)
 
 
 @pytest.mark.parametrize(
@@ -241,10 +295,10 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(nano):
         (256, 8, (1, 8, 1), 8),
     ],
 )
-def test_many_devices_share_fewer_micro_batches(nano, rows, wished, shape, made):
-    """Each device has at least a row of each, and the same number of all."""
-    settings = replace(nano.training, rows_per_update=rows, accumulate=wished)
-    assert on_mesh(settings, nano.mesh(*shape)) == replace(settings, accumulate=made)
+def test_grad_accum_steps_are_lowered_for_many_devices(nano, rows, wished, shape, made):
+    """Each device has equally many rows, at least one, in each micro-batch."""
+    settings = replace(nano.training, minibatch_rows=rows, grad_accum_steps=wished)
+    assert fit_to_mesh(settings, nano.mesh(*shape)) == replace(settings, grad_accum_steps=made)
 
 
 def test_an_update_without_a_mesh_is_refused(nano):
@@ -253,6 +307,6 @@ def test_an_update_without_a_mesh_is_refused(nano):
 
 
 def test_the_learning_rate_rises_and_stays(nano):
-    rate = learning_rate(replace(nano.training, learning_rate=1.0, warmup_steps=4))
+    rate = learning_rate_schedule(replace(nano.training, learning_rate=1.0, warmup_steps=4))
     np.testing.assert_allclose([rate(i) for i in range(6)], [0.25, 0.5, 0.75, 1, 1, 1])
-    assert learning_rate(replace(nano.training, learning_rate=1.0))(0) == 1
+    assert learning_rate_schedule(replace(nano.training, learning_rate=1.0))(0) == 1

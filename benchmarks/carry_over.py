@@ -1,0 +1,128 @@
+"""Rollouts with and without trajectories that are carried over: throughput and idle slots.
+
+python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--json FILE]
+
+Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
+weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
+the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the seconds in which no
+context could be opened, and how many contexts were trained a step after they were sampled. With `--search_delay` every
+search waits for a random time of up to that many seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import common
+import tyro
+
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.types import Passage
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Command-line options."""
+
+    config: str = "tiny"
+    """Preset, with its packaged weights."""
+    bounds: tuple[int, ...] = (0, 1)
+    """Values of rl.carry_over."""
+    steps: int = 8
+    """Steps to measure, with those to skip."""
+    skip: int = 2
+    """First steps, which compile and in which nothing is carried yet."""
+    search_delay: float = 0.0
+    """Longest delay of a search, in seconds."""
+    json: Path | None = None
+    """Also write the results to this file."""
+
+
+@dataclass(frozen=True)
+class SlowSource:
+    """Answers after a random delay, which the searches of one batch share."""
+
+    searcher: Searcher
+    max_seconds: float
+    rng: random.Random = field(default_factory=lambda: random.Random(0), compare=False)
+
+    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        time.sleep(self.rng.uniform(0, self.max_seconds))
+        return self.searcher.search(queries, top_n)
+
+
+@dataclass
+class Totals:
+    """Of one bound, over the measured steps."""
+
+    trajectories: int = 0
+    seconds: float = 0.0
+    drain_seconds: float = 0.0
+    idle: list[float] = field(default_factory=list)
+    stale: int = 0
+    contexts: int = 0
+
+    def row(self, bound: int) -> dict[str, Any]:
+        return {
+            "carry_over": bound,
+            "trajectories/s": self.trajectories / self.seconds,
+            "seconds/step": self.seconds / len(self.idle),
+            "idle slots": sum(self.idle) / len(self.idle),
+            "drain seconds/step": self.drain_seconds / len(self.idle),
+            "stale contexts": self.stale / self.contexts,
+        }
+
+
+def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each bound."""
+    from memsearcher_jax.rl import carry_over, init_state, setup
+    from memsearcher_jax.rl.rng import named_key
+
+    config = common.preset(flags.config)
+    run = setup.prepare(config, folder)
+    if flags.search_delay:
+        run = replace(run, searcher=SlowSource(run.searcher, flags.search_delay))
+    driver = setup.make_driver(run)
+    params = setup.publish(run, init_state.initial_params(run))
+    count = config.rl.prompts_per_step
+    totals = {bound: Totals() for bound in flags.bounds}
+    carried = {bound: carry_over.nothing_carried(0, count) for bound in flags.bounds}
+
+    def problems(step: int) -> list[Any]:
+        return list(run.problems.train[step * count : (step + 1) * count])
+
+    for step in range(flags.steps):
+        for bound, total in totals.items():
+            settings = replace(config.rl, carry_over=bound, steps=flags.steps + max(flags.bounds))
+            key = named_key(config.seed, "rollout", step)
+            trajectories, carried[bound], stats = carry_over.rollout(
+                driver, carried[bound], problems, params, key, step, settings, lambda line: None
+            )
+            idle = stats.sampler.idle_slot_share
+            print(f"step {step}: carry_over {bound}, {stats.seconds:.1f} s, idle slots {idle:.3f}", flush=True)
+            if step < flags.skip:
+                continue
+            versions = [context.version for one in trajectories for context in one.contexts]
+            total.trajectories += len(trajectories)
+            total.seconds += stats.seconds
+            total.drain_seconds += stats.drain_seconds
+            total.idle.append(idle)
+            total.stale += sum(version < step for version in versions)
+            total.contexts += len(versions)
+    for bound, total in totals.items():
+        yield total.row(bound)
+
+
+def main(flags: Flags) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        common.report(measure(flags, Path(folder)), flags.json)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Flags))

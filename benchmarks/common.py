@@ -1,0 +1,137 @@
+"""What the benchmarks share: models with random weights, alternating measurements, child processes, and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+Size = Literal["tiny", "small", "qwen05b", "qwen3b", "qwen7b"]
+SMALL_MODELS = {
+    "tiny": ModelConfig(
+        2_048, embed_size=64, ffn_size=192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True
+    ),
+    "small": ModelConfig(
+        8_192, embed_size=256, ffn_size=768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True
+    ),
+}
+
+
+K, T = TypeVar("K"), TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Command-line options of every benchmark that compares programs."""
+
+    repeats: int = 3
+    """Alternating measurements of each program; the median is reported."""
+    json: Path | None = None
+    """Also write the results to this file."""
+
+
+def alternate(programs: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[tuple[float, T]]]:
+    """Run all programs in turn, `repeats` times. Returns (seconds, result) of every run of each."""
+    runs: dict[K, list[tuple[float, T]]] = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            result = program()
+            runs[name].append((time.perf_counter() - start, result))
+    return runs
+
+
+def report(rows: Iterable[Mapping[str, Any]], file: Path | None) -> None:
+    """Print a line per row as soon as it is measured, then write all of them to `file`."""
+    reported = []
+    for row in rows:
+        reported.append(row)
+        print("  ".join(f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in row.items()), flush=True)
+    write_json(reported, file)
+
+
+def write_json(value: Any, file: Path | None) -> None:
+    if file:
+        file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def run_child(
+    script: str | Path,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    accept: Callable[[], bool] = lambda: False,
+) -> str:
+    """The output of a Python script in another process, with these environment variables besides our own.
+
+    Raises SystemExit with the output of a script that fails, unless `accept` then returns True.
+    """
+    process = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | (environment or {}),
+    )
+    if process.returncode and not accept():
+        raise SystemExit(f"{script} {' '.join(map(str, arguments))} failed:\n{process.stdout}{process.stderr}")
+    return process.stdout
+
+
+def preset(name: str) -> Any:
+    """The config of configs/NAME.py."""
+    return runpy.run_path(str(REPOSITORY / "configs" / f"{name}.py"))[name]()
+
+
+def model_of(size: Size, dtype: str) -> ModelConfig:
+    """The model config, with weights, activations and cache in one data type."""
+    model = SMALL_MODELS.get(size) or preset(size).model
+    return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none")
+
+
+def mesh_of(tensor: int):
+    """A mesh of all devices, `tensor` of them for each copy of the weights."""
+    from memsearcher_jax.model import sharding
+
+    return sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor))
+
+
+def random_params(model: ModelConfig, mesh) -> dict:
+    """Random weights, sharded over the mesh."""
+    import jax
+
+    from memsearcher_jax.model import qwen, sharding
+
+    init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
+    return jax.block_until_ready(init(jax.random.key(0)))
+
+
+def transformers_model(model: ModelConfig):
+    """The same architecture in transformers, with random weights. Needs the extra `parity`."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=model.vocab_size,
+        hidden_size=model.embed_size,
+        intermediate_size=model.ffn_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=model.max_positions,
+        rope_theta=model.rope_theta,
+        tie_word_embeddings=model.tie_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM(config).to(getattr(torch, model.param_dtype)).eval()

@@ -1,0 +1,76 @@
+"""Multi-context GRPO of SmolLM2-135M on real questions and passages: a language model that two CPU cores can train.
+
+python launch/tpu_train.py --config smollm2 --model.path WARMSTART --data.train FILE --data.test FILE
+    --retrieval.corpus FILE
+
+docs/real_questions.md has every command, from the pip package that holds the model to the evaluation.
+"""
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.training.config import TrainingConfig
+
+
+def smollm2() -> RunConfig:
+    """Small steps of 30 trajectories. The learning rate is a first guess: no complete run has been made."""
+    return RunConfig(
+        model=ModelConfig(
+            family="llama",
+            vocab_size=49_152,
+            embed_size=576,
+            ffn_size=1_536,
+            layers=30,
+            heads=9,
+            kv_heads=3,
+            head_size=64,
+            rope_theta=100_000.0,
+            norm_eps=1e-5,
+            tie_embeddings=True,
+            max_positions=8_192,
+            compute_dtype="float32",
+        ),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        agent=AgentConfig(
+            prompts="brief",
+            max_turns=5,
+            completion_tokens=80,
+            question_tokens=96,
+            memory_tokens=80,
+            observation_tokens=192,
+            max_calls=1,
+            default_top_n=1,
+            max_top_n=1,
+        ),
+        sampling=SamplingConfig(
+            slots=16,
+            context_tokens=768,
+            decode_steps_per_call=16,
+            prefill_chunk=32,
+            prefill_buckets=(128, 512),
+            top_k=0,
+            top_p=1.0,
+        ),
+        data=DataConfig(questions="span"),
+        retrieval=RetrievalConfig(method="hybrid", index_type="exact"),
+        # A row holds three contexts or four, of about 60 trained tokens each.
+        training=TrainingConfig(
+            seq_len=1_024,
+            minibatch_rows=32,
+            grad_accum_steps=32,
+            logit_chunk=64,
+            learning_rate=5e-6,
+            warmup_steps=4,
+            adam_b2=0.99,
+            kl_coefficient=0.0,
+            entropy_coefficient=0.0,
+        ),
+        rl=RLConfig(
+            steps=100, prompts_per_step=6, group_size=5, keep_constant_reward_groups=False, checkpoint_every=10
+        ),
+        evaluation=EvaluationConfig(max_turns=5),
+    )

@@ -1,0 +1,44 @@
+"""Converts a GGUF file to a Hugging Face directory, which --model.path takes. Needs the extra `gguf`.
+
+python launch/import_gguf.py MODEL.gguf --out DIR
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from memsearcher_jax.launch import cli
+
+
+@dataclass(frozen=True)
+class ImportGGUF:
+    """Convert a GGUF file to a Hugging Face directory."""
+
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    """GGUF file of a Qwen2, Qwen3 or Llama model; quantised weights become float32."""
+    out: cli.Directory = None
+    """Directory to write; it must be new."""
+
+
+def main(argv: Sequence[str]) -> None:
+    with cli.one_line_errors():
+        flags = cli.parse_flags(ImportGGUF, argv)
+        if flags.out is None:
+            raise ValueError("--out is missing: give the directory to write")
+        with cli.new_output_dir(flags.out, "import") as out:
+            # JAX takes seconds to import; --help and errors do not need it.
+            from memsearcher_jax.model import gguf_file
+
+            config = gguf_file.convert(flags.file, out)
+    print(
+        f"{out}: a {config.family} model of {config.layers} layers, its tokenizer and chat template; --model.path {out}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

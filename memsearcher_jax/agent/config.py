@@ -1,0 +1,75 @@
+"""Settings that all workflows share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memsearcher_jax.ranges import Count, CountOrZero, Probability
+
+WorkflowName = Literal["memsearcher", "react", "search_r1", "direct", "rag", "memalpha"]
+"""The keys of `agent.registry.WORKFLOWS`, spelled out for the parser of command lines."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """The reward of a trajectory that answers a question. The defaults are the MemSearcher paper's.
+
+    A trajectory without an answer earns 0, minus the cost of its turns.
+    """
+
+    metric: Literal["f1", "exact_match", "cover_exact_match"] = "f1"
+    """What an answer earns. Search-R1 uses exact_match."""
+    wrong_answer: Probability = 0.1
+    """What an answer with a metric of 0 earns if its format is right."""
+    require_format: bool = True
+    """An answer in the wrong format earns 0 (True) or its metric (False). Each workflow has a format of its own."""
+    turn_cost: Probability = 0.0
+    """Subtracted for every turn after the first."""
+    evidence: Probability = 0.0
+    """Process reward: added times the fraction of the question's supporting titles that the last memory names. Needs a
+    workflow with a memory; a question without supporting titles adds 0."""
+
+
+PAPER_REWARD = RewardConfig()
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """The workflow and its limits in one trajectory. The defaults are the paper's training settings."""
+
+    workflow: WorkflowName = "memsearcher"
+    """The agent: a compact memory (memsearcher), the complete history (react), the complete history in the protocol of
+    Search-R1 (search_r1), one reply without a search (direct), one reply after a search for the question (rag), or a
+    memory that is filled from a stream, then queried (memalpha)."""
+    prompts: str = "memsearcher"
+    """Name of a packaged template set, or a folder with a set (see agent/prompts.py)."""
+    max_turns: Count = 5
+    """Turns after which a trajectory ends without an answer."""
+    completion_tokens: Count = 512
+    """Maximum tokens of one reply with its thought."""
+    question_tokens: Count = 695
+    """Maximum tokens of a question; longer ones are refused when the data is read."""
+    memory_tokens: CountOrZero = 1024
+    """Token budget of the memory; a rewritten memory over it is cut and counted. With memalpha, the budget of the part
+    of the memory that a context shows; the memory itself is unbounded."""
+    rewrite_tokens: CountOrZero = 0
+    """Maximum tokens of the generation that rewrites the memory, tags included; 0: a quarter more than memory_tokens,
+    and at least completion_tokens. Above memory_tokens, so that the budget cuts a memory before this limit ends it."""
+    carry_memory: bool = True
+    """Carry the memory from turn to turn; False empties it after every turn, as an ablation."""
+    observation_tokens: Count = 4096
+    """Token budget of the search results of one turn; passages are clipped to share it."""
+    max_calls: Count = 5
+    """Maximum tool calls of one reply; further calls are ignored and counted."""
+    default_top_n: Count = 5
+    """Passages per query if the call gives no top_n."""
+    max_top_n: Count = 20
+    """Maximum passages per query, whatever the call asks for."""
+    on_search_error: Literal["stop", "show"] = "stop"
+    """A failed search ends the trajectory (stop) or is shown to the model as the tool's result (show)."""
+
+    @property
+    def max_rewrite_tokens(self) -> int:
+        """The limit of a memory rewrite."""
+        return self.rewrite_tokens or max(self.completion_tokens, self.memory_tokens + self.memory_tokens // 4)

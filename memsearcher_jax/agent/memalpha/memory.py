@@ -1,0 +1,181 @@
+"""Mem-alpha's memory as a value: one core paragraph, and semantic and episodic items (arXiv 2509.25911, section 3).
+
+Every operation returns a new memory and a `CallResult`; the old memory does not change. Ids come from a counter in the
+memory, so two items never share an id, and the id of a deleted item is never reused.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memsearcher_jax.types import TokenCounter
+
+Json = Any
+"""What `json.loads` returns. A policy may store a number or a list; the memory keeps it, and `as_text` renders it."""
+
+
+class Store(enum.Enum):
+    CORE = "core"
+    SEMANTIC = "semantic"
+    EPISODIC = "episodic"
+
+
+ITEM_STORES = (Store.SEMANTIC, Store.EPISODIC)
+
+
+class Status(enum.Enum):
+    OK = "ok"
+    SKIPPED = "skipped"  # the store already holds exactly this content
+    ERROR = "error"
+
+
+class ErrorKind(enum.Enum):
+    """The four error groups of the original implementation."""
+
+    UNREADABLE = "Invalid JSON arguments"
+    MISSING = "Missing required argument"  # or an unknown tool
+    INVALID = "Invalid argument value"  # an id that the store does not hold, or a disabled store
+    UNEXPECTED = "Unexpected error"  # arguments that are not an object, or a memory_type that the tool does not accept
+
+
+@dataclass(frozen=True)
+class CallError:
+    """Why a call was not executed; `message` is one line."""
+
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True)
+class Item:
+    id: str
+    content: Json
+    tokens: int  # of `text`
+
+    @property
+    def text(self) -> str:
+        return as_text(self.content)
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """The result of one operation."""
+
+    status: Status
+    error: CallError | None = None  # set exactly where the status is ERROR
+    item: Item | None = None  # the inserted or updated item; None for the core
+    idle: bool = False  # a delete that found nothing to delete
+    tokens_cut: int = 0  # tokens by which a core paragraph was over its budget
+    hits: tuple[tuple[Item, float], ...] = ()  # of a search: items with their scores, best first
+
+    @classmethod
+    def failed(cls, kind: ErrorKind, message: str) -> CallResult:
+        return cls(Status.ERROR, CallError(kind, message))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The three stores and the next id. Stores that are not in `enabled` refuse every operation and stay empty."""
+
+    core: Json = ""
+    core_tokens: int = 0
+    semantic: tuple[Item, ...] = ()  # oldest first
+    episodic: tuple[Item, ...] = ()
+    next_id: int = 0
+    core_budget: int = 512  # tokens
+    enabled: frozenset[Store] = frozenset(Store)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the core and of all items; ids do not count."""
+        return self.core_tokens + sum(item.tokens for item in (*self.semantic, *self.episodic))
+
+    def items(self, store: Store) -> tuple[Item, ...]:
+        """The items of a store, oldest first. Raises ValueError for the core, which is a paragraph."""
+        if store is Store.CORE:
+            raise ValueError("the core memory has no items: read Memory.core")
+        return self.semantic if store is Store.SEMANTIC else self.episodic
+
+    def insert(self, store: Store, content: Json, token_counter: TokenCounter) -> tuple[Memory, CallResult]:
+        """Appends an item under a new id. Content that the store already holds is skipped."""
+        if store is Store.CORE:
+            return self, CallResult.failed(ErrorKind.INVALID, "core memory cannot be inserted, only updated")
+        if error := self.disabled_error(store):
+            return self, error
+        items = self.items(store)
+        if any(item.content == content for item in items):
+            return self, CallResult(Status.SKIPPED)
+        item = Item(f"{self.next_id:04x}", content, token_counter.count(as_text(content)))
+        memory = replace(self._with_items(store, (*items, item)), next_id=self.next_id + 1)
+        return memory, CallResult(Status.OK, item=item)
+
+    def update(
+        self, store: Store, content: Json, item_id: Json, token_counter: TokenCounter
+    ) -> tuple[Memory, CallResult]:
+        """Replaces the content of one item, or the complete core, for which `item_id` is ignored."""
+        if error := self.disabled_error(store):
+            return self, error
+        if store is Store.CORE:
+            content, tokens_cut = _fit_core(content, self.core_budget, token_counter)
+            memory = replace(self, core=content, core_tokens=token_counter.count(as_text(content)))
+            return memory, CallResult(Status.OK, tokens_cut=tokens_cut)
+        items = self.items(store)
+        position = _position(items, item_id)
+        if position is None:
+            message = f"{store.value} memory holds no item with the id {item_id!r}"
+            return self, CallResult.failed(ErrorKind.INVALID, message)
+        item = Item(items[position].id, content, token_counter.count(as_text(content)))
+        memory = self._with_items(store, (*items[:position], item, *items[position + 1 :]))
+        return memory, CallResult(Status.OK, item=item)
+
+    def delete(self, store: Store, item_id: Json = None) -> tuple[Memory, CallResult]:
+        """Removes an item, or empties the core. As in the original, removing nothing is `idle` and not an error."""
+        if error := self.disabled_error(store):
+            return self, error
+        if store is Store.CORE:
+            return replace(self, core="", core_tokens=0), CallResult(Status.OK, idle=self.core == "")
+        items = self.items(store)
+        position = _position(items, item_id)
+        if position is None:
+            return self, CallResult(Status.OK, idle=True)
+        return self._with_items(store, (*items[:position], *items[position + 1 :])), CallResult(Status.OK)
+
+    def disabled_error(self, store: Store) -> CallResult | None:
+        if store in self.enabled:
+            return None
+        return CallResult.failed(ErrorKind.INVALID, f"{store.value} memory is disabled")
+
+    def _with_items(self, store: Store, items: tuple[Item, ...]) -> Memory:
+        return replace(self, **{store.value: items})
+
+
+def as_text(content: Json) -> str:
+    """Content as text: a string unchanged, a list as its parts joined by spaces, anything else as Python prints it."""
+    if isinstance(content, str):
+        return content
+    return " ".join(map(str, content)) if isinstance(content, list) else str(content)
+
+
+def _position(items: tuple[Item, ...], item_id: Json) -> int | None:
+    return next((position for position, item in enumerate(items) if item.id == item_id), None)
+
+
+def _fit_core(content: Json, budget: int, token_counter: TokenCounter) -> tuple[Json, int]:
+    """`content` cut at `budget` tokens, and the number of tokens by which it was over the budget.
+
+    Cuts as the original does: drops words at the end, collapses white space and appends a notice. Text without spaces
+    is one word, so nothing of it remains.
+    """
+    if content is None:
+        return "", 0  # the original stores `null`, after which it can never update the core again
+    text = as_text(content)
+    excess = token_counter.count(text) - budget
+    if excess <= 0:
+        return content, 0
+    notice = f" [content exceeds {budget} tokens, truncated]"
+    words, room = text.split(), budget - token_counter.count(notice)
+    kept = bisect_right(range(1, len(words)), room, key=lambda count: token_counter.count(" ".join(words[:count])))
+    return " ".join(words[:kept]) + notice, excess

@@ -1,0 +1,281 @@
+"""Mem-alpha's answer scores and rewards, computed from text without a model (arXiv 2509.25911, section 4.1).
+
+The reward of chunk t is  r1 + 0.05 r3 + r2[t] + 0.1 r4[t].  All chunks of a stream share r1, the mean score of the
+questions, and r3, the compression of the final memory; r2[t] is the fraction of the chunk's calls that succeeded, and
+r4[t] the fraction whose content a judge finds valid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from memsearcher_jax.agent.memalpha.memory import CallResult, Status
+from memsearcher_jax.agent.protocol import until_closing_brace
+from memsearcher_jax.agent.reward import cover_exact_match, exact_match, token_f1
+from memsearcher_jax.ranges import NonNegative, Probability
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.scoring import Score
+
+Gold = Any
+"""A golden answer as data sets hold it: text, a list of texts, or an object with a `text`."""
+
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BOXES = (re.compile(r"\\boxed\{([^}]*)\}"), re.compile(r"\\box\{([^}]*)\}"))
+_ANSWER_LINE = re.compile(r"answer:(.*)", re.IGNORECASE)
+_WORDS = re.compile(r"[a-z]+")
+_JSON_BLOCK = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class MemalphaRewardConfig:
+    """Weights of the four terms. The defaults are those of the paper's released run."""
+
+    answers_weight: NonNegative = 1.0
+    """Of r1, the mean score of the stream's questions."""
+    compression_weight: NonNegative = 0.05
+    """Of r3, 1 - memory tokens / stream tokens."""
+    calls_weight: NonNegative = 1.0
+    """Of r2, the fraction of a chunk's calls that succeeded."""
+    content_weight: NonNegative = 0.1
+    """Of r4, the fraction of a chunk's calls whose content is valid."""
+    clip_compression: bool = True
+    """Clip r3 to [0, 1]; the original has no lower bound."""
+    threshold: Probability = 0.0
+    """If positive, r1 is 1 where the mean score reaches the threshold and 0 elsewhere; 0 keeps the mean."""
+    count_idle_deletes: bool = False
+    """Count a delete that found nothing as a success, as the original does."""
+
+
+@dataclass(frozen=True)
+class StreamReward:
+    """The rewards of one trajectory, one per chunk; the terms are unweighted."""
+
+    value_C: tuple[float, ...]
+    answers: float  # r1
+    compression: float  # r3
+    calls_C: tuple[float, ...]  # r2
+    content_C: tuple[float, ...] | None  # r4; None without a judge
+
+
+def stream_reward(
+    question_scores: Sequence[float],
+    *,
+    memory_tokens: int,
+    stream_tokens: int,
+    calls_C: Sequence[float],
+    content_C: Sequence[float] | None,
+    config: MemalphaRewardConfig,
+) -> StreamReward:
+    """One reward per chunk. `stream_tokens` counts the raw chunks, without the instructions around them.
+
+    Raises ValueError for a stream without questions or without tokens.
+    """
+    if not question_scores:
+        raise ValueError("a stream needs at least one question to be scored")
+    answers = sum(question_scores) / len(question_scores)
+    if config.threshold:
+        answers = float(answers >= config.threshold)
+    compression = compression_reward(memory_tokens, stream_tokens, clip=config.clip_compression)
+    shared = config.answers_weight * answers + config.compression_weight * compression
+    value_C = [shared + config.calls_weight * calls for calls in calls_C]
+    if content_C is not None:
+        content_C = tuple(content_C)
+        value_C = [value + config.content_weight * content for value, content in zip(value_C, content_C, strict=True)]
+    return StreamReward(tuple(value_C), answers, compression, tuple(calls_C), content_C)
+
+
+def calls_reward(results: Sequence[CallResult], config: MemalphaRewardConfig) -> float:
+    """r2 of one chunk: the fraction of calls that were executed and not skipped; 0 without calls."""
+    succeeded = [result.status is Status.OK and (config.count_idle_deletes or not result.idle) for result in results]
+    return sum(succeeded) / len(succeeded) if succeeded else 0.0
+
+
+def content_reward(verdicts: Sequence[bool]) -> float:
+    """r4 of one chunk: the fraction of all its calls whose content is valid; 0 without calls.
+
+    `verdicts` has one entry per call; a call without content to judge is not valid.
+    """
+    return sum(verdicts) / len(verdicts) if verdicts else 0.0
+
+
+def compression_reward(memory_tokens: int, stream_tokens: int, *, clip: bool = True) -> float:
+    """r3: 1 - memory / stream, 1 for an empty memory. Raises ValueError for an empty stream."""
+    if stream_tokens <= 0:
+        raise ValueError(f"a stream of {stream_tokens} tokens has no compression: remove streams without text")
+    compression = 1 - memory_tokens / stream_tokens
+    return min(max(compression, 0.0), 1.0) if clip else compression
+
+
+def needs_judge(source: str, *, evaluation: bool = False) -> bool:
+    """Whether a judge scores the answers to this source's questions."""
+    return source == "lme_train" or (evaluation and source == "longmemeval_s*")
+
+
+def question_score(
+    source: str, prediction: str, gold: Gold, judge_reply: str | None = None, *, evaluation: bool = False
+) -> float:
+    """The score in [0, 1] of one answer, by the rule of its data source.
+
+    Two benchmark sources have another rule in evaluation. Raises ValueError if the rule needs a judge's reply and there
+    is none: a missing judge is a fault, not a wrong answer. A missing golden answer is matched by nothing.
+    """
+    if _is_missing(gold):
+        return 0.0
+    if isinstance(gold, list):
+        gold = [entry for entry in gold if not _is_missing(entry)]
+    answer = _after_thoughts(prediction)
+    if needs_judge(source, evaluation=evaluation):
+        if judge_reply is None:
+            raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
+        return float(judge_agrees(judge_reply))
+    if source == "booksum" or (evaluation and source == "infbench_sum_eng_shots2"):
+        return _keyword_recall(answer, gold)
+    if source == "pubmed-rct" or "ttl_train" in source or "icl" in source:
+        return float(_same_number(answer, gold))
+    if source == "perltqa":
+        return _part_recall(answer, str(gold))
+    if source in ("squad", "hotpotqa"):
+        expected = _first_text(gold)
+        return float(bool(expected) and expected.lower() in answer.lower())
+    if "eventqa" in source:
+        return float(bool(gold) and all(str(element).lower() in answer.lower() for element in gold))
+    if "infbench" in source:
+        return best_metrics(answer, gold, ["rougeL_f1"])["rougeL_f1"]
+    if "detectiveqa" in source:
+        return float(_boxed(answer) in _texts(gold))
+    return best_metrics(answer, gold, ["substring_exact_match"])["substring_exact_match"]
+
+
+def judge_agrees(reply: str) -> bool:
+    """Whether a judge's reply contains the word "yes" and neither "no" nor "not"."""
+    words = set(_WORDS.findall(reply.lower()))
+    return "yes" in words and words.isdisjoint(("no", "not"))
+
+
+def parse_verdict(reply: str) -> bool | None:
+    """Whether the judge calls a content valid; None if the reply does not say so in JSON."""
+    block = _JSON_BLOCK.search(reply)
+    try:
+        verdict = json.loads(block[1] if block else reply)
+    except (ValueError, RecursionError):
+        return None
+    valid = verdict.get("VALID") if isinstance(verdict, dict) else None
+    return valid if isinstance(valid, bool) else None
+
+
+def short_answer(prediction: str) -> str:
+    """The content of the first `<answer>`, else of the first box, else the complete text.
+
+    A box ends at its first closing brace, as in the original's reward.
+    """
+    for pattern in (_ANSWER_TAG, *_BOXES):
+        if match := pattern.search(prediction):
+            return match[1].strip()
+    return prediction.strip()
+
+
+def answer_line(prediction: str) -> str:
+    """The text after the first `Answer:` up to the end of that line, else the first line."""
+    match = _ANSWER_LINE.search(prediction)
+    line = match[1] if match else prediction.partition("\n")[0]
+    line = line.strip()
+    return line[len("answer:") :].strip() if line.lower().startswith("answer:") else line
+
+
+def rouge(rouge_type: str, prediction: str, golden: str) -> Score:
+    """ROUGE (Lin, 2004) over Porter stems, with `precision`, `recall` and `fmeasure`."""
+    return _rouge_scorer(rouge_type).score(golden, prediction)[rouge_type]
+
+
+@cache
+def _rouge_scorer(rouge_type: str) -> RougeScorer:
+    # rouge_score imports NLTK, which takes more than half a second
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([rouge_type], use_stemmer=True)
+
+
+METRICS: dict[str, Callable[[str, str], float]] = {
+    "exact_match": exact_match,
+    "f1": token_f1,
+    "substring_exact_match": cover_exact_match,
+    "rougeL_f1": lambda prediction, golden: rouge("rougeL", prediction, golden).fmeasure,
+    "rougeL_recall": lambda prediction, golden: rouge("rougeL", prediction, golden).recall,
+    "rougeLsum_f1": lambda prediction, golden: rouge("rougeLsum", prediction, golden).fmeasure,
+    "rougeLsum_recall": lambda prediction, golden: rouge("rougeLsum", prediction, golden).recall,
+}
+"""The answer metrics of MemoryAgentBench, each of a prediction and one golden answer, in [0, 1]."""
+
+
+def answer_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
+    """The maximum of each metric over the golden answers; 0 if there are none."""
+    return {name: max((METRICS[name](prediction, text) for text in _texts(gold)), default=0.0) for name in names}
+
+
+def best_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
+    """The maximum of each metric over the complete prediction and its `answer_line`."""
+    complete, line = (answer_metrics(text, gold, names) for text in (prediction, answer_line(prediction)))
+    return {name: max(complete[name], line[name]) for name in complete}
+
+
+def _after_thoughts(prediction: str) -> str:
+    """The text after a thought; a prediction with an open thought has no answer."""
+    if "</think>" in prediction:
+        prediction = prediction.split("</think>")[1].strip()
+    return "Empty" if "<think>" in prediction else prediction
+
+
+def _is_missing(gold: Gold) -> bool:
+    """Whether there is no golden answer: null, an object without text, or a list of such. An empty text is one."""
+    if isinstance(gold, dict):
+        return gold.get("text") is None
+    return gold is None or (isinstance(gold, list) and all(map(_is_missing, gold)))
+
+
+def _texts(gold: Gold) -> list[str]:
+    """All golden answers, with nested lists flattened."""
+    if not isinstance(gold, list):
+        return [str(gold)]
+    return [str(text) for entry in gold for text in (entry if isinstance(entry, list) else [entry])]
+
+
+def _first_text(gold: Gold) -> str:
+    if isinstance(gold, list):
+        return str(gold[0]) if gold else ""
+    return str(gold.get("text", gold)) if isinstance(gold, dict) else str(gold)
+
+
+def _keyword_recall(answer: str, gold: Gold) -> float:
+    """The fraction of the keywords in the answer. As in the original, an empty keyword between commas is found."""
+    keywords = [str(word).strip().lower() for word in (gold if isinstance(gold, list) else str(gold).split(","))]
+    if not any(keywords):
+        return 0.0
+    return sum(keyword in answer.lower() for keyword in keywords) / len(keywords)
+
+
+def _part_recall(answer: str, gold: str) -> float:
+    parts = [part.strip() for part in gold.split(";")] if ";" in gold else [gold]
+    return sum(part.lower() in answer.lower() for part in parts) / len(parts)
+
+
+def _same_number(answer: str, gold: Gold) -> bool:
+    """Whether the answer consists of digits and is exactly the gold: `03` is not `3`."""
+    digits, expected = (text.strip("\"'").strip() for text in (short_answer(answer), _first_text(gold)))
+    return re.fullmatch(r"\d+", digits) is not None and digits == expected
+
+
+def _boxed(answer: str) -> str:
+    """Like `short_answer`, but a box ends where its braces balance."""
+    if match := _ANSWER_TAG.search(answer):
+        return match[1].strip()
+    for opening in ("\\boxed{", "\\box{"):
+        if (content := until_closing_brace(answer.partition(opening)[2])) is not None:
+            return content.strip()
+    return answer.strip()

@@ -1,0 +1,86 @@
+"""BM25 over the items of one store: selects what an answering model sees of a memory.
+
+Okapi BM25 as rank_bm25 computes it, k1 = 1.5, b = 0.75: a word that more than half of the texts hold has a negative
+inverse document frequency (Robertson's, log((N - n + 0.5) / (n + 0.5))) and gets a quarter of the mean over all words
+instead. In small stores that mean may be negative too, so scores below 0 occur. Trotman, Puurula and Burgess, 2014.
+bm25s has no such variant.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memsearcher_jax.agent.memalpha.memory import Item, Memory, Store
+
+K1, B, EPSILON = 1.5, 0.75, 0.25
+TOP_K = 20
+
+
+@dataclass(frozen=True)
+class BM25Index:
+    """Word counts of the indexed texts."""
+
+    counts: tuple[Counter[str], ...]  # one per text: the occurrences of each word
+    idf: dict[str, float]
+
+    @classmethod
+    def build(cls, texts: Sequence[str]) -> BM25Index:
+        counts = tuple(Counter(tokenize(text)) for text in texts)
+        frequencies = Counter(word for count in counts for word in count)  # texts that hold the word
+        idf = {
+            word: math.log(len(texts) - frequency + 0.5) - math.log(frequency + 0.5)
+            for word, frequency in frequencies.items()
+        }
+        if idf:
+            replacement = EPSILON * math.fsum(idf.values()) / len(idf)
+            idf = {word: value if value >= 0 else replacement for word, value in idf.items()}
+        return cls(counts, idf)
+
+    def rank(self, query: str, *, top_k: int | None = TOP_K, min_score: float | None = None) -> list[tuple[int, float]]:
+        """(position, score) of the best texts, best first; texts with equal scores keep their order.
+
+        Texts with score 0 take part unless `min_score` excludes them. A query without words finds nothing. A word that
+        the query repeats counts each time. Where no text holds a word of the query, every score is 0.
+        """
+        words = tokenize(query)
+        if not words:
+            return []
+        scores = self._scores([(word, self.idf[word]) for word in words if word in self.idf])
+        eligible = [position for position, score in enumerate(scores) if min_score is None or score >= min_score]
+        # nlargest keeps the order of equal scores, as a stable sort does
+        best = heapq.nlargest(len(eligible) if top_k is None else top_k, eligible, key=scores.__getitem__)
+        return [(position, scores[position]) for position in best]
+
+    def _scores(self, weights: Sequence[tuple[str, float]]) -> list[float]:
+        if not weights:
+            return [0.0] * len(self.counts)
+        lengths = [count.total() for count in self.counts]
+        mean_length = sum(lengths) / len(lengths)
+        scores = []
+        for count, length in zip(self.counts, lengths, strict=True):
+            norm = K1 * (1 - B + B * length / mean_length)
+            score = 0.0
+            for word, weight in weights:
+                if occurrences := count.get(word):
+                    score += weight * (occurrences * (K1 + 1) / (occurrences + norm))
+            scores.append(score)
+        return scores
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case runs of letters, digits and underscores; text without spaces, such as Chinese, is one word."""
+    return re.findall(r"\w+", text.lower())
+
+
+def search(
+    memory: Memory, store: Store, query: str, *, top_k: int | None = TOP_K, min_score: float | None = None
+) -> tuple[tuple[Item, float], ...]:
+    """The best items of one store with their scores. For several queries, build one `BM25Index`."""
+    items = memory.items(store)
+    ranked = BM25Index.build([item.text for item in items]).rank(query, top_k=top_k, min_score=min_score)
+    return tuple((items[position], score) for position, score in ranked)

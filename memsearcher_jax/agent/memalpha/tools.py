@@ -1,0 +1,202 @@
+"""Mem-alpha's tool calls: finds them in a reply, repairs their arguments, and runs them on a memory.
+
+A call uses the markers of qwen-agent: a name on one line, then its arguments as JSON. Models drop braces, quotes and
+closing marks, so json-repair repairs the arguments before they are parsed, as in the original.
+
+Every function here is total: no text that a policy can write makes it raise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from json_repair import repair_json
+
+from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Json, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.search import search
+from memsearcher_jax.types import TokenCounter
+
+INSERT, UPDATE, DELETE, SEARCH = "new_memory_insert", "memory_update", "memory_delete", "search_memory"
+OFFERED = (INSERT, UPDATE, DELETE)
+"""The tools that a policy may call while it reads. The original also runs `search_memory`, which it never offers."""
+CONTENT_ARGUMENT = {INSERT: "content", UPDATE: "new_content"}
+
+_FLOWER = "✿"
+_NAME, _ARGUMENTS, _RESULT, _RETURN = (f"✿{word}✿" for word in ("FUNCTION", "ARGS", "RESULT", "RETURN"))
+_NAME_OPENS, _ARGUMENTS_OPEN = f"{_NAME}:", f"{_ARGUMENTS}:"
+
+# Closing tags of an older format, in the order in which the original looks for them.
+_ENDS = ("</memory_insert>", "</memory_update>", "</memory_delete>", "</done>")
+
+_WHITE = re.compile(r"\s*")
+_STORES = {f"{store.value}_memory": store for store in Store}
+
+
+class Call(NamedTuple):
+    """One call as the policy wrote it."""
+
+    name: str
+    arguments: str
+
+
+def truncate_reply(reply: str) -> str:
+    """The part of a reply that counts: up to a closing tag of the old format, and before a fabricated tool result."""
+    end = next((end for end in _ENDS if end in reply), None)
+    if end is not None:
+        reply = reply.partition(end)[0] + end
+    before, fabricated, _ = reply.partition(f"{_RESULT}:")
+    return before.strip() if fabricated else reply
+
+
+def tool_calls(reply: str) -> tuple[Call, ...]:
+    """The calls of a truncated reply, in order.
+
+    As in the original, a call is lost if its arguments contain a flower or run into half a marker. Markers are found
+    one by one, because a regular expression for a complete call takes cubic time on a long run of spaces.
+    """
+    arguments_at = _find_arguments(reply)
+    markers = sorted(arguments_at)
+    calls, begin = [], 0
+    while (opens := reply.find(_NAME_OPENS, begin)) >= 0:
+        begin = opens + len(_NAME_OPENS)
+        if found := _find_name(reply, begin, markers):
+            name, marker = found
+            arguments, begin = arguments_at[marker]
+            calls.append(Call(name, arguments))
+    return tuple(calls)
+
+
+def parse_arguments(text: str) -> Json | CallError:
+    """The JSON value that `text` holds or can be repaired to."""
+    try:
+        repaired = repair_json(text, ensure_ascii=False)
+        # JSON may escape half of a surrogate pair, which no encoder downstream accepts.
+        return json.loads(repaired.encode("utf-8", "replace").decode("utf-8"))
+    except (ValueError, RecursionError):
+        return CallError(ErrorKind.UNREADABLE, "the arguments are not JSON and cannot be repaired")
+
+
+def run_call(
+    memory: Memory, call: Call, token_counter: TokenCounter, offered: Sequence[str] = OFFERED
+) -> tuple[Memory, CallResult]:
+    """The memory after one call, and the result of the call."""
+    arguments = parse_arguments(call.arguments)
+    if isinstance(arguments, CallError):
+        return memory, CallResult(Status.ERROR, arguments)
+    if call.name not in offered:
+        return memory, CallResult.failed(ErrorKind.MISSING, f"there is no tool {call.name!r}")
+    if not isinstance(arguments, dict):
+        return memory, CallResult.failed(ErrorKind.UNEXPECTED, "the arguments are not a JSON object")
+    store = _check_arguments(call.name, arguments)
+    if isinstance(store, CallError):
+        return memory, CallResult(Status.ERROR, store)
+    if call.name == INSERT:
+        return memory.insert(store, arguments["content"], token_counter)
+    if call.name == UPDATE:
+        return memory.update(store, arguments["new_content"], arguments.get("memory_id"), token_counter)
+    if call.name == DELETE:
+        return memory.delete(store, arguments.get("memory_id"))
+    if error := memory.disabled_error(store):
+        return memory, error
+    return memory, CallResult(Status.OK, hits=search(memory, store, arguments["query"], min_score=0.0))
+
+
+def run_calls(
+    memory: Memory, calls: Sequence[Call], token_counter: TokenCounter, offered: Sequence[str] = OFFERED
+) -> tuple[Memory, tuple[CallResult, ...]]:
+    """Runs `calls` in order, each on the memory that the previous call left. A failed call does not stop the next."""
+    results = []
+    for call in calls:
+        memory, result = run_call(memory, call, token_counter, offered)
+        results.append(result)
+    return memory, tuple(results)
+
+
+def content_to_judge(call: Call) -> tuple[Store, str] | None:
+    """The store and the text that a judge is asked about; None for a call that is invalid without asking.
+
+    As in the original, the call need not have succeeded: a text may be valid although its id was wrong.
+    """
+    arguments = parse_arguments(call.arguments)
+    if call.name not in CONTENT_ARGUMENT or not isinstance(arguments, dict):
+        return None
+    memory_type, content = arguments.get("memory_type"), arguments.get(CONTENT_ARGUMENT[call.name])
+    name = memory_type.removesuffix("_memory") if isinstance(memory_type, str) else ""
+    text = "" if content is None else as_text(content)
+    if name not in {store.value for store in Store} or not text.strip():
+        return None
+    return Store(name), text
+
+
+def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallError:
+    """The store that a call addresses, or what is wrong with its arguments; checks in the order of the original."""
+    for required in ("memory_type", "query") if name == SEARCH else ("memory_type",):
+        if required not in arguments:
+            return CallError(ErrorKind.MISSING, f"the argument {required!r} is missing")
+    memory_type, store = arguments["memory_type"], None
+    if isinstance(memory_type, str):
+        # delete and search also take the name of a store without "_memory"
+        bare = name in (DELETE, SEARCH)
+        store = _STORES.get(memory_type.replace("_memory", "") + "_memory" if bare else memory_type)
+    if name == SEARCH:
+        if not isinstance(memory_type, str) or not isinstance(arguments["query"], str):
+            return CallError(ErrorKind.UNEXPECTED, f"{SEARCH} takes text for memory_type and query")
+        if store in (None, Store.CORE):
+            return CallError(ErrorKind.INVALID, f"{SEARCH} searches semantic and episodic memory, not {memory_type!r}")
+    if store is None or (name == INSERT and store is Store.CORE):
+        return CallError(ErrorKind.UNEXPECTED, f"{name} takes no memory_type {memory_type!r}")
+    content = CONTENT_ARGUMENT.get(name)
+    if content and content not in arguments:
+        return CallError(ErrorKind.MISSING, f"the argument {content!r} is missing")
+    return store
+
+
+def _find_arguments(text: str) -> dict[int, tuple[str, int]]:
+    """Marker position -> arguments and their end, if they reach to the next complete marker or the end of the text."""
+    found = {}
+    for marker in re.finditer(_ARGUMENTS_OPEN, text):
+        begin = marker.end()
+        end = text.find(_FLOWER, begin)
+        if end < 0:
+            end = len(text)
+        elif not text.startswith((_RESULT, _RETURN, _NAME), end):
+            continue
+        if end > begin:
+            found[marker.start()] = (_without_comment(text[begin:end].strip()), end)
+    return found
+
+
+def _find_name(text: str, begin: int, markers: Sequence[int]) -> tuple[str, int] | None:
+    """The name that starts at `begin`, and the marker of its arguments, one of the sorted `markers`."""
+    first = _skip_white(text, begin)
+    line_end = text.find("\n", first)
+    line_end = len(text) if line_end < 0 else line_end
+    below = _skip_white(text, line_end)
+    last = bisect_right(markers, below) - 1
+    if first < line_end and last >= 0 and markers[last] == below:
+        return text[first:line_end].strip(), below
+    last = bisect_left(markers, line_end) - 1
+    # The name may be blank, but it must be on the line of its marker.
+    if last < 0 or markers[last] < first or not text[begin : markers[last]].strip("\n"):
+        return None
+    return text[first : markers[last]].strip(), markers[last]
+
+
+def _skip_white(text: str, begin: int) -> int:
+    match = _WHITE.match(text, begin)
+    return match.end() if match else begin
+
+
+def _without_comment(arguments: str) -> str:
+    """Drops the text after the last brace of an object, or after the end of a code block."""
+    if arguments.startswith("{"):
+        body, brace, _ = arguments.rpartition("}")
+        return body + brace or arguments
+    if arguments.startswith("```"):
+        body, fence, _ = arguments.rpartition("\n```")
+        return body + fence or arguments
+    return arguments

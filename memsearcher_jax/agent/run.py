@@ -1,0 +1,22 @@
+"""Runs one workflow with plain function calls: for a person at a keyboard, for scripted replies, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memsearcher_jax.types import Completion, Generate, Outcome, Search, SearchResult, Workflow
+
+
+def run_workflow(
+    workflow: Workflow,
+    generate: Callable[[Generate], Completion],
+    search: Callable[[Search], tuple[SearchResult, ...]],
+) -> Outcome:
+    """Answers every request of `workflow` until it returns. Exceptions of `generate` and `search` propagate."""
+    response = None
+    while True:
+        try:
+            request = workflow.send(response)
+        except StopIteration as end:
+            return end.value
+        response = generate(request) if isinstance(request, Generate) else search(request)

@@ -1,0 +1,130 @@
+r"""The Search-R1 workflow: one assistant turn that searches and answers in tags of its own (Jin et al., 2025).
+
+The policy thinks, then writes `<search>` or `<answer>`; its generation ends with the closing tag. Search results follow
+in `<information>` tags, inside the same assistant turn, and the policy goes on. A reply without an action is followed
+by a text that says so. There is no chat markup between replies, and only the policy's own tokens are trained.
+
+A template set has five files:
+
+    file             slots                         content
+    system.txt                                     the system message
+    turn.txt         {{question}}                  the user message
+    passage.txt      {{number}} {{title}} {{text}} one passage; the passages of a search are concatenated and stripped
+    observation.txt  {{passages}}                  the text after a search
+    invalid.txt                                    the text after a reply without an action
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.prompts import ASSISTANT, Prompts
+from memsearcher_jax.agent.tools import fit_results
+from memsearcher_jax.types import (
+    FinishReason,
+    Generate,
+    Outcome,
+    Passage,
+    Prompt,
+    Query,
+    Search,
+    SearchResult,
+    StopReason,
+    TextSpan,
+    TokenCounter,
+    Turn,
+    Workflow,
+)
+
+END_OF_ACTION = r"<answer>.*?</answer>|</search>"
+_THOUGHT = r"\s*<think>((?!</?think>).)*</think>\s*"
+_WELL_FORMED = re.compile(
+    rf"({_THOUGHT}<search>((?!</?search>).)*</search>\s*<information>(?>.*?</information>))*"
+    rf"{_THOUGHT}<answer>((?!</?answer>).)*</answer>\s*",
+    re.DOTALL,
+)
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class SearchR1Prompts(Prompts):
+    """A template set of this protocol."""
+
+    invalid: tuple[str, ...] = ("",)
+
+    def initial_prompt(self, question: str, memory: str = "") -> Prompt:
+        """The prompt up to the beginning of the assistant's turn: the policy writes `<think>` itself."""
+        return self._prompt(question, memory, "")
+
+    def show_passage(self, number: int, passage: Passage) -> tuple[str, str, str]:
+        before, number_end, title_end, after = self.passage
+        title, _, text = passage.contents.partition("\n")
+        return f"{before}{number}{number_end}{title}{title_end}", text, after
+
+    def information(self, passages: str) -> tuple[TextSpan, ...]:
+        """The text that follows a search."""
+        before, after = self.observation
+        return TextSpan(before, True), TextSpan(passages, False), TextSpan(after, True)
+
+    def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
+        """Maximum tokens of template text in a context of one search or one invalid reply."""
+        prompt = sum(token_counter.count(span.text) for span in self.initial_prompt("").segments)
+        return prompt + max(token_counter.count("".join(text)) for text in (self.observation, self.invalid))
+
+
+def parse_answer(transcript: str) -> tuple[str | None, str]:
+    """(answer, format error) of a transcript: the last answer. The format is a sequence of thoughts, each followed by a
+    search and its results, the last one by the answer."""
+    reply = transcript.partition(ASSISTANT)[2]
+    answers = [content for action, content in _ACTION.findall(reply) if action == "answer"]
+    if not answers:
+        return None, "bad format: no answer"
+    return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
+
+
+def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, token_counter: TokenCounter) -> Workflow:
+    """Yields `Generate` and `Search`, returns an `Outcome`. A search in the last turn is not run.
+
+    Search-R1 generates once more after its `max_turns`, so `config.max_turns` is one more than there.
+    """
+    turns: list[Turn] = []
+    counts = Counter(invalid_actions=0, passages_clipped=0)
+
+    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
+        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
+
+    # The published data has a question mark at the end of every question.
+    question = token_counter.clip(question if question.endswith("?") else f"{question}?", config.question_tokens)
+    request = Generate(prompts.initial_prompt(question), config.completion_tokens, END_OF_ACTION)
+    while True:
+        completion = yield request
+        if completion.finish is FinishReason.CONTEXT_FULL:
+            return outcome(StopReason.CONTEXT_FULL)
+        turn = Turn(memory="", reply=completion.text)
+        if completion.finish is FinishReason.FORGED_TURN:
+            return outcome(StopReason.FORGED_TURN, turn)
+        match = _ACTION.search(completion.text)
+        action, content = match.groups() if match else ("", "")
+        if action == "answer":
+            return outcome(StopReason.ANSWERED, turn, answer=content.strip())
+        counts["invalid_actions"] += not action
+        if len(turns) + 1 == config.max_turns:
+            return outcome(StopReason.MAX_TURNS, turn)
+
+        text = (TextSpan(prompts.invalid[0], True),)
+        if action:
+            query, result = content.strip(), SearchResult()
+            if query:  # search services refuse an empty one
+                queries = (Query(query, config.default_top_n),)
+                (result,) = yield Search(queries)
+                turn = replace(turn, calls=(query,), queries=queries, results=(result,))
+            if result.error and config.on_search_error == "stop":
+                return outcome(StopReason.SEARCH_FAILED, turn, error=result.error)
+            ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+            counts["passages_clipped"] += clipped["passages_clipped"]
+            text = prompts.information(passages)
+        turns.append(replace(turn, observation="".join(span.text for span in text)))
+        request = Generate(text, config.completion_tokens, END_OF_ACTION, same_turn=True)

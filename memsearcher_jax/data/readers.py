@@ -1,0 +1,197 @@
+"""Readers of problem files, as JSON Lines or parquet.
+
+- Questions as FlashRAG publishes them: `id`, `question`, `golden_answers` and optionally `metadata`.
+- Questions as Search-R1 writes them (parquet): the answers may be in `reward_model`, and `data_source` names the
+  dataset of a row.
+- Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
+  `questions_and_answers` (a JSON list of {question, answer}), `data_source`, `num_chunks` and `num_questions`. Their
+  field `prompt` is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
+from memsearcher_jax.types import Problem, Stream, StreamQuestion
+
+MAX_DEPTH = 50  # of metadata
+PARQUET_COLUMNS = {
+    *("id", "question", "golden_answers", "metadata", "data_source", "reward_model"),
+    *("instance_id", "chunks", "questions_and_answers", "num_chunks", "num_questions"),
+}
+
+
+def read_problems(path: str | Path, on_malformed: Callable[[str], object] | None = None) -> list[Problem]:
+    """Read every row of a file of questions or streams. A name that ends in `.parquet` is read as parquet.
+
+    Args:
+      on_malformed: called with a one-line message for each malformed row, which is then skipped. Without it, a
+        malformed row is an error.
+
+    Raises:
+      FileNotFoundError: the file does not exist.
+      MalformedRow: a row cannot be parsed, lacks a field or repeats an id; the message names the file and the line.
+      ValueError: the file holds no usable row, or is damaged.
+    """
+    path = Path(path)
+    problems: dict[str, Problem] = {}
+    for where, row in _parquet_rows(path) if path.suffix == ".parquet" else numbered_lines(path):
+        try:
+            if isinstance(row, Exception):
+                raise MalformedRow(f"{where}: {' '.join(str(row).split())[:200]}") from row
+            problem = _json_problem(where, row) if isinstance(row, bytes) else _parquet_problem(where, row)
+            if problem.id in problems:
+                raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
+        except MalformedRow as error:
+            if on_malformed is None:
+                raise
+            on_malformed(str(error))
+            continue
+        problems[problem.id] = problem
+    if not problems:
+        raise ValueError(f"{path}: holds no questions")
+    return list(problems.values())
+
+
+def with_source(problem: Problem, source: str) -> Problem:
+    """The problem with its dataset's name in the metadata and in front of the id: datasets reuse each other's ids."""
+    return replace(problem, id=f"{source}/{problem.id}", metadata={**problem.metadata, "source": source})
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
+    """("file:row", row, or why Python cannot represent it) of every row, counted from 1."""
+    import pyarrow as pa  # imported here because it is slow to import and rarely needed
+    from pyarrow import parquet
+
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = [name for name in file.schema_arrow.names if name in PARQUET_COLUMNS]
+            rows = (row for batch in file.iter_batches(columns=columns) for row in _batch_rows(batch))
+            for number, row in enumerate(rows, start=1):
+                yield f"{path}:{number}", row
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a readable parquet file after row {number} ({reason})") from error
+
+
+def _batch_rows(batch: Any) -> list[dict[str, Any] | Exception]:
+    """The rows of a batch of a parquet file; row by row if one of them has invalid UTF-8 or an impossible date."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1:
+            return [error]
+        return [row for number in range(batch.num_rows) for row in _batch_rows(batch.slice(number, 1))]
+
+
+def _json_problem(where: str, line: bytes) -> Problem:
+    row = parse_object(where, line)
+    return _stream_problem(where, row) if "chunks" in row else _question_problem(where, row)
+
+
+def _parquet_problem(where: str, row: dict[str, Any]) -> Problem:
+    if "chunks" in row:
+        return _stream_problem(where, row)
+    source, reward = row.pop("data_source", None), row.pop("reward_model", None)
+    if row.get("golden_answers") is None and isinstance(reward, dict):
+        truth = reward.get("ground_truth")
+        row["golden_answers"] = truth.get("target") if isinstance(truth, dict) else truth
+    problem = _question_problem(where, row)
+    return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
+
+
+def _question_problem(where: str, row: dict[str, Any]) -> Problem:
+    answers = row.get("golden_answers")
+    if not isinstance(answers, list) or not answers:
+        raise MalformedRow(f'{where}: field "golden_answers" must be a list with at least one answer')
+    metadata = row.get("metadata")
+    if not isinstance(metadata, dict | None):
+        raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
+    for name, value in (metadata or {}).items():
+        _check_json(f'{where}: field "metadata.{name}"', value)
+    hops = (metadata or {}).get("hops")
+    if hops is not None and (not isinstance(hops, int) or isinstance(hops, bool) or hops < 1):
+        raise MalformedRow(f'{where}: field "metadata.hops" must be a positive whole number, found {hops!r}'[:500])
+    problem = Problem(
+        id=id_field(where, row),
+        question=text_field(where, row, "question"),
+        golden_answers=tuple(checked_text(where, "golden_answers", answer) for answer in answers),
+        metadata=metadata or {},
+    )
+    try:
+        _ = problem.supporting_titles
+    except ValueError as error:
+        raise MalformedRow(f"{where}: {str(error)[:500]}") from error
+    return problem
+
+
+def _check_json(where: str, value: Any, depth: int = 0) -> None:
+    """Raises MalformedRow unless strict JSON can represent the value: parquet has dates, Python's reader NaN."""
+    if depth > MAX_DEPTH:
+        raise MalformedRow(f"{where} is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedRow(f"{where} must be a finite number, found {value}")
+    if not isinstance(value, str | int | float | list | dict | None):
+        raise MalformedRow(f"{where} must be a JSON value, found {type(value).__name__}")
+    for entry in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        _check_json(where, entry, depth + 1)
+
+
+def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
+    source = text_field(where, row, "data_source")
+    chunks = _list_field(where, row, "chunks")
+    if not all(isinstance(chunk, str) and chunk.strip() for chunk in chunks):
+        raise MalformedRow(f'{where}: field "chunks" must be a list of texts, none of them empty')
+    questions = tuple(_stream_question(where, entry) for entry in _list_field(where, row, "questions_and_answers"))
+    for name, values in (("num_chunks", chunks), ("num_questions", questions)):
+        if row.get(name) is not None and row[name] != len(values):
+            raise MalformedRow(f'{where}: field "{name}" is {row[name]}, but there are {len(values)}')
+    instance = id_field(where, {"id": row.get("instance_id")})
+    stream = Stream(source, tuple(map(_replace_surrogates, chunks)), questions)
+    return Problem.of_stream(f"{source}/{instance}", stream)
+
+
+def _stream_question(where: str, entry: Any) -> StreamQuestion:
+    try:
+        question, answer = entry["question"], entry["answer"]
+    except (KeyError, TypeError) as error:
+        raise MalformedRow(f'{where}: an entry of "questions_and_answers" needs a question and an answer') from error
+    answers = answer if isinstance(answer, list) else [answer]
+    if not isinstance(question, str) or not question.strip() or not answers or not all(map(_is_answer, answers)):
+        raise MalformedRow(f"{where}: a question must be a text, and its answer a text or a list of texts")
+    kind = entry.get("kind", "")
+    return StreamQuestion(_replace_surrogates(question), answer, kind if isinstance(kind, str) else "")
+
+
+def _is_answer(value: Any) -> bool:
+    """Some datasets write class labels as numbers, and the aliases of one answer as a nested list."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(text, str) for text in value)
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _list_field(where: str, row: dict[str, Any], name: str) -> list[Any]:
+    """A non-empty list, given as a list or as JSON text."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise MalformedRow(f'{where}: field "{name}" is not JSON ({error})') from error
+    if not isinstance(value, list) or not value:
+        raise MalformedRow(f'{where}: field "{name}" must be a list with at least one entry')
+    return value
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON can escape and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")

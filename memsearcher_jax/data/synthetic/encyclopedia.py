@@ -1,0 +1,184 @@
+"""The embedded encyclopedia: a small fictional corpus and multi-hop questions about it, generated from a seed.
+
+The corpus describes three separate societies. Training questions are about the first one, test questions about the
+second one; the third one only adds passages. No fact links two societies, so the splits share no entity that a question
+names, passes through or has as its answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memsearcher_jax.data.synthetic.entity_names import NameGenerator, named_random
+from memsearcher_jax.data.synthetic.relations import make_passage, make_question
+from memsearcher_jax.ranges import CountOrZero, Hops, Seed
+from memsearcher_jax.types import Passage, Problem
+
+
+@dataclass(frozen=True)
+class EncyclopediaConfig:
+    """Seed and size of the embedded encyclopedia, which has about two passages per person."""
+
+    seed: Seed = 0
+    """Seed of the names, facts and questions."""
+    train_people: CountOrZero = 64
+    """People in the society of the training questions; at least 16."""
+    test_people: CountOrZero = 32
+    """People in the society of the test questions; at least 16."""
+    other_people: CountOrZero = 48
+    """People in the society without questions; 0, or at least 16."""
+    train_questions: CountOrZero = 360
+    """Training questions, distributed evenly over `hops`."""
+    test_questions: CountOrZero = 120
+    """Test questions, distributed evenly over `hops`."""
+    hops: tuple[Hops, ...] = (1, 2, 3)
+    """Numbers of facts that a question combines."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """The subject of one passage."""
+
+    name: str  # unique; also the title of the passage
+    kind: str
+    relations: dict[str, str]  # from the name of a relation to the name of its object
+    woman: bool = False
+
+
+@dataclass(frozen=True)
+class Encyclopedia:
+    passages: tuple[Passage, ...]  # in random order
+    entities: dict[str, Entity]  # by name
+    train: tuple[Problem, ...]
+    test: tuple[Problem, ...]
+
+
+def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
+    """Generate the encyclopedia. Raises ValueError if the societies are too small for the settings."""
+    names = NameGenerator(named_random(config.seed, "names"))
+    societies = {
+        split: _society(named_random(config.seed, split, "society"), names, people, split)
+        for split, people in (
+            ("train", config.train_people),
+            ("test", config.test_people),
+            ("other", config.other_people),
+        )
+    }
+    entities = {entity.name: entity for society in societies.values() for entity in society}
+    order = list(entities.values())
+    rng = named_random(config.seed, "passages")
+    rng.shuffle(order)
+    passages = tuple(
+        Passage(str(row), make_passage(rng, entity.name, entity.kind, entity.woman, entity.relations))
+        for row, entity in enumerate(order)
+    )
+    return Encyclopedia(
+        passages=passages,
+        entities=entities,
+        train=_questions(config, "train", societies["train"], config.train_questions),
+        test=_questions(config, "test", societies["test"], config.test_questions),
+    )
+
+
+def _society(rng: random.Random, names: NameGenerator, people: int, split: str) -> list[Entity]:
+    """Two generations of families, and their cities, countries, firms and films."""
+    if people == 0 and split == "other":
+        return []
+    if people < 16:
+        raise ValueError(f"data.encyclopedia.{split}_people is {people}: a society needs at least 16 people")
+    countries = [names.country() for _ in range(max(2, people // 16))]
+    cities = [names.town() for _ in range(people // 4)]
+    firms = [names.firm() for _ in range(people // 4)]
+    films = [names.film() for _ in range(people // 2)]
+    persons = _families(rng, names, people)
+    for person in persons:
+        person.relations.update(birthplace=rng.choice(cities), employer=rng.choice(firms))
+
+    def random_people(count: int) -> list[str]:
+        return [person.name for person in rng.sample(persons, count)]
+
+    country_of = {city: countries[row % len(countries)] for row, city in enumerate(cities)}
+    return [
+        *persons,
+        *(
+            Entity(city, "city", {"country": country_of[city], "mayor": mayor})
+            for city, mayor in zip(cities, random_people(len(cities)), strict=True)
+        ),
+        *(
+            Entity(country, "country", {"capital": rng.choice([c for c in cities if country_of[c] == country])})
+            for country in countries
+        ),
+        *(
+            Entity(firm, "firm", {"headquarters": rng.choice(cities), "founder": founder})
+            for firm, founder in zip(firms, random_people(len(firms)), strict=True)
+        ),
+        *(
+            Entity(film, "film", {"director": director, "location": rng.choice(cities)})
+            for film, director in zip(films, random_people(len(films)), strict=True)
+        ),
+    ]
+
+
+def _families(rng: random.Random, names: NameGenerator, people: int) -> list[Entity]:
+    """Couples of parents, couples of their children, and a single person if `people` is odd.
+
+    Children have their mother's surname, so that names within a family are similar. Spouses have different mothers.
+    """
+    couples = people // 2
+    parents: list[Entity] = []
+    for _ in range(couples // 2):
+        parents += _couple(names, [names.surname(), names.surname()])
+    mothers = [person for person in parents if person.woman]
+    children: list[Entity] = []
+    for _ in range(couples - couples // 2):
+        pair = rng.sample(mothers, 2)
+        couple = _couple(names, [mother.name.split()[1] for mother in pair])
+        for child, mother in zip(couple, pair, strict=True):
+            child.relations["mother"] = mother.name
+        children += couple
+    single = [Entity(names.person(names.surname(), woman=True), "person", {}, woman=True)] * (people % 2)
+    return parents + children + single
+
+
+def _couple(names: NameGenerator, surnames: list[str]) -> list[Entity]:
+    """A married couple."""
+    woman, man = names.person(surnames[0], woman=True), names.person(surnames[1], woman=False)
+    return [Entity(woman, "person", {"spouse": man}, woman=True), Entity(man, "person", {"spouse": woman})]
+
+
+def _questions(config: EncyclopediaConfig, split: str, society: list[Entity], count: int) -> tuple[Problem, ...]:
+    """`count` different questions, distributed evenly over `config.hops` (the first entries get the remainder)."""
+    rng = named_random(config.seed, split, "questions")
+    entities = {entity.name: entity for entity in society}
+    chosen = []
+    for index, hops in enumerate(config.hops):
+        wanted = count // len(config.hops) + (index < count % len(config.hops))
+        chains = [chain for entity in society for chain in _chains(entities, (entity.name,), (), hops)]
+        if wanted > len(chains):
+            raise ValueError(
+                f"data.encyclopedia: {wanted} {split} questions of {hops} hops requested, only {len(chains)} exist: "
+                f"raise data.encyclopedia.{split}_people or lower data.encyclopedia.{split}_questions"
+            )
+        sample = rng.sample(chains, wanted)
+        chosen += [(make_question(rng, visited[0], relations), visited, relations) for visited, relations in sample]
+    rng.shuffle(chosen)
+    problems = []
+    for row, (question, visited, relations) in enumerate(chosen):
+        # The passage of each entity but the last states one fact.
+        metadata = {"hops": len(relations), "relations": list(relations), "supporting_titles": list(visited[:-1])}
+        problems.append(Problem(f"{split}_{row}", question, (visited[-1],), metadata))
+    return tuple(problems)
+
+
+def _chains(
+    entities: dict[str, Entity], visited: tuple[str, ...], relations: tuple[str, ...], hops: int
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Every way to extend `visited` to a chain of `hops` facts that contains no entity twice."""
+    if len(relations) == hops:
+        yield visited, relations
+        return
+    for relation, target in entities[visited[-1]].relations.items():
+        if target not in visited:
+            yield from _chains(entities, (*visited, target), (*relations, relation), hops)

@@ -1,0 +1,205 @@
+"""Problems as a tensorflow-datasets builder over array_record files: random access on disk, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+import tensorflow_datasets as tfds
+
+from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.data.readers import read_problems, with_source
+from memsearcher_jax.types import Problem, Stream
+
+FILE, SYNTHETIC = "file", "synthetic"  # builder configs other than the benchmarks
+FILE_SPLIT = "problems"  # the only split of a dataset built from one file
+MAX_SKIPPED_MESSAGES = 1_000
+
+
+class ProblemDataset(tfds.core.GeneratorBasedBuilder):
+    """Rows of `id`, `question`, `golden_answers`, and `metadata` and `stream` as JSON text, in the order of the source.
+
+    The builder config names the source: a benchmark, a file, or synthetic data. `info.metadata` holds `skipped` (one
+    message per malformed row, at most MAX_SKIPPED_MESSAGES) and `skipped_count`.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS: ClassVar[list] = [tfds.core.BuilderConfig(name=name) for name in (*SPLITS, FILE, SYNTHETIC)]
+    # Nothing is downloaded. The base class would read checksums with a package that tensorflow-datasets 4.9.10 imports
+    # but does not require.
+    url_infos = None
+
+    def __init__(
+        self,
+        *,
+        config: str,
+        data_dir: Path,
+        splits: Mapping[str, Sequence[Problem]] | None = None,
+        skipped: Sequence[str] = (),
+    ):
+        """`splits` and `skipped` are only needed to write the dataset, not to read it."""
+        self._problems = splits or {}
+        self._skipped = skipped
+        super().__init__(config=config, data_dir=data_dir, file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        names = ("id", "question", "metadata", "stream")
+        features: dict[str, tfds.features.FeatureConnector] = {name: tfds.features.Text() for name in names}
+        features["golden_answers"] = tfds.features.Sequence(tfds.features.Text())
+        skipped = {"skipped": list(self._skipped[:MAX_SKIPPED_MESSAGES]), "skipped_count": len(self._skipped)}
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(skipped),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        return {split: self._generate_examples(problems) for split, problems in self._problems.items()}
+
+    def _generate_examples(self, problems: Sequence[Problem]) -> Iterator[tuple[int, dict[str, Any]]]:
+        return enumerate(map(_encode, problems))
+
+    def write(self) -> None:
+        """Write the dataset unless it exists, without the progress bars and messages that downloads print."""
+        tfds.display_progress_bar(False)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.download_and_prepare()
+        finally:
+            tfds.display_progress_bar(True)
+
+
+@dataclass(frozen=True)
+class StoredProblems(Sequence[Problem]):
+    """The concatenated problems of several datasets, read from disk when accessed."""
+
+    sources: tuple[Sequence[Mapping[str, Any]], ...]
+    folders: tuple[str, ...]  # of each source, for error messages
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(map(len, self.sources)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self.sources else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Problem, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
+        rows = range(len(self))[index]  # resolves negative indices and raises IndexError
+        return self._read(rows) if isinstance(rows, int) else tuple(map(self._read, rows))
+
+    def _read(self, row: int) -> Problem:
+        number = bisect_right(self._ends, row)
+        source = self.sources[number]
+        with _explain_damage(self.folders[number]):
+            return _decode(source[row - self._ends[number] + len(source)])
+
+
+def open_split(datasets: Sequence[ProblemDataset], split: str) -> StoredProblems:
+    """One split of several written datasets. Datasets without it contribute nothing."""
+    available = [dataset for dataset in datasets if split in dataset.info.splits]
+    sources = []
+    for dataset in available:
+        with _explain_damage(dataset.data_dir):
+            # The library's decorators hide the parameters from type checkers.
+            sources.append(dataset.as_data_source(split=split))  # pyright: ignore[reportCallIssue]
+            len(sources[-1])
+    return StoredProblems(tuple(sources), tuple(str(dataset.data_dir) for dataset in available))
+
+
+def skip_report(dataset: ProblemDataset) -> Mapping[str, Any]:
+    """`skipped` and `skipped_count` of a written dataset. Raises ValueError if it is damaged."""
+    with _explain_damage(dataset.data_dir):
+        return dataset.info.metadata or {}
+
+
+@contextlib.contextmanager
+def _explain_damage(folder: str | Path) -> Iterator[None]:
+    """Turns an error about a damaged file of a dataset, of half a dozen types, into ValueError with the way out."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder}: a file of this dataset is damaged ({reason}); delete the folder") from error
+
+
+def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: bool) -> ProblemDataset:
+    """Convert a file of a benchmark, or of none (""), to a dataset under `directory`, unless one exists for it.
+
+    Without `skip_malformed`, a malformed row is an error. Raises as `read_problems` does.
+    """
+    if not path.is_file():
+        read_problems(path)  # raises the error that explains what is wrong
+    # Skip messages name the path, so it belongs to the key only with `skip_malformed`: a moved file is not reread.
+    with path.open("rb") as content:
+        checksum = hashlib.file_digest(content, "sha256").hexdigest()
+    key = f"{benchmark}\n{path if skip_malformed else ''}\n{checksum}"
+    location = {"config": benchmark or FILE, "data_dir": directory / hashlib.sha256(key.encode()).hexdigest()[:16]}
+    with _explain_damage(location["data_dir"]):
+        dataset = ProblemDataset(**location)
+        if dataset.is_prepared():
+            return dataset
+    skipped: list[str] = []
+    problems = read_problems(path, skipped.append if skip_malformed else None)
+    if benchmark:
+        problems = [with_source(problem, benchmark) for problem in problems]
+    dataset = ProblemDataset(**location, splits={FILE_SPLIT: problems}, skipped=skipped)
+    dataset.write()
+    return dataset
+
+
+def write_splits(splits: Mapping[str, Sequence[Problem]], directory: Path) -> ProblemDataset:
+    """Write synthetic problems as a dataset under `directory`, unless it exists. Empty splits are left out.
+
+    tensorflow-datasets writes to a temporary folder and renames it, so an interrupted write leaves no dataset.
+    """
+    splits = {split: problems for split, problems in splits.items() if problems}
+    folder = directory / fingerprint(splits)
+    with _explain_damage(folder):
+        dataset = ProblemDataset(config=SYNTHETIC, data_dir=folder, splits=splits)
+    dataset.write()
+    return dataset
+
+
+def fingerprint(splits: Mapping[str, Sequence[Problem]]) -> str:
+    """Hexadecimal digest of all rows, so that a dataset of other rows is never read in their place."""
+    digest = hashlib.sha256()
+    for split, problems in splits.items():
+        for problem in problems:
+            digest.update(json.dumps([split, _encode(problem)], sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _encode(problem: Problem) -> dict[str, Any]:
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "golden_answers": list(problem.golden_answers),
+        "metadata": json.dumps(problem.metadata),
+        "stream": json.dumps(asdict(problem.stream)) if problem.stream else "",
+    }
+
+
+def _decode(row: Mapping[str, Any]) -> Problem:
+    return Problem(
+        id=row["id"].decode(),
+        question=row["question"].decode(),
+        golden_answers=tuple(answer.decode() for answer in row["golden_answers"]),
+        metadata=json.loads(row["metadata"]),
+        stream=Stream.from_dict(json.loads(row["stream"])) if row["stream"] else None,
+    )

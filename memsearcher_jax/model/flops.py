@@ -1,0 +1,60 @@
+"""FLOPs of a forward pass and of training, by formula: two per weight and token, two per product in attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsearcher_jax.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """Floating-point operations of a forward pass, by matrix products."""
+
+    qkv: float
+    attention: float
+    """Scores, and the values weighted by them."""
+    out_gate_up: float
+    """The attention's output projection, and the gate and up projections of the feed-forward block."""
+    down: float
+    """The feed-forward block's down projection, whose result no backward pass needs."""
+    output: float
+    """The output layer."""
+
+    @property
+    def layers(self) -> float:
+        return self.qkv + self.attention + self.out_gate_up + self.down
+
+    @property
+    def forward(self) -> float:
+        return self.layers + self.output
+
+
+def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: float) -> ForwardFlops:
+    """Of `tokens` tokens, with `pairs` (query, key) pairs in attention and logits for `predicted` tokens."""
+    c = config
+    qkv = c.embed_size * c.head_size * (c.heads + 2 * c.kv_heads)
+    out_gate_up = c.embed_size * c.head_size * c.heads + 2 * c.embed_size * c.ffn_size
+    return ForwardFlops(
+        qkv=2 * c.layers * qkv * tokens,
+        attention=4 * c.layers * c.heads * c.head_size * pairs,
+        out_gate_up=2 * c.layers * out_gate_up * tokens,
+        down=2 * c.layers * c.embed_size * c.ffn_size * tokens,
+        output=2 * c.vocab_size * c.embed_size * predicted,
+    )
+
+
+def row_flops(config: ModelConfig, seq_len: int, predicted: float) -> ForwardFlops:
+    """Of one packed row: with every pair up to the diagonal, of which the kernel skips blocks between contexts."""
+    return forward_flops(config, seq_len, seq_len * (seq_len + 1) / 2, predicted)
+
+
+def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
+    """Of the forward pass, the backward pass and what remat recomputes; the output layer is always recomputed."""
+    recomputed = {
+        "none": 0.0,
+        "save_qkv_attention": flops.out_gate_up,
+        "save_attention": flops.out_gate_up + flops.qkv,
+        "nothing_saveable": flops.layers - flops.down,
+    }[config.remat]
+    return 3 * flops.forward + recomputed + flops.output

@@ -1,0 +1,407 @@
+"""The paged KV cache: an argument and a result of `qwen.forward`, never hidden state.
+
+The cache is a pool of P pages with E entries each: keys [L, P, K, H, E], values [L, P, K, E, H], so that a page is one
+contiguous block for all heads. A context is a list of pages, which the host keeps; its entries fill them in order.
+Contexts with a common beginning name the same pages. A forward pass computes A chunks of consecutive tokens, of which
+several may belong to one context, and `page_table_AN` names the pages of each chunk's context.
+
+On a mesh each data-parallel shard has an equal share of the pages and an equal share of the chunks, in order, and page
+numbers count from the shard's first page. Entries of the table past a context's end may hold any valid number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from memsearcher_jax.model import paged_attention as kernels
+from memsearcher_jax.model.attention import (
+    KVSource,
+    OnlineSoftmax,
+    apply_rope,
+    causal_attention,
+    combine,
+    empty,
+    partial_attention,
+)
+from memsearcher_jax.model.axes import constrain, on_tpu, shard_map_per_device
+from memsearcher_jax.model.config import ModelConfig
+
+CACHE_AXES = ("layers", "batch", "kv", None, None)
+"""Logical axes of k_LPKHE and of v_LPKEH."""
+
+BUFFER_AXES = ("layers", "batch", "kv", None, None)
+"""Logical axes of a `DecodeBuffer` and of the new keys and values of a forward pass."""
+
+Rotation = tuple[Array, Array]
+"""(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
+
+ROW, TABLE = ("batch",), ("batch", None)
+
+MAX_ROWS_TOGETHER = 8
+"""Chunks whose pages are read together, up to the length of the longest; chunks are sorted by length first."""
+
+CPU_CACHE_BYTES = 1 << 17
+"""Bytes of keys that are read together, so that they stay in a core's cache with the values and scores."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """P pages of E entries."""
+
+    k_LPKHE: Array  # in compute_dtype, with rotary positions applied
+    v_LPKEH: Array  # in compute_dtype, always finite: masked values are multiplied by 0
+
+    @classmethod
+    def empty(cls, config: ModelConfig, pages: int, page_tokens: int) -> Cache:
+        """Call it under jit to create it spread over a mesh."""
+        shape_LPK, H, E = (config.layers, pages, config.kv_heads), config.head_size, page_tokens
+        return cls(
+            k_LPKHE=constrain(jnp.zeros((*shape_LPK, H, E), config.compute_dtype), CACHE_AXES),
+            v_LPKEH=constrain(jnp.zeros((*shape_LPK, E, H), config.compute_dtype), CACHE_AXES),
+        )
+
+    @property
+    def page_tokens(self) -> int:
+        """Entries of a page."""
+        return self.v_LPKEH.shape[3]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CacheView:
+    """A cache, and the contexts that the A chunks of a forward pass read and extend. Made by `of`."""
+
+    cache: Cache
+    page_table_AN: Array  # int32: as the module describes
+    start_A: Array  # int32: entry of a chunk's first token
+    length_A: Array  # int32: entries that each chunk reads
+    order_A: Array  # int32: the chunks sorted by length, longest first; counted within a device's share
+    rank_A: Array  # int32: the inverse of order_A
+    shared_A: Array  # int32: first pages that all chunks of a device have in common; one value for each of its chunks
+
+    @classmethod
+    def of(cls, cache: Cache, page_table_AN: Array, start_A: Array, length_A: Array) -> CacheView:
+        """Each chunk reads the first `length_A` entries of its context, and writes its own tokens from `start_A` on.
+
+        Chunks of one context are adjacent, each full except the last; each reads what was cached before the first.
+        """
+        argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (ROW,), ROW)
+        order_A = argsort(-length_A)
+        common = shard_map_per_device(partial(common_pages, cache.page_tokens), (ROW, TABLE), ROW)
+        shared_A = common(length_A, page_table_AN)
+        return cls(cache, page_table_AN, start_A, length_A, order_A, argsort(order_A), shared_A)
+
+    def attend(
+        self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array
+    ) -> tuple[Array, Array, Array]:
+        """(out_BNTH, k_BKTH, v_BKTH) of one layer: attention to the cached entries, and causally to the new tokens.
+
+        The result has the keys and values of the new tokens, as they are to be appended.
+        """
+        return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, [self.source(layer)])
+
+    def source(self, layer: Array) -> KVSource:
+        """The cached entries of one layer."""
+        return partial(self._attend, layer)
+
+    def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> Cache:
+        """The cache with each chunk's real tokens (segment above 0, before any padding) written at its start."""
+        chunks = self.start_A.shape[0]
+        added_A = jnp.sum(segment_BT.reshape(chunks, -1) > 0, axis=1, dtype=jnp.int32)
+
+        def write(k_LPKHE: Array, v_LPKEH: Array, k_LBKTH: Array, v_LBKTH: Array, *where: Array) -> tuple[Array, Array]:
+            chunked = [_chunks(x, 1, 3, where[0].shape[0]) for x in (k_LBKTH, v_LBKTH)]
+            append = kernels.append_to_pages if on_tpu() else append_to_pages
+            return append(k_LPKHE, v_LPKEH, *chunked, *where)
+
+        cache, pools = self.cache, (CACHE_AXES, CACHE_AXES)
+        write = shard_map_per_device(
+            write,
+            (*pools, BUFFER_AXES, BUFFER_AXES, TABLE, ROW, ROW),
+            pools,
+            (cache.k_LPKHE.shape, cache.v_LPKEH.shape),
+        )
+        where = (self.page_table_AN, self.start_A, added_A)
+        k_LPKHE, v_LPKEH = write(cache.k_LPKHE, cache.v_LPKEH, k_LBKTH, v_LBKTH, *where)
+        return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
+
+    def _attend(self, layer: Array, q_BKGTH: Array) -> OnlineSoftmax:
+        query_axes, scalar_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
+
+        def attend(
+            q_BKGTH: Array, k_LPKHE: Array, v_LPKEH: Array, layer: Array, table_AN: Array, *per_chunk: Array
+        ) -> OnlineSoftmax:
+            length_A, order_A, rank_A, shared_A = per_chunk
+            q_AKGWH = _chunks(q_BKGTH, 0, 3, len(order_A))[order_A]
+            if on_tpu():
+                q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
+                softmax = kernels.paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, table_AN, length_A)
+                return OnlineSoftmax(*(_rows(x_AKGW, len(q_BKGTH)) for x_AKGW in softmax))
+            where = (layer, table_AN[order_A], length_A[order_A], shared_A[0])
+            softmax = paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, *where)
+            return OnlineSoftmax(*(_rows(x_AKGW[rank_A], len(q_BKGTH)) for x_AKGW in softmax))
+
+        attention = shard_map_per_device(
+            attend,
+            (query_axes, CACHE_AXES, CACHE_AXES, (), TABLE, ROW, ROW, ROW, ROW),
+            OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
+            OnlineSoftmax._make((q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape)),
+        )
+        cache, chunks = self.cache, (self.length_A, self.order_A, self.rank_A, self.shared_A)
+        return attention(q_BKGTH, cache.k_LPKHE, cache.v_LPKEH, layer, self.page_table_AN, *chunks)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeBuffer:
+    """New tokens of B rows that are not in the cache yet: J entries per row, in order, with gaps.
+
+    All rows write at the same entry: one slice update per step instead of one per row. A decode loop collects its
+    tokens here and appends them to the cache once, at its end.
+    """
+
+    k_LBKJH: Array  # in compute_dtype, with rotary positions applied
+    v_LBKJH: Array  # in compute_dtype
+    visible_BJ: Array  # int32: 0 in gaps and in unwritten entries, else 1
+    used: Array  # int32: entries written, gaps included
+
+    @classmethod
+    def empty(cls, cache: Cache, rows: int, entries: int) -> DecodeBuffer:
+        """Room for `entries` entries of each of `rows` contexts."""
+        L, _, K, _, H = cache.v_LPKEH.shape
+        zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LPKEH.dtype), BUFFER_AXES)
+        return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((rows, entries), jnp.int32), jnp.int32(0))
+
+    def with_visible(self, visible_BT: Array, at: Array) -> DecodeBuffer:
+        """The buffer with the visibility of the T entries from `at` on replaced."""
+        visible_BT = visible_BT.astype(jnp.int32)
+        return replace(self, visible_BJ=jax.lax.dynamic_update_slice(self.visible_BJ, visible_BT, (0, at)))
+
+    def compact(self) -> DecodeBuffer:
+        """The same tokens in order with all gaps moved to the end, where `CacheView.append` expects padding."""
+        order_BJ = jnp.argsort(-self.visible_BJ, axis=1, stable=True)
+        order_1B1J1 = order_BJ[None, :, None, :, None]
+        return replace(
+            self,
+            k_LBKJH=jnp.take_along_axis(self.k_LBKJH, order_1B1J1, axis=3),
+            v_LBKJH=jnp.take_along_axis(self.v_LBKJH, order_1B1J1, axis=3),
+            visible_BJ=jnp.take_along_axis(self.visible_BJ, order_BJ, axis=1),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeCache:
+    """A read-only cache and the decode buffer that new tokens are appended to."""
+
+    view: CacheView  # one chunk for each row of `buffer`, in the same order
+    buffer: DecodeBuffer
+
+    def attend(
+        self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array
+    ) -> tuple[Array, Array, Array]:
+        """As `CacheView.attend`, and to the buffer."""
+        if on_tpu():
+            return self._attend_in_kernel(layer, rotation, q_BNTH, k_BKTH, v_BKTH)
+        buffer = self.buffer
+        k_BKHJ, v_BKJH = jnp.swapaxes(buffer.k_LBKJH[layer], 2, 3), buffer.v_LBKJH[layer]
+        mask_B1J = buffer.visible_BJ[:, None, :] > 0
+        sources = [self.view.source(layer), lambda q_BKGTH: partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J)]
+        return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
+
+    def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
+        def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
+            q_BKGTH = q_BNTH.reshape(len(q_BNTH), others[0].shape[1], -1, *q_BNTH.shape[2:])
+            out_BKGTH, k_BKTH, v_BKTH = kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, *others)
+            return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
+
+        heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
+        pools, buffers = (CACHE_AXES,) * 2, (BUFFER_AXES,) * 2
+        axes = (angles, angles, heads, kv, kv, *pools, *buffers, TABLE, (), TABLE, ROW)
+        attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
+        view, buffer, cache = self.view, self.buffer, self.view.cache
+        arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ)
+        return attention(*rotation, *qkv, *arrays, layer, view.page_table_AN, view.length_A)
+
+    def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
+        """The buffer with T more entries, visible where the segment is not 0."""
+        buffer = self.buffer
+        at, visible_BT = (0, 0, 0, buffer.used, 0), (segment_BT > 0).astype(jnp.int32)
+        return DecodeBuffer(
+            k_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.k_LBKJH, k_LBKTH, at), BUFFER_AXES),
+            v_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.v_LBKJH, v_LBKTH, at), BUFFER_AXES),
+            visible_BJ=jax.lax.dynamic_update_slice(buffer.visible_BJ, visible_BT, (0, buffer.used)),
+            used=buffer.used + segment_BT.shape[1],
+        )
+
+
+def _rotate_and_attend(
+    rotation: Rotation,
+    q_BNTH: Array,
+    k_BKTH: Array,
+    v_BKTH: Array,
+    segment_BT: Array,
+    sources: Sequence[KVSource],
+) -> tuple[Array, Array, Array]:
+    q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
+    k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
+    return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), k_BKTH, v_BKTH
+
+
+def mask_nonfinite_values(k_BKTH: Array, v_BKTH: Array) -> tuple[Array, Array]:
+    """Keys and values where a value that is not finite becomes 0 and its key NaN.
+
+    A query that attends to such a token still gets NaN. A query that does not multiplies the value by 0, and 0 * NaN
+    would spread NaN to all contexts of a block, and later to the next context in the same page.
+    """
+    finite_BKT1 = jnp.isfinite(v_BKTH).all(axis=-1, keepdims=True)
+    return jnp.where(finite_BKT1, k_BKTH, jnp.nan), jnp.where(finite_BKT1, v_BKTH, 0)
+
+
+def copy_pages(cache: Cache, source_A: Array, target_A: Array) -> Cache:
+    """The cache with the pages `source_A` copied over the pages `target_A`, in order; an equal pair changes nothing."""
+
+    def copy(x_LP: Array, source_A: Array, target_A: Array) -> Array:
+        def copy_page(i: Array, x_LP: Array) -> Array:
+            page_L1 = jax.lax.dynamic_slice_in_dim(x_LP, source_A[i], 1, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(x_LP, page_L1, target_A[i], axis=1)
+
+        return jax.lax.fori_loop(0, source_A.shape[0], copy_page, x_LP)
+
+    copy = shard_map_per_device(copy, (CACHE_AXES, ROW, ROW), CACHE_AXES)
+    k_LPKHE, v_LPKEH = (copy(x_LP, source_A, target_A) for x_LP in (cache.k_LPKHE, cache.v_LPKEH))
+    return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
+
+
+# The functions below run on the arrays of one device.
+
+
+def common_pages(page_tokens: int, length_A: Array, page_table_AN: Array) -> Array:
+    """How many first pages all chunks have in common, as far as each reads; the same number for each chunk."""
+    first_N = jnp.arange(page_table_AN.shape[1]) * page_tokens
+    agrees_AN = (page_table_AN == page_table_AN[jnp.argmax(length_A)]) | (first_N >= length_A[:, None])
+    is_common_N = agrees_AN.all(axis=0) & (first_N < jnp.max(length_A))
+    return jnp.full_like(length_A, jnp.sum(jnp.cumprod(is_common_N)))
+
+
+def paged_attention(
+    q_AKGWH: Array,
+    k_LPKHE: Array,
+    v_LPKEH: Array,
+    layer: Array,
+    page_table_AN: Array,
+    length_A: Array,
+    shared_pages: Array,
+) -> OnlineSoftmax:
+    """Attention of A chunks of W queries over the first `length_A` entries of their contexts in one layer.
+
+    The first `shared_pages` pages are those of all chunks: they are read once, as the keys of one row of A * W queries.
+    The others are read for several chunks together, up to the end of the longest; so chunks sorted by length are
+    fastest.
+    """
+    A, K, G, W, H = q_AKGWH.shape
+    E = v_LPKEH.shape[3]
+    max_together = min(CPU_CACHE_BYTES // (K * H * E * k_LPKHE.dtype.itemsize), MAX_ROWS_TOGETHER)
+    together = max((rows for rows in range(1, max_together + 1) if A % rows == 0), default=1)
+
+    def page(x_LP: Array, number: Array) -> Array:
+        return jax.lax.dynamic_slice(x_LP, (layer, number, 0, 0, 0), (1, 1, *x_LP.shape[2:]))[0]
+
+    def attend_shared(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
+        k_1KHE, v_1KEH = (page(x_LP, page_table_AN[0, number]) for x_LP in (k_LPKHE, v_LPKEH))
+        mask_XE = number * E + jnp.arange(E) < jnp.repeat(length_A, W)[:, None]
+        return combine([so_far, partial_attention(q_1KGXH, k_1KHE, v_1KEH, mask_XE[None])])
+
+    def attend_together(chunks: tuple[Array, Array, Array]) -> OnlineSoftmax:
+        q_AKGWH, page_table_AN, length_A = chunks
+
+        def attend_page(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
+            k_AKHE, v_AKEH = (
+                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AN]) for x_LP in (k_LPKHE, v_LPKEH)
+            )
+            mask_AE = number * E + jnp.arange(E) < length_A[:, None]
+            return combine([so_far, partial_attention(q_AKGWH, k_AKHE, v_AKEH, mask_AE[:, None])])
+
+        return jax.lax.fori_loop(shared_pages, -(-jnp.max(length_A) // E), attend_page, empty(q_AKGWH))
+
+    q_1KGXH = jnp.moveaxis(q_AKGWH, 0, 2).reshape(1, K, G, A * W, H)
+    shared = jax.lax.fori_loop(0, shared_pages, attend_shared, empty(q_1KGXH))
+    shared = OnlineSoftmax(*(_chunks(x, 0, 3, A) for x in shared))
+    grouped = [x.reshape(A // together, together, *x.shape[1:]) for x in (q_AKGWH, page_table_AN, length_A)]
+    own = jax.lax.map(attend_together, tuple(grouped))
+    return combine([shared, OnlineSoftmax(*(x.reshape(A, *x.shape[2:]) for x in own))])
+
+
+def append_to_pages(
+    k_LPKHE: Array,
+    v_LPKEH: Array,
+    k_LAKWH: Array,
+    v_LAKWH: Array,
+    page_table_AN: Array,
+    start_A: Array,
+    added_A: Array,
+) -> tuple[Array, Array]:
+    """Both pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
+
+    Tokens past the last page are dropped. The writes are slice updates in a loop, which every compiler does in place:
+    for a scatter, TPU and CPU convert the layout of the whole cache and back. In each page that a chunk reaches, one
+    window of fixed width is rewritten: each entry takes its new token or keeps its value. A window that would pass the
+    page's end starts earlier, since XLA shifts such slices.
+    """
+    L, A, _, W, _ = k_LAKWH.shape
+    N, E = page_table_AN.shape[1], v_LPKEH.shape[3]
+    window = min(W, E)
+
+    def write_chunk(chunk: Array, pools: tuple[Array, Array]) -> tuple[Array, Array]:
+        start, added = start_A[chunk], added_A[chunk]
+        k_LKWH, v_LKWH = (jax.lax.dynamic_index_in_dim(x, chunk, 1, keepdims=False) for x in (k_LAKWH, v_LAKWH))
+
+        def write_page(reached: Array, pools: tuple[Array, Array]) -> tuple[Array, Array]:
+            number = start // E + reached
+            page = page_table_AN[chunk, number]
+            first = jnp.clip(start - number * E, 0, E - window)
+            token_E = number * E + first + jnp.arange(window) - start
+            is_new_E1 = ((token_E >= 0) & (token_E < added))[:, None]
+
+            def write(x_LP: Array, new_LKWH: Array, entry_axis: int) -> Array:
+                new_L1KEH = jnp.take(new_LKWH, token_E, axis=2, mode="clip")[:, None].astype(x_LP.dtype)
+                corner, shape = [0, page, 0, 0, 0], [L, 1, *x_LP.shape[2:]]
+                corner[entry_axis], shape[entry_axis] = first, window
+                old_L1 = jax.lax.dynamic_slice(x_LP, corner, shape)
+                if entry_axis == 3:
+                    new_L1, is_new = new_L1KEH, is_new_E1
+                else:
+                    new_L1, is_new = jnp.swapaxes(new_L1KEH, 3, 4), is_new_E1[:, 0]
+                # Without the constraint the TPU compiler orders new entries by layer, and then the whole cache too.
+                update_L1 = with_layout_constraint(jnp.where(is_new, new_L1, old_L1), Layout(tuple(range(5))))
+                return jax.lax.dynamic_update_slice(x_LP, update_L1, corner)
+
+            return write(pools[0], k_LKWH, 4), write(pools[1], v_LKWH, 3)
+
+        reach = jnp.where(added > 0, (start + added - 1) // E - start // E + 1, 0)
+        return jax.lax.fori_loop(0, jnp.minimum(reach, N - start // E), write_page, pools)
+
+    return jax.lax.fori_loop(0, A, write_chunk, (k_LPKHE, v_LPKEH))
+
+
+def _chunks(x: Array, row_axis: int, token_axis: int, chunks: int) -> Array:
+    """[..., B, ..., T, ...] -> [..., A, ..., W, ...]: the rows cut into `chunks` chunks of equal width, in order."""
+    B, T = x.shape[row_axis], x.shape[token_axis]
+    split = (*x.shape[:token_axis], chunks // B, B * T // chunks, *x.shape[token_axis + 1 :])
+    moved = jnp.moveaxis(x.reshape(split), token_axis, row_axis + 1)
+    return moved.reshape(*moved.shape[:row_axis], chunks, *moved.shape[row_axis + 2 :])
+
+
+def _rows(x_AKGW: Array, rows: int) -> Array:
+    """[A, K, G, W, ...] -> [B, K, G, T, ...]: the inverse of `_chunks`."""
+    A, K, G, W = x_AKGW.shape[:4]
+    x_BKGAW = jnp.moveaxis(x_AKGW.reshape(rows, A // rows, *x_AKGW.shape[1:]), 1, 3)
+    return x_BKGAW.reshape(rows, K, G, A // rows * W, *x_AKGW.shape[4:])

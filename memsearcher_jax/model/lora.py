@@ -1,0 +1,156 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): low-rank adapters of projections, as a transformation of the weights.
+
+A projection W [out, in] becomes W + alpha / rank * B A, with B [out, rank] and A [rank, in]. The adapters are a tree of
+their own, {"layers": {"wq": {"a": ..., "b": ...}, ...}}, and `merge` returns the tree of `qwen.init`: nothing that runs
+the model knows of adapters. Files are those of PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.config import LORA_TARGETS, ModelConfig
+from memsearcher_jax.model.hf_config import read_json
+from memsearcher_jax.model.qwen import Params, ParamSpec
+from memsearcher_jax.model.safetensors_files import check_tensors, open_file, write_file
+from memsearcher_jax.model.weights import NAMES
+
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+PATHS = {name.split(".")[-2]: path.removeprefix("layers.") for path, name in NAMES.items() if "proj.weight" in name}
+"""PEFT's name of a projection, such as q_proj -> its name under "layers"."""
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layer_replication": (None, []),
+}
+"""Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
+
+
+def adapter_specs(config: ModelConfig) -> Params:
+    """The tree of the adapters with a `ParamSpec` in place of each array, sharded like their projection."""
+    layers = qwen.param_specs(config)["layers"]
+    return {"layers": {PATHS[name]: _pair_specs(layers[PATHS[name]], config.lora_rank) for name in config.lora_targets}}
+
+
+def trainable_specs(config: ModelConfig) -> Params:
+    """The specs of what training changes: the adapters, or all weights if `lora_rank` is 0."""
+    return adapter_specs(config) if config.lora_rank else qwen.param_specs(config)
+
+
+def init(key: jax.Array, config: ModelConfig) -> Params:
+    """New adapters, which change nothing: A is uniform in +-1 / sqrt(in), as in PEFT, and B is 0."""
+
+    def draw(path: tuple, spec: ParamSpec) -> jax.Array:
+        if path[-1].key == "b":
+            return jnp.zeros(spec.shape, spec.dtype)
+        bound = math.prod(spec.shape[2:]) ** -0.5
+        number = LORA_TARGETS.index(next(name for name, param in PATHS.items() if param == path[-2].key))
+        return jax.random.uniform(jax.random.fold_in(key, number), spec.shape, spec.dtype, -bound, bound)
+
+    return jax.tree.map_with_path(draw, adapter_specs(config))
+
+
+def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
+    """The weights with the adapters added, in the type of `base`: summed in float32, rounded once.
+
+    Differentiable with respect to the adapters. Under `shard_map_by_rows` both are shards, and so is the result.
+    """
+    scale = config.lora_alpha / config.lora_rank
+
+    def add(weight: jax.Array, pair: Params) -> jax.Array:
+        out, into = "opq"[: pair["b"].ndim - 2], "ijk"[: pair["a"].ndim - 2]
+        product = jnp.einsum(
+            f"l{out}r,lr{into}->l{out}{into}", pair["b"], pair["a"], precision=jax.lax.Precision.HIGHEST
+        )
+        return (weight + scale * product).astype(weight.dtype)
+
+    layers = base["layers"]
+    return base | {"layers": layers | {name: add(layers[name], pair) for name, pair in adapters["layers"].items()}}
+
+
+def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConfig, Params]:
+    """(config with the rank, alpha and targets of the files, adapters as float32 arrays) of a PEFT folder.
+
+    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder, adapters of another model, and
+    variants other than plain LoRA.
+    """
+    directory = Path(directory)
+    settings = read_json(directory / CONFIG_FILE)
+    for name, accepted in SUPPORTED.items():
+        if settings.get(name, accepted[0]) not in accepted:
+            raise ValueError(
+                f"{directory / CONFIG_FILE}: {name} is {settings[name]!r}, only {accepted[0]!r} is supported"
+            )
+    rank, alpha = settings["r"], float(settings["lora_alpha"])
+    alpha *= math.sqrt(rank) if settings.get("use_rslora") else 1
+    with ExitStack() as stack:
+        file = open_file(directory / WEIGHTS_FILE, stack)
+        names = set(file.keys())
+        targets = tuple(target for target in LORA_TARGETS if any(f".{target}." in name for name in names))
+        config = replace(config, lora_rank=rank, lora_alpha=alpha, lora_targets=targets)
+        tensors = list(_tensors(config))
+        check_tensors(directory, dict.fromkeys(names, file), {name: shape for name, shape, *_ in tensors})
+        if unexpected := names - {name for name, *_ in tensors}:
+            raise ValueError(f"{directory} holds {min(unexpected)}, which is no adapter of this model")
+        adapters = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), adapter_specs(config))
+        for name, _, param, part, layer in tensors:
+            target = adapters["layers"][param][part][layer]
+            target[...] = file.get_tensor(name).reshape(target.shape)
+    return config, adapters
+
+
+def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base: str) -> None:
+    """Writes adapters, as arrays on this host, so that PEFT loads them onto the model in the folder `base`."""
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "target_modules": list(config.lora_targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (directory / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    tensors = list(_tensors(config))
+    values = (np.asarray(adapters["layers"][param][part][layer]) for _, _, param, part, layer in tensors)
+    write_file(directory / WEIGHTS_FILE, [(name, shape) for name, shape, *_ in tensors], "float32", values)
+
+
+def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:
+    # The output comes first: heads and head size, or features; or "embed" alone, into the residual stream.
+    split = 2 if weight.axes[1] == "embed" else len(weight.axes) - 1
+    shape, axes, dtype = weight.shape, weight.axes, jnp.dtype("float32")
+    return {
+        "a": ParamSpec((shape[0], rank, *shape[split:]), dtype, (axes[0], "rank", *axes[split:])),
+        "b": ParamSpec((*shape[:split], rank), dtype, (*axes[:split], "rank")),
+    }
+
+
+def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], str, str, int]]:
+    """(PEFT's name, its shape, name under "layers", "a" or "b", layer) of every tensor of the adapters."""
+    for param, pair in adapter_specs(config)["layers"].items():
+        for part, spec in pair.items():
+            rank = config.lora_rank
+            size = math.prod(spec.shape[1:]) // rank
+            for layer in range(config.layers):
+                name = NAMES[f"layers.{param}"].format(layer).removesuffix("weight")
+                shape = (rank, size) if part == "a" else (size, rank)
+                yield f"base_model.model.{name}lora_{part.upper()}.weight", shape, param, part, layer

@@ -1,0 +1,134 @@
+"""How long the rollout of a step takes until its last trajectory has ended, with and without `rl.carry_over`.
+
+Tokens divided by throughput know no tail: the contexts of a trajectory follow one another, however many slots there
+are. The simulation runs the schedule of training itself (`rl/carry_over.py`) on a driver whose contexts take a given
+time instead of being sampled. While decoding is bound by memory, a token takes the same time in any slot, whatever the
+others do. Trajectories are drawn independently; in a run those of one problem are more alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from memsearcher_jax.rl import carry_over
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow
+from memsearcher_jax.sampling.scheduler import SamplerStats
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """The rollout of one step on one host."""
+
+    seconds: float
+    idle_share: float  # of the slots, over these seconds, that no trajectory held
+    drain_seconds: float  # at the end, in which no context began
+
+
+def sampled_tokens(scored: Iterable[ScoredTrajectory]) -> list[list[int]]:
+    """Of each trajectory of a run, the tokens that the policy generated in each of its contexts."""
+    return [[sum(context.sampled) for context in one.trajectory.contexts] for one in scored]
+
+
+def drawn_tokens(
+    trajectories: int, *, max_turns: int, mean_tokens: float, max_tokens: int, seed: int = 0
+) -> list[list[int]]:
+    """As `sampled_tokens`, drawn: any number of turns is as likely, and lengths are exponential, cut at a limit."""
+    rng = np.random.default_rng(seed)
+    turns = rng.integers(1, max_turns, trajectories, endpoint=True)
+    return [np.clip(rng.exponential(mean_tokens, count), 1, max_tokens).astype(int).tolist() for count in turns]
+
+
+def context_seconds(
+    tokens: Sequence[Sequence[int]], *, token_seconds: float, search_seconds: float = 0.0
+) -> list[list[float]]:
+    """Seconds of each context: its tokens one after the other, and a search in all but the last of a trajectory."""
+    return [
+        [count * token_seconds + search_seconds * (turn + 1 < len(one)) for turn, count in enumerate(one)]
+        for one in tokens
+    ]
+
+
+def simulate(
+    seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig, seed: int = 0
+) -> list[SimulatedStep]:
+    """`settings.steps` steps of one of the hosts; its trajectories are drawn from those whose contexts take `seconds`.
+
+    Raises ValueError without any, or where one has no context.
+    """
+    if not seconds or not all(seconds):
+        raise ValueError("there are no trajectories to draw from, or one of them has no context")
+    driver = _SimulatedDriver(seconds, slots, seed)
+    carried = carry_over.nothing_carried(0, settings.prompts_per_step).share(0, hosts)
+    key, steps = jax.random.key(0), []
+    for step in range(settings.steps):
+        _, carried, stats = carry_over.rollout(
+            driver,
+            carried,
+            lambda step: [Problem(f"{step}/{index}", "", ()) for index in range(settings.prompts_per_step)],
+            {},
+            key,
+            step,
+            settings,
+            lambda line: None,
+        )
+        steps.append(SimulatedStep(stats.seconds, stats.sampler.idle_slot_share, stats.drain_seconds))
+    return steps
+
+
+@dataclass(frozen=True)
+class _SimulatedDriver:
+    """A `carry_over.Driver` whose trajectories take time and have empty contexts."""
+
+    seconds: Sequence[Sequence[float]]
+    slots: int
+    seed: int
+
+    def run_while(
+        self,
+        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        params: Params,
+        key: jax.Array,
+        *,
+        may_open: Callable[[], bool],
+        version: int,
+    ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
+        queue = deque((job, paused.contexts) for job, paused in jobs)
+        running: list[tuple[float, int, Job, tuple[Context, ...]]] = []  # by the end of the context
+        now, busy, drain_began, context = 0.0, 0.0, np.inf, Context((), (), (), version)
+        while True:
+            while queue and len(running) < self.slots and may_open():
+                job, contexts = queue.popleft()
+                end = now + self._plan(job)[len(contexts)]
+                heapq.heappush(running, (end, job.number, job, contexts))
+            if not may_open():
+                drain_began = min(drain_began, now)
+            if not running:
+                break
+            end, _, job, contexts = heapq.heappop(running)
+            contexts, plan = (*contexts, context), self._plan(job)
+            now, busy = end, busy + plan[len(contexts) - 1]
+            if len(contexts) == len(plan):
+                yield job, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts, "")
+            elif may_open():
+                heapq.heappush(running, (now + plan[len(contexts)], job.number, job, contexts))
+            else:
+                yield job, PausedWorkflow(contexts)
+        ticks = SamplerStats(active_slots=round(busy * 1e6), slots=round(self.slots * now * 1e6))
+        return RolloutStats(ticks, now, drain_seconds=max(0.0, now - drain_began))
+
+    def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory:
+        return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
+
+    def _plan(self, job: Job) -> Sequence[float]:
+        step, index = map(int, job.problem.id.split("/"))
+        rng = np.random.default_rng([self.seed, step, index, job.rollout])
+        return self.seconds[int(rng.integers(len(self.seconds)))]

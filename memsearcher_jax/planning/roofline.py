@@ -1,0 +1,260 @@
+"""Lower bounds of the time of a step: its FLOPs, memory traffic and link traffic over the peak rates of the chips.
+
+The times are limits, not predictions: every chip runs at its peak rate and never waits. The largest of the three limits
+bounds a phase (`Phase.bound`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model.attention import SPLASH_BLOCKS
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.flops import forward_flops, training_flops
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A JAX device of a TPU generation: a chip, or half of one if `devices` is 2."""
+
+    flops: float  # bfloat16 FLOPs per second
+    clock: float  # cycles per second
+    hbm_bytes: float  # available to programs, as enforced by the compiler
+    hbm_bandwidth: float  # bytes per second
+    ici_bandwidth: float  # bytes per second sent over all links, if they form rings
+    ring_chips: int  # minimum chips along an axis for its links to form a ring
+    devices: int = 1  # JAX devices per chip
+
+
+# Rates: docs.cloud.google.com/tpu/docs, and jax-ml/scaling-book, tpus.md. hbm_bytes: error messages of the compiler.
+# clock: the FLOPs over those of the matrix units per cycle; assumed for tpu7x.
+CHIPS = {
+    "v5e": Chip(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 16),
+    "v5p": Chip(459e12, 1.75e9, 95.73 * GIB, 2_765e9, 600e9, 4),
+    "v6e": Chip(918e12, 1.75e9, 31.24 * GIB, 1_640e9, 400e9, 16),
+    "tpu7x": Chip(1_153e12, 1.75e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The assumed means of a step. Defaults: the lengths of benchmarks/workload.py."""
+
+    contexts: float = 3.5
+    """Contexts per trajectory."""
+    context_tokens: float = 1_340.0
+    """Tokens per context."""
+    generated_tokens: float = 250.0
+    """Tokens per context that are generated and trained."""
+    shared_tokens: float = 448.0
+    """Tokens with which every context begins, which a packed row holds once."""
+    longest_tokens: float = 1_665.0
+    """Tokens that the longest trajectory of a step generates, one after the other."""
+    prefilled_tokens: float = 640.0
+    """Tokens per context that are prefilled, without cached prefixes."""
+    packing_efficiency: float = 0.97
+    """Share of a packed row that holds tokens."""
+    efficiency: float = 0.45
+    """Share of the roofline that a run reaches."""
+
+
+LIMITS = ("compute", "memory", "links", "operations")
+
+VECTOR_LANES = 4_096
+"""Elements of 32 bits that a core computes in a cycle: 4 operations on registers of 8 x 128."""
+
+DRAW_OPERATIONS = 64 * 3
+"""Vector operations per logit of a draw: two thresholds by 32 bisections, each a comparison, a choice and a sum."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a step: the seconds of each limit."""
+
+    name: str
+    compute: float
+    memory: float
+    links: float
+    operations: float = 0.0  # the cycles of the compiled operations, as the compiler estimates them
+
+    @property
+    def seconds(self) -> float:
+        return max(getattr(self, limit) for limit in LIMITS)
+
+    @property
+    def bound(self) -> str:
+        return max(LIMITS, key=lambda limit: getattr(self, limit))
+
+
+@dataclass(frozen=True)
+class TpuSlice:
+    """The chips of a run."""
+
+    chip: Chip
+    devices: int
+    hosts: int
+    has_rings: bool  # whether the links of every axis form rings
+
+    @property
+    def chips(self) -> int:
+        return self.devices // self.chip.devices
+
+    def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float = 0.0) -> Phase:
+        """A phase in which each device does this much."""
+        chip, ici_bandwidth = self.chip, self.chip.ici_bandwidth * (1 if self.has_rings else 0.5)
+        seconds = flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, sent_bytes / ici_bandwidth, cycles / chip.clock
+        return Phase(name, *seconds)
+
+
+def make_slice(generation: str, shape: Sequence[int], devices: int, hosts: int) -> TpuSlice:
+    """A slice of a generation in `CHIPS`; `shape`: its chips along each axis."""
+    chip = CHIPS[generation]
+    return TpuSlice(chip, devices, hosts, has_rings=all(length >= chip.ring_chips for length in shape))
+
+
+def matmul_params(model: ModelConfig) -> float:
+    """Parameters in all weight matrices that multiply activations."""
+    return forward_flops(model, 1, 0, 1).forward / 2
+
+
+def matmul_param_bytes(model: ModelConfig) -> float:
+    """Their size in compute_dtype."""
+    return matmul_params(model) * (2 if model.compute_dtype == "bfloat16" else 4)
+
+
+def contexts_per_step(config: RunConfig, workload: Workload) -> float:
+    return config.rl.prompts_per_step * config.rl.group_size * workload.contexts
+
+
+def contexts_per_row(config: RunConfig, workload: Workload) -> float:
+    own_tokens = config.training.seq_len * workload.packing_efficiency - workload.shared_tokens
+    return max(own_tokens / (workload.context_tokens - workload.shared_tokens), 1.0)
+
+
+def rows_per_step(config: RunConfig, workload: Workload) -> float:
+    return contexts_per_step(config, workload) / contexts_per_row(config, workload)
+
+
+def microbatches_per_step(config: RunConfig, workload: Workload) -> int:
+    """Micro-batches of a step that hold tokens."""
+    micro_rows = config.training.minibatch_rows // config.training.grad_accum_steps
+    return math.ceil(rows_per_step(config, workload) / micro_rows)
+
+
+def updates_per_step(config: RunConfig, workload: Workload) -> int:
+    """Mini-batches of a step, as `packing.pack` makes them."""
+    training, microbatches = config.training, microbatches_per_step(config, workload)
+    updates = math.ceil(contexts_per_step(config, workload) / training.minibatch_contexts)
+    return max(min(updates, microbatches), math.ceil(microbatches / training.grad_accum_steps))
+
+
+def logit_tokens_per_row(config: RunConfig, workload: Workload) -> float:
+    """Tokens of a row whose logits are computed: the trained tokens, rounded up to whole chunks."""
+    chunk = config.training.logit_chunk
+    return math.ceil(contexts_per_row(config, workload) * workload.generated_tokens / chunk) * chunk
+
+
+def attention_pairs_per_row(config: RunConfig, workload: Workload) -> float:
+    """(Query, key) pairs of a row that the splash kernel computes.
+
+    A block of queries needs the blocks of the shared tokens, its own, and those of its first context before it.
+    """
+    block = SPLASH_BLOCKS[0]
+    shared, own = workload.shared_tokens, workload.context_tokens - workload.shared_tokens
+    needed = math.ceil(shared / block) + math.ceil(own / block) + 1
+    blocks = sum(min(number, needed) for number in range(1, math.ceil(config.training.seq_len / block) + 1))
+    return blocks * block**2
+
+
+def training_phases(
+    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, *, tensor: int, sent_bytes: Mapping[str, float]
+) -> list[Phase]:
+    """The phases after the rollout. `sent_bytes`: of one device per micro-batch, by program."""
+    model, training = config.model, config.training
+    micro_rows, count = training.minibatch_rows // training.grad_accum_steps, microbatches_per_step(config, workload)
+    device_rows = micro_rows * count / tpu_slice.devices  # fractional if "tensor" splits rows
+    pairs, predicted = attention_pairs_per_row(config, workload), logit_tokens_per_row(config, workload)
+    flops = forward_flops(model, training.seq_len, pairs, predicted)
+    # Every pass writes and reads each gathered matrix, or the device's share of it along "tensor".
+    gathered = 2 * matmul_param_bytes(model) / tensor * count
+    phases = []
+    forwards = bool(training.kl_coefficient) + (training.old_logprobs != "sampler")
+    if forwards:
+        sent = sum(sent_bytes.get(name, 0) for name in ("reference", "old log-probabilities"))
+        phases.append(
+            tpu_slice.phase("reference", forwards * device_rows * flops.forward, forwards * gathered, sent * count)
+        )
+    passes = 2 if model.remat == "none" else 3
+    updates = updates_per_step(config, workload)
+    optimizer_bytes = 28 * matmul_params(model) / tpu_slice.devices * updates  # weights, moments and gradient
+    flops_per_device, sent = device_rows * training_flops(model, flops), sent_bytes.get("update", 0) * count
+    phases.append(tpu_slice.phase("update", flops_per_device, passes * gathered + optimizer_bytes, sent))
+    return phases
+
+
+def sampling_phases(
+    config: RunConfig,
+    workload: Workload,
+    tpu_slice: TpuSlice,
+    *,
+    sent_bytes: Mapping[str, float],
+    cycles: Mapping[str, float],
+) -> list[Phase]:
+    """Publishing the weights, and the rollouts. `sent_bytes` and `cycles`: per call, of `decode` per token.
+
+    A trajectory decodes one context at a time, so without `rl.carry_over` no more slots are active than trajectories
+    run. Decoding takes at least as many steps as the longest trajectory has tokens; steps that only it needs are the
+    phase "longest trajectory".
+    """
+    model, sampling, rl = config.model, config.sampling, config.rl
+    host_devices = tpu_slice.devices // tpu_slice.hosts
+    trajectories = rl.prompts_per_step * rl.group_size / tpu_slice.hosts
+    contexts, tokens = trajectories * workload.contexts, trajectories * workload.contexts * workload.generated_tokens
+    active_slots = sampling.slots if rl.carry_over else min(sampling.slots, trajectories)
+    decode_steps = tokens / active_slots
+    extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - decode_steps, 0)
+    param_bytes = matmul_param_bytes(model) / sampling.tensor
+    prefilled = contexts * workload.prefilled_tokens
+    prefill_flops = forward_flops(model, prefilled, prefilled * workload.context_tokens / 2, 0).forward
+    prefill_calls = prefilled / (sampling.prefill_buckets[-1] * (host_devices // sampling.tensor))
+    cached_tokens = workload.context_tokens * 0.75  # of a context, on average while it decodes
+    read_entries = cached_tokens + sampling.page_tokens / 2  # whole pages
+    cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * 2 * read_entries
+    decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
+    logits = tokens * model.vocab_size / host_devices
+
+    def phase(name: str, calls: float, flops: float, hbm_bytes: float, program: str) -> Phase:
+        work = calls * sent_bytes.get(program, 0), calls * cycles.get(program, 0)
+        return tpu_slice.phase(name, flops / host_devices, hbm_bytes, *work)
+
+    decode_bytes = decode_steps * param_bytes + tokens * cache_bytes / host_devices
+    phases = [
+        phase("publish", 1, 0, 2 * param_bytes, "publish"),
+        phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes, "prefill"),
+        phase("decode", decode_steps, decode_flops, decode_bytes, "decode"),
+        # Logits are written, exchanged (written and read) and read.
+        tpu_slice.phase("draw", 0, 4 * 4 * logits, 0, DRAW_OPERATIONS * logits / VECTOR_LANES),
+    ]
+    if extra_steps:
+        phases.append(phase("longest trajectory", extra_steps, 0, extra_steps * param_bytes, "decode"))
+    return phases
+
+
+def estimate_run(
+    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, phases: Sequence[Phase]
+) -> dict[str, float]:
+    """The time of `rl.steps` steps at `workload.efficiency` of the roofline; tokens are those of all contexts."""
+    seconds = sum(phase.seconds for phase in phases) / workload.efficiency
+    tokens = config.rl.prompts_per_step * config.rl.group_size * workload.contexts * workload.context_tokens
+    hours = seconds * config.rl.steps / 3600
+    return {
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "hours": hours,
+        "chip_hours": hours * tpu_slice.chips,
+    }

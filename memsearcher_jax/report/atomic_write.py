@@ -1,0 +1,21 @@
+"""Files that are replaced in one step, so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Write a temporary file that then replaces `path`; after an error `path` is unchanged."""
+    temporary = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    os.replace(temporary, path)

@@ -1,0 +1,163 @@
+"""Trajectories as JSON inside the report page, in blocks that the page's script parses when it needs them.
+
+    stop_descriptions   {stop: description}
+    index               [{"id", "question", "dataset", "stop", "correct", "reward", "turns", "tokens", "step", ...}]
+    trajectories        [{"golden_answers", "reason", "scores", "counts", "error", "turns", "transcript"}]   in blocks
+    passages            [contents]   in blocks, each passage once: rollouts of one question share passages
+
+Text from models and web pages passes through `sanitize` and `embedded_json`: it can neither end its script element nor
+contain invisible characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memsearcher_jax.jsonl import encode_float
+from memsearcher_jax.report.console import STOP_DESCRIPTIONS, safe_text, search_results
+from memsearcher_jax.report.memory_quality import (
+    MemoryRules,
+    NameTrace,
+    TrajectoryQuality,
+    TurnQuality,
+    memory_quality,
+)
+from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
+
+BLOCK_SIZE = 50  # trajectories or passages
+
+# Characters that could end a script element, open a comment in it or start an entity; line separators that old parsers
+# reject; lone surrogates, which UTF-8 cannot represent. JSON has them only inside strings, so escapes are always valid.
+_UNSAFE_IN_SCRIPT = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass
+class TrajectoryRecords:
+    """The records of a page; `add` is the `on_trajectory` of `read_run`."""
+
+    rules: MemoryRules
+    index: list[dict[str, Any]] = field(default_factory=list)
+    trajectories: list[dict[str, Any]] = field(default_factory=list)
+    qualities: list[TrajectoryQuality] = field(default_factory=list)
+    passage_ids: dict[str, int] = field(default_factory=dict)  # contents to position in `passages`
+
+    @property
+    def passages(self) -> list[str]:
+        return list(self.passage_ids)
+
+    def add(self, scored: ScoredTrajectory, summary: TrajectorySummary) -> None:
+        problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+        quality = memory_quality(scored.trajectory, self.rules)
+        self.qualities.append(quality)
+        entry = {
+            "id": problem.id,
+            "question": problem.question,
+            "answer": outcome.answer,
+            "dataset": summary.dataset,
+            "stop": summary.stop.value,
+            "correct": summary.correct,
+            "reward": encode_float(summary.reward),
+            "turns": summary.turns,
+            "tokens": sum(len(context.ids) for context in scored.trajectory.contexts),
+            "step": summary.step,
+            "rollout": scored.trajectory.rollout,
+        }
+        details = {
+            "golden_answers": problem.golden_answers,
+            "reason": scored.reason,
+            "scores": {name: encode_float(value) for name, value in scored.scores.items()},
+            "counts": {name: count for name, count in outcome.counts.items() if count},
+            "error": outcome.error,
+            "turns": self._turns(outcome.turns, quality.turns, summary.context_lengths),
+            # Only for workflows without turns, whose text is nowhere else.
+            "transcript": "" if outcome.turns else scored.trajectory.transcript,
+        }
+        self.index.append(sanitize(entry))
+        self.trajectories.append(sanitize(details))
+
+    def _turns(
+        self, turns: Sequence[Turn], qualities: Sequence[TurnQuality], context_lengths: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        records, memory = [], ""
+        for number, (turn, quality) in enumerate(zip(turns, qualities, strict=True)):
+            thought, closed, action = turn.reply.partition("</think>")
+            records.append(
+                {
+                    # null if it is the new memory of the previous turn, as it is nearly always.
+                    "memory": None if turn.memory == memory else turn.memory,
+                    "thought": thought.strip() if closed else "",
+                    "action": action.strip() if closed else thought.strip(),
+                    "searches": [
+                        {
+                            "query": query.text,
+                            "top_n": query.top_n,
+                            "error": result.error,
+                            "passages": [
+                                [self._passage_id(passage.contents), encode_float(passage.score)]
+                                for passage in result.passages
+                            ],
+                        }
+                        for query, result in search_results(turn)
+                    ],
+                    "observation": "" if _has_full_passages(turn) else turn.observation,
+                    "rewrite": "" if turn.new_memory else turn.rewrite,
+                    "new_memory": turn.new_memory,
+                    "has_memory": bool(turn.memory or turn.rewrite),
+                    "golden": _name_lists(quality.golden),
+                    "supporting": _name_lists(quality.supporting),
+                    "copied": quality.text.get("copied"),
+                    "tokens": context_lengths[number] if number < len(context_lengths) else None,
+                }
+            )
+            memory = turn.new_memory
+        return records
+
+    def _passage_id(self, contents: str) -> int:
+        return self.passage_ids.setdefault(sanitize(contents), len(self.passage_ids))
+
+
+def _has_full_passages(turn: Turn) -> bool:
+    """Whether the observation contains the passages unclipped; the page then omits the observation."""
+    passages = [passage.contents for result in turn.results for passage in result.passages]
+    return bool(passages) and all(contents in turn.observation for contents in passages)
+
+
+def _name_lists(trace: NameTrace | None) -> dict[str, Sequence[str] | None] | None:
+    return trace and {"shown": trace.shown, "held": trace.held, "lost": trace.lost}
+
+
+def sanitize(value: Any) -> Any:
+    """The JSON value with all text, keys included, as `safe_text` shows it."""
+    if isinstance(value, str):
+        return safe_text(value).plain
+    if isinstance(value, dict):
+        return {sanitize(name): sanitize(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [sanitize(inner) for inner in value]
+    return value
+
+
+def embedded_json(value: Any) -> str:
+    """`value` as JSON for a script element, which no text in it can end.
+
+    Raises ValueError or TypeError for a value that JSON cannot represent.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _UNSAFE_IN_SCRIPT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def data_elements(records: TrajectoryRecords) -> str:
+    """Script elements with the data. A browser does not run them; page.js parses a block when it is needed."""
+    descriptions = {stop.value: description for stop, description in STOP_DESCRIPTIONS.items()}
+    elements = [_element("stop_descriptions", descriptions), _element("index", records.index)]
+    for name, rows in (("trajectories", records.trajectories), ("passages", records.passages)):
+        elements += [_element(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]
+    return "\n".join(elements)
+
+
+def _element(name: str, rows: Any) -> str:
+    return f'<script type="application/json" data-rows="{name}">{embedded_json(rows)}</script>'

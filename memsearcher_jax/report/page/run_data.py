@@ -1,0 +1,158 @@
+"""Reads the folder of a run and keeps one small summary per trajectory.
+
+Two kinds of folders are supported: a training run (metrics.jsonl, trajectories/step_*.jsonl.gz) and an evaluation
+(trajectories/shard_*.jsonl.gz, results.json once it is finished).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.jsonl import numbered_lines, parse_object
+from memsearcher_jax.report.evaluation import RESULTS_FILE
+from memsearcher_jax.report.metrics import METRICS_FILE, Metrics, read_metrics
+from memsearcher_jax.report.trajectories import read_trajectories, summarize_trajectory
+from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
+
+MIN_STEPS_TO_SPLIT = 4  # a shorter training run is not divided into its beginning and its end
+
+
+@dataclass(frozen=True)
+class RunData:
+    name: str
+    kind: str  # "training run" or "evaluation"
+    settings: dict[str, Any]  # run.json
+    steps: list[Metrics]
+    results: dict[str, Any]  # results.json; empty until an evaluation is finished
+    summaries: list[TrajectorySummary]
+    note: str = ""  # which data of the folder is left out, in sentences
+
+    @property
+    def workflow(self) -> str:
+        agent = self.settings.get("agent")
+        return str(agent.get("workflow", "")) if isinstance(agent, dict) else ""
+
+
+@dataclass(frozen=True)
+class TrajectoryGroup:
+    """Trajectories that share a table column and a plot color."""
+
+    label: str
+    summaries: list[TrajectorySummary] = field(repr=False)
+
+
+def read_run(
+    folder: str | Path,
+    *,
+    max_trajectories: int,
+    on_trajectory: Callable[[ScoredTrajectory, TrajectorySummary], None] | None = None,
+) -> RunData:
+    """Read a training run or an evaluation.
+
+    If a training run has more than about `max_trajectories`, evenly spaced steps are read, including the last.
+    `on_trajectory` gets at most `max_trajectories`, evenly spaced among those read. `RunData.note` says what is left
+    out.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it is neither kind of run, or a file of it is damaged.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    training = (folder / METRICS_FILE).is_file()
+    files = sorted((folder / "trajectories").glob("*.jsonl.gz"))
+    if not training and not files:
+        raise ValueError(
+            f"{folder} has neither {METRICS_FILE} nor trajectories/*.jsonl.gz: name the folder of a training run or of "
+            "an evaluation"
+        )
+    chosen = choose_files(files, max_trajectories) if training else files
+    total = sum(count_lines(path) for path in chosen)
+    summaries: list[TrajectorySummary] = []
+    for path in chosen:
+        step = _parse_step(path) if training else None
+        for scored in read_trajectories(path):
+            summaries.append(summarize_trajectory(scored, step))
+            if on_trajectory and is_chosen(len(summaries) - 1, total, max_trajectories):
+                on_trajectory(scored, summaries[-1])
+    notes = []
+    if len(chosen) < len(files):
+        notes.append(f"Trajectories are those of {len(chosen)} of {len(files)} steps, evenly spaced.")
+    if on_trajectory and total > max_trajectories:
+        notes.append(
+            f"The browser contains {max_trajectories:,} of {total:,} trajectories, evenly spaced; tables and plots use "
+            "all."
+        )
+    results = _read_object(folder / RESULTS_FILE)
+    if not training and not results:
+        notes.append(f"The evaluation is not finished: there is no {RESULTS_FILE}.")
+    return RunData(
+        name=folder.resolve().name,  # the folder may be given as "."
+        kind="training run" if training else "evaluation",
+        settings=_read_object(folder / "run.json"),
+        steps=read_metrics(folder / METRICS_FILE) if training else [],
+        results=results,
+        summaries=summaries,
+        note=" ".join(notes),
+    )
+
+
+def choose_files(files: Sequence[Path], max_trajectories: int) -> Sequence[Path]:
+    """Evenly spaced files with about `max_trajectories` in total, if all are as long as the first; includes the last.
+
+    A training run may have a million trajectories, which take longer to count than the rest of the report.
+    """
+    if not files:
+        return files
+    count = max(1, max_trajectories // max(1, count_lines(files[0])))
+    if count >= len(files):
+        return files
+    if count == 1:
+        return files[-1:]
+    last = len(files) - 1
+    return [files[round(number * last / (count - 1))] for number in range(count)]
+
+
+def is_chosen(index: int, total: int, limit: int) -> bool:
+    """Whether to keep the item at `index` of `total`, so that min(limit, total) evenly spaced items are kept."""
+    return total <= limit or (index + 1) * limit // total > index * limit // total
+
+
+def count_lines(path: Path) -> int:
+    """Number of trajectories in a file, without decoding them."""
+    return sum(1 for _ in numbered_lines(path))
+
+
+def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
+    """An evaluation is one group. A training run has two: the first and the last quarter of its steps."""
+    steps = sorted({summary.step for summary in run.summaries if summary.step is not None})
+    if len(steps) < MIN_STEPS_TO_SPLIT:
+        return [TrajectoryGroup(label or "all", run.summaries)] if run.summaries else []
+    quarter = len(steps) // 4
+    groups = []
+    for first, last in ((steps[0], steps[quarter - 1]), (steps[-quarter], steps[-1])):
+        span = f"step {first}" if first == last else f"steps {first} to {last}"
+        chosen = [summary for summary in run.summaries if summary.step is not None and first <= summary.step <= last]
+        groups.append(TrajectoryGroup(f"{label}, {span}" if label else span, chosen))
+    return groups
+
+
+def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:
+    """Different labels for two runs, which start with the workflow."""
+    first, second = (" ".join(filter(None, (one.workflow, f"({one.name})"))) for one in (run, other))
+    return (first, second) if first != second else (f"{first} 1", f"{second} 2")
+
+
+def _parse_step(path: Path) -> int:
+    digits = path.name.removeprefix("step_").partition(".")[0]
+    if not digits.isdecimal():
+        raise ValueError(f"{path}: expected a name such as step_000012.jsonl.gz in a training run")
+    return int(digits)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return parse_object(str(path), path.read_bytes()) if path.is_file() else {}

@@ -1,0 +1,229 @@
+"""Tables of the report page."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from memsearcher_jax.jsonl import NON_FINITE
+from memsearcher_jax.report.console import STOP_DESCRIPTIONS
+from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
+from memsearcher_jax.report.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
+from memsearcher_jax.report.metrics import Metrics
+from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup
+from memsearcher_jax.report.page.svg import escape_html, share_bar
+from memsearcher_jax.report.statistics import mean, wilson_interval
+from memsearcher_jax.types import StopReason, TrajectorySummary
+
+LAST_STEPS = 10  # of training, averaged in the table of metrics
+MAIN, OTHER = "main", "other"
+FAMILIES = {
+    OTHER: "Other metrics",
+    STOP_PREFIX: "Stop reasons, fraction of trajectories",
+    PHASE_PREFIX: "Seconds of each phase",
+    "exact_match/": "Exact match by hops",
+    "test/": "Evaluations during training",
+}
+"""Headings of the families of metrics; the heading of another one is its prefix."""
+
+SCORES = {"exact_match": "exact match", "f1": "F1", "cover_exact_match": "cover exact match"}
+Key = Callable[[TrajectorySummary], int | None]  # what a breakdown groups by
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "") -> str:
+    """A table whose first column labels the row and whose other cells are numbers; cells are HTML."""
+    columns = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+        for first, *others in rows
+    )
+    footer = f'<p class="note">{escape_html(note)}</p>' if note else ""
+    label = escape_html(caption)
+    # A wide table scrolls in its own frame; tabindex makes it reachable by keyboard.
+    return (
+        f'<div class="table" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<caption>{label}</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{footer}</div>"
+    )
+
+
+def number(value: float) -> str:
+    """Four significant digits, an integer from ten thousand on; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.4g}" if abs(value) < 1e4 or math.isinf(value) else f"{value:,.0f}"
+
+
+def summary_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
+    """Means over trajectories (tokens per turn: over turns), without scores that no trajectory has."""
+    lengths = [tokens for summary in summaries for tokens in summary.context_lengths]
+    scores = {
+        label: mean([summary.scores[name] for summary in summaries if name in summary.scores])
+        for name, label in SCORES.items()
+        if any(name in summary.scores for summary in summaries)
+    }
+    return scores | {
+        "reward": mean([summary.reward for summary in summaries if not math.isnan(summary.reward)]),
+        "answered": mean([summary.stop is StopReason.ANSWERED for summary in summaries]),
+        "turns": mean([summary.turns for summary in summaries]),
+        "searches": mean([summary.searches for summary in summaries]),
+        "tokens per turn": mean(lengths),
+        "peak context": float(max(lengths, default=0)),
+    }
+
+
+def results_table(run: RunData, other: RunData | None) -> str:
+    """The metrics of results.json; with another evaluation, also its metrics and the differences."""
+    first = flatten(run.results.get("metrics", {}))
+    second = flatten(other.results.get("metrics", {})) if other else {}
+    names = [name for name in (first | second) if not name.startswith(STOP_PREFIX)]
+    if not (other and second):
+        return table("Metrics", ("metric", "value"), [(_label(name), number(first[name])) for name in names])
+    rows = []
+    for name in names:
+        a, b = first.get(name, math.nan), second.get(name, math.nan)
+        rows.append((_label(name), number(a), number(b), "–" if math.isnan(a - b) else f"{a - b:+,.4g}"))
+    return table("Metrics", ("metric", run.name, other.name, "difference"), rows)
+
+
+def steps_tables(steps: Sequence[Metrics]) -> str:
+    """Every metric of a training run: the main ones, and a folded table for each family of the others, "NAME/..."."""
+    families: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for metrics in steps for name in metrics if name != "step"):
+        prefix, slash, _ = name.partition("/")
+        family = MAIN if name in set(MetricName) else prefix + slash if slash else OTHER
+        families.setdefault(family, []).append(name)
+    caption = f"Metrics of {len(steps):,} steps"
+    main = _steps_table(caption, families.pop(MAIN, []), steps)
+    folded = (
+        f'<details class="metrics"><summary>{escape_html(FAMILIES.get(family, family))}</summary>'
+        f"{_steps_table(f'{caption}: {family}', members, steps)}</details>"
+        for family, members in families.items()
+    )
+    return main + "".join(folded)
+
+
+def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -> str:
+    """First and last value, mean of the last steps, minimum and maximum."""
+    rows = []
+    for name in names:
+        values = [metrics[name] for metrics in steps if name in metrics]
+        finite = [value for value in values if math.isfinite(value)]
+        last = [value for value in values[-LAST_STEPS:] if math.isfinite(value)]
+        ends = (number(min(finite)), number(max(finite))) if finite else ("–", "–")
+        rows.append((_label(name), _step_value(values[0]), _step_value(values[-1]), number(mean(last)), *ends))
+    return table(caption, ("metric", "first", "last", f"mean of last {LAST_STEPS}", "min", "max"), rows)
+
+
+def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
+    """Stop reasons that occurred, the most frequent first."""
+    counts = [Counter(summary.stop for summary in group.summaries) for group in groups]
+    rows = []
+    for stop, _ in sum(counts, Counter()).most_common():
+        description = escape_html(STOP_DESCRIPTIONS[stop])
+        cells = [f'<code>{escape_html(stop.value)}</code><br><span class="description">{description}</span>']
+        for color, (group, count) in enumerate(zip(groups, counts, strict=True)):
+            fraction = count[stop] / max(len(group.summaries), 1)
+            cells.append(f"{share_bar(fraction, color)}{100 * fraction:.1f}% <small>{count[stop]:,}</small>")
+        rows.append(cells)
+    return table("Stop reasons", ("reason", *(group.label for group in groups)), rows)
+
+
+def accuracy_table(caption: str, head: str, groups: Sequence[TrajectoryGroup], key: Key) -> str:
+    """Exact match with its interval for each value of `key`; "" if no scored trajectory has one."""
+    rows = []
+    for value, counts in correct_counts(groups, key).items():
+        cells = [str(value)]
+        for correct, total in counts:
+            low, high = wilson_interval(correct, total)
+            cell = f"{correct / total:.3f} <small>{low:.2f} to {high:.2f}, n {total:,}</small>" if total else "–"
+            cells.append(cell)
+        rows.append(cells)
+    note = "Exact match, 95% Wilson intervals."
+    return table(caption, (head, *(group.label for group in groups)), rows, note=note) if rows else ""
+
+
+def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
+    """The means of each dataset; "" for a single dataset."""
+    names = sorted({summary.dataset for group in groups for summary in group.summaries})
+    if len(names) < 2:
+        return ""
+    rows, head = [], []
+    for group in groups:
+        for name in names:
+            if chosen := [summary for summary in group.summaries if summary.dataset == name]:
+                metrics = summary_metrics(chosen)
+                head = max(head, ["dataset", "questions", *metrics], key=len)
+                title = escape_html(name or "unnamed")
+                if len(groups) > 1:
+                    title += f" <small>{escape_html(group.label)}</small>"
+                rows.append([title, f"{len(chosen):,}", *map(number, metrics.values())])
+    return table("Results by dataset", head, rows)
+
+
+def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
+    """The metrics of docs/memory_quality.md over the page's trajectories; "" if none wrote a memory."""
+    if not any(turn.wrote_memory for quality in qualities for turn in quality.turns):
+        return ""
+    over_turns = mean_metrics(turn.metrics for quality in qualities for turn in quality.turns)
+    at_the_end = mean_metrics(quality.last for quality in qualities)
+    rows = []
+    for name, over in over_turns.items():
+        means = (over, at_the_end.get(name))
+        rows.append([_label(name), *(f"{number(m.value)} <small>n {m.count:,}</small>" if m else "–" for m in means)])
+    note = f"Means over the turns, and over the last memories, of {len(qualities):,} trajectories; n have the metric."
+    return table("Memory quality", ("metric", "all turns", "last memory"), rows, note=note)
+
+
+def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> str:
+    """Every setting of run.json; with another run's, different settings come first and are highlighted."""
+    first, second = dict(_leaves(settings)), dict(_leaves(other or {}))
+    names = list(first | second)
+    if not other:
+        return table("Settings", ("setting", "value"), [(escape_html(name), _setting(first, name)) for name in names])
+    changed = [name for name in names if first.get(name) != second.get(name)]
+    rows = [(f"<mark>{escape_html(name)}</mark>", _setting(first, name), _setting(second, name)) for name in changed]
+    rows += [
+        (escape_html(name), _setting(first, name), _setting(second, name)) for name in names if name not in changed
+    ]
+    return table("Settings, differences first", ("setting", "this run", "the other"), rows)
+
+
+def correct_counts(groups: Sequence[TrajectoryGroup], key: Key) -> dict[int, list[tuple[int, int]]]:
+    """For each value of `key`, ascending: the correct and all scored trajectories with that value, of each group."""
+    scored = [[(key(one), one.correct) for one in group.summaries if one.correct is not None] for group in groups]
+    values = sorted({value for pairs in scored for value, _ in pairs if value is not None})
+    chosen = {value: [[correct for at, correct in pairs if at == value] for pairs in scored] for value in values}
+    return {value: [(sum(flags), len(flags)) for flags in columns] for value, columns in chosen.items()}
+
+
+def flatten(value: Any, name: str = "") -> dict[str, float]:
+    """The numbers in nested objects and lists, with slash-separated names; other values are dropped."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {path: leaf for key, inner in items for path, leaf in flatten(inner, f"{name}/{key}".strip("/")).items()}
+    if value in NON_FINITE or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return {name: float(value)}
+    return {}
+
+
+def _leaves(value: Any, name: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}".strip("."))
+    else:
+        yield name, value
+
+
+def _setting(settings: dict[str, Any], name: str) -> str:
+    return escape_html(settings[name]) if name in settings else "–"
+
+
+def _step_value(value: float) -> str:
+    """A non-finite value is shown, unlike a metric that was not measured."""
+    return number(value) if math.isfinite(value) else f'<em class="alarm">{escape_html(value)}</em>'
+
+
+def _label(name: str) -> str:
+    return escape_html(name.replace("_", " "))

@@ -1,0 +1,110 @@
+"""Where people watch a run: TensorBoard event files, or Weights & Biases.
+
+Both get the metrics that metrics.jsonl holds. Weights & Biases also gets the settings, and some trajectories of each
+step as a table; its environment variables (WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ...) apply.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from memsearcher_jax.report.trajectories import read_trajectories, step_path
+from memsearcher_jax.types import ScoredTrajectory
+
+TrackerName = Literal["tensorboard", "wandb"]
+WANDB = "wandb"  # directory of the files of Weights & Biases in a run directory
+WANDB_ID = "id.txt"  # in that directory: a resumed run continues the same run there
+TABLE_ROWS = 32
+TABLE_COLUMNS = ("question", "golden answers", "answer", "reward", "stop", "turns", "searches", "last memory")
+
+
+class Tracker(Protocol):
+    """Receives the metrics of each step, in ascending order."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_tracker(
+    name: TrackerName, directory: Path, *, resume_step: int | None, settings: Mapping[str, Any]
+) -> Tracker:
+    """The tracker of the run in `directory`. Raises ValueError in one line if it cannot start."""
+    if name == "tensorboard":
+        return TensorBoard(directory, resume_step)
+    return WeightsAndBiases(directory, settings)
+
+
+def check_installed(names: tuple[TrackerName, ...]) -> None:
+    """Raises ValueError in one line if the library of a tracker is missing."""
+    if "wandb" in names and importlib.util.find_spec("wandb") is None:
+        raise ValueError("rl.trackers wandb: wandb is not installed: pip install 'memsearcher_jax[wandb]'")
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard. Steps from `resume_step` on replace those of an earlier run."""
+
+    def __init__(self, directory: Path, resume_step: int | None):
+        from tensorboardX import SummaryWriter  # imports torch where it is installed: a second
+
+        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=resume_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases. Steps that are repeated after a resume appear twice there."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any]):
+        import wandb
+
+        self._directory, self._wandb = directory, wandb
+        id_file = directory / WANDB / WANDB_ID
+        id_file.parent.mkdir(parents=True, exist_ok=True)
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
+        try:
+            self._run = wandb.init(
+                dir=directory,
+                project=os.environ.get("WANDB_PROJECT", "memsearcher_jax"),
+                name=directory.name,
+                id=id_file.read_text().strip(),
+                resume="allow",
+                config=dict(settings),
+                settings=wandb.Settings(silent=True, x_disable_stats=True),
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"rl.trackers wandb: {reason}: run `wandb login`, or set WANDB_MODE=offline") from error
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        trajectories = step_path(self._directory, step)
+        table = {}
+        if trajectories.exists():
+            rows = [_table_row(scored) for scored in islice(read_trajectories(trajectories), TABLE_ROWS)]
+            table = {"trajectories": self._wandb.Table(columns=list(TABLE_COLUMNS), data=rows)}
+        self._run.log({"step": step, **values, **table})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _table_row(scored: ScoredTrajectory) -> tuple[str | float, ...]:
+    problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+    searches = sum(len(turn.queries) for turn in outcome.turns)
+    memory = outcome.turns[-1].memory if outcome.turns else ""
+    text = (problem.question, " | ".join(problem.golden_answers), outcome.answer)
+    return (*text, scored.reward, outcome.stop.value, len(outcome.turns), searches, memory)

@@ -1,0 +1,303 @@
+"""Builds an index folder in resumable steps: an interrupted build continues where it stopped.
+
+During the build, the folder for `wiki/` is `.wiki.building/` next to it:
+
+build.json     what is built; another corpus, encoder or vector type is rejected
+ids.*  contents.*          the passages; complete when corpus.json exists
+embeddings/000000.npy ...  each complete or missing; several processes can build different ones
+scann/         the tree; complete when tree.json exists, which contains its measured recall
+manifest.json  written last; then the folder is renamed
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.builder.build_dir import (
+    LOCK_SUFFIX,
+    check_absent,
+    explain_disk_full,
+    locked,
+    staging_dir,
+    write_json,
+    write_manifest,
+)
+from memsearcher_jax.retrieval.corpus import Corpus, corpus_checksum, open_corpus, save_corpus, store_corpus
+from memsearcher_jax.retrieval.hashing_encoder import Encoder
+from memsearcher_jax.retrieval.index import (
+    EMBEDDINGS,
+    FORMAT,
+    STATE,
+    TREE,
+    ExactIndex,
+    IndexConfig,
+    embedding_shards,
+    max_norm,
+)
+from memsearcher_jax.retrieval.vector_files import EmbeddingShards, Vectors
+
+BUILD, CORPUS, MEASURED, FLOATS = "build.json", "corpus.json", "tree.json", "float32.bin"
+TEMPORARY = (BUILD, CORPUS, MEASURED, FLOATS)
+PREFETCH = 2  # batches in progress: the host tokenises one while the devices compute the other
+PROBES = 512  # texts used as queries to tune a tree, and as many others to measure its recall
+PROBE_WORDS = 12
+MIN_COSINE = 0.9  # median cosine of precomputed vectors and the encoder's, below which the encoders differ
+COMPARED_ROWS = 32  # passages whose vectors are compared
+POLL_SECONDS = 10.0  # interval of checks for shards of other processes
+
+ProgressFn = Callable[[str, int, int], None]
+"""Receives the step of a build, the items done and the total, which is 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class BuildShard:
+    """The share of a process: the embedding shards whose number is `index` modulo `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"shard {self.index}/{self.count}: shards are numbered from 0 to {self.count - 1}")
+
+
+def prepare_corpus(path: Path, directory: Path, on_progress: ProgressFn = lambda step, done, total: None) -> Corpus:
+    """Read the corpus file `path`, of any size, into the staging folder of `directory`, unless it is there already.
+
+    Raises FileNotFoundError or ValueError for an invalid file, or one that changed since the build started.
+    """
+    check_absent(directory)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    stamp, staging = [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns], staging_dir(directory)
+    with explain_disk_full(staging), locked(staging, "corpus", wait=True):
+        if (staging / CORPUS).exists():
+            stored = json.loads((staging / CORPUS).read_text())
+            # The file may have been touched or decompressed again without a change of its content.
+            if stored["stamp"] != stamp and stored["checksum"] != corpus_checksum(path):
+                raise ValueError(f"{path} changed since the build of {staging} started: delete that folder to restart")
+            return open_corpus(staging, stored["checksum"])
+        try:
+            corpus = store_corpus(path, staging, lambda rows: on_progress("reading passages", rows, 0))
+        except ValueError:
+            shutil.rmtree(staging)  # it contains nothing of an invalid corpus that a later build could use
+            raise
+        write_json(staging / CORPUS, {"checksum": corpus.checksum, "stamp": stamp})
+        return corpus
+
+
+def build_index(
+    corpus: Corpus,
+    encoder: Encoder,
+    directory: Path,
+    config: IndexConfig,
+    encoder_state: Mapping[str, np.ndarray] | None = None,
+    *,
+    query_encoder: Encoder | None = None,
+    precomputed: Vectors | None = None,
+    shard: BuildShard = BuildShard(),
+    on_progress: ProgressFn = lambda step, done, total: None,
+) -> None:
+    """Embed `corpus` and write a folder that `open_index` reads, or continue an interrupted build.
+
+    Args:
+      encoder: embeds passages.
+      encoder_state: arrays that the encoder was fitted with; `open_index` returns them.
+      query_encoder: embeds queries, if that is another function; the tree is tuned with it.
+      precomputed: vectors to use instead of embedding, in the order of the corpus.
+      shard: the share of this process. Shard 0 waits for the others and then builds the tree; the others return when
+        their embeddings are written.
+
+    Raises:
+      FileExistsError: `directory` exists; it is not changed.
+      ValueError: the build was started with other settings; the encoder returned a wrong shape or numbers that are not
+        finite (the message names the passage); the precomputed vectors are from another encoder; the recall is not
+        reachable.
+      OSError: the disk is full. Finished steps are kept, and the next call continues.
+    """
+    check_absent(directory)
+    staging = staging_dir(directory)
+    with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
+
+        def embed(start: int, stop: int) -> np.ndarray:
+            if precomputed is not None:
+                return np.asarray(precomputed[start:stop], np.float32)
+            vectors_BD = encoder(corpus.texts(start, stop))
+            if vectors_BD.ndim != 2 or len(vectors_BD) != stop - start:
+                raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {stop - start} texts")
+            return vectors_BD
+
+        if precomputed is not None:
+            _check_precomputed(precomputed, corpus, encoder)
+        shards = _start(staging, corpus, config, embed(0, 1).shape[1], precomputed is not None)
+        _check_disk_space(staging, shards, config)
+        _write_shards(shards, embed, corpus, config.batch_size, shard, on_progress)
+        if shard.index:
+            return
+        while missing := shards.missing():
+            on_progress("waiting for the shards of other processes", shards.count - len(missing), shards.count)
+            time.sleep(POLL_SECONDS)
+        if encoder_state:
+            np.savez(staging / STATE, allow_pickle=False, **encoder_state)
+        manifest = {
+            "format": FORMAT,
+            "checksum": corpus.checksum,
+            "passages": len(corpus),
+            "dimensions": shards.size,
+            "max_norm": max(
+                max_norm(shards[rows.start : rows.stop]) for rows in map(shards.row_range, range(shards.count))
+            ),
+            "config": asdict(config),
+            **_build_tree(staging, shards, corpus, query_encoder or encoder, config, on_progress),
+        }
+        on_progress("computing checksums", 0, 0)
+        write_manifest(staging, manifest, omitted=TEMPORARY)
+        for name in TEMPORARY:
+            (staging / name).unlink(missing_ok=True)
+        staging.rename(directory)
+        for lock in directory.glob(f"*{LOCK_SUFFIX}"):
+            lock.unlink()
+
+
+def _start(staging: Path, corpus: Corpus, config: IndexConfig, size: int, precomputed: bool) -> EmbeddingShards:
+    """Record what is built, or check that it is the same; write the corpus if `prepare_corpus` did not."""
+    build = {
+        "checksum": corpus.checksum,
+        "encoder": config.encoder,
+        "dtype": config.dtype,
+        "shard_rows": config.shard_rows,
+        "dimensions": size,
+        "precomputed": precomputed,
+    }
+    if (staging / BUILD).exists():
+        stored = json.loads((staging / BUILD).read_text())
+        for name, value in build.items():
+            if stored.get(name) != value:
+                raise ValueError(
+                    f"{staging} was started with {name} {stored.get(name)!r}, not {value!r}: use the same settings, or "
+                    "delete that folder to restart"
+                )
+    if not (staging / CORPUS).exists():
+        save_corpus(corpus, staging)
+        write_json(staging / CORPUS, {"checksum": corpus.checksum, "stamp": None})
+    (staging / EMBEDDINGS).mkdir(exist_ok=True)
+    write_json(staging / BUILD, build)
+    return embedding_shards(staging, len(corpus), size, config)
+
+
+def _check_precomputed(precomputed: Vectors, corpus: Corpus, encoder: Encoder) -> None:
+    """Raises ValueError unless the vectors match the corpus and the encoder."""
+    if len(precomputed) != len(corpus):
+        raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(corpus)} passages")
+    rows = np.unique(np.linspace(0, len(corpus) - 1, COMPARED_ROWS).astype(int))
+    encoded_BD = encoder([corpus.contents[row] for row in rows])
+    given_BD = np.concatenate([np.asarray(precomputed[row : row + 1], np.float32) for row in rows])
+    if encoded_BD.shape != given_BD.shape:
+        raise ValueError(
+            f"the precomputed vectors have {given_BD.shape[1]} dimensions, the encoder's {encoded_BD.shape[1]}"
+        )
+    finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
+    encoded_BD, given_BD = encoded_BD[finite_B], given_BD[finite_B]
+    norms_B = np.linalg.norm(encoded_BD, axis=1) * np.linalg.norm(given_BD, axis=1)
+    cosine = float(np.median(np.sum(encoded_BD * given_BD, axis=1) / np.maximum(norms_B, 1e-12)))
+    if not cosine >= MIN_COSINE:
+        raise ValueError(
+            f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with this "
+            f"encoder's is {cosine:.3f}; check the encoder, its prompts and the order of the corpus"
+        )
+
+
+def _write_shards(
+    shards: EmbeddingShards,
+    embed: Callable[[int, int], np.ndarray],
+    corpus: Corpus,
+    batch_size: int,
+    build_shard: BuildShard,
+    on_progress: ProgressFn,
+) -> None:
+    """Write the missing shards of this process."""
+    numbers = range(build_shard.index, shards.count, build_shard.count)
+    missing = [number for number in numbers if not shards.exists(number)]
+    total = sum(len(shards.row_range(number)) for number in numbers)
+    done = total - sum(len(shards.row_range(number)) for number in missing)
+    on_progress("embedding", done, total)
+    with ThreadPoolExecutor(PREFETCH) as pool:
+        for number in missing:
+            rows = shards.row_range(number)
+            starts = range(rows.start, rows.stop, batch_size)
+            batches = []
+            for batch_BD in pool.map(lambda start, end=rows.stop: embed(start, min(start + batch_size, end)), starts):
+                batches.append(batch_BD)
+                done += len(batch_BD)
+                on_progress("embedding", done, total)
+            vectors_BD = np.concatenate(batches)
+            finite_B = np.isfinite(vectors_BD).all(axis=1)
+            if not finite_B.all():
+                passage = corpus.ids[rows[int(np.argmin(finite_B))]]
+                raise ValueError(f'the embedding of passage "{passage}" is not finite; check the encoder')
+            shards.write(number, vectors_BD)
+
+
+def _build_tree(
+    staging: Path,
+    shards: EmbeddingShards,
+    corpus: Corpus,
+    encoder: Encoder,
+    config: IndexConfig,
+    on_progress: ProgressFn,
+) -> dict[str, Any]:
+    """Return the tree's entries of the manifest: its settings, recall, and the number of queries that measured it."""
+    if config.index_type == "exact" or shards.rows < scann_index.MIN_TREE_ROWS:
+        return {"tree": None, "recall": 1.0, "measured_on": 0}
+    if not (staging / MEASURED).exists():
+        on_progress("building the tree", 0, 0)
+        shutil.rmtree(staging / TREE, ignore_errors=True)
+        vectors_RD = _float32_file(shards, staging / FLOATS)
+        tree = scann_index.build_tree(vectors_RD, scann_index.untuned_settings(*shards.shape))
+        on_progress("measuring recall", 0, 0)
+        # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
+        rows = np.linspace(0, len(corpus) - 1, 2 * PROBES).astype(int)
+        probes_QD = encoder([" ".join(corpus.contents[row].split()[-PROBE_WORDS:]) for row in rows])
+        probes_QD = probes_QD[probes_QD.any(axis=1)]
+        exact_QN, _ = ExactIndex(shards).search(probes_QD, scann_index.TOP)
+        # Recall is measured on the odd probes, since it is higher on those that tuned the tree.
+        tree = scann_index.tune(tree, probes_QD[::2], exact_QN[::2], config.target_recall)
+        ids_QN, _ = tree.search(probes_QD[1::2], scann_index.TOP)
+        scann_index.save_tree(tree, staging / TREE)
+        recall = scann_index.recall_at_n(ids_QN, exact_QN[1::2])
+        write_json(staging / MEASURED, {"tree": asdict(tree.settings), "recall": recall, "measured_on": len(ids_QN)})
+    return json.loads((staging / MEASURED).read_text())
+
+
+def _float32_file(shards: EmbeddingShards, path: Path) -> np.ndarray:
+    """Memory-map all vectors from one file: ScaNN keeps copies in memory while it trains."""
+    with path.open("wb") as file:
+        for shard in range(shards.count):
+            rows = shards.row_range(shard)
+            file.write(shards[rows.start : rows.stop].data)
+    return np.memmap(path, np.float32, mode="r", shape=shards.shape)
+
+
+def _check_disk_space(staging: Path, shards: EmbeddingShards, config: IndexConfig) -> None:
+    """Raises OSError before work whose result does not fit on the disk."""
+    missing_rows = sum(len(shards.row_range(shard)) for shard in shards.missing())
+    needed = missing_rows * shards.size * (4 if config.dtype == "float32" else 2)
+    if config.index_type == "scann" and shards.rows >= scann_index.MIN_TREE_ROWS:
+        needed += shards.rows * shards.size * 4  # the float32 file for ScaNN
+        needed += shards.rows * (shards.size * 2 + shards.size // 2 + 8)  # ScaNN's files: bfloat16, codes, a leaf
+    free = shutil.disk_usage(staging).free
+    if needed > free:
+        raise OSError(
+            f"{staging}: needs {needed / 1e9:,.4g} GB, but the disk has {free / 1e9:,.4g} GB free: free some space, or "
+            "build on another disk"
+        )

@@ -1,0 +1,222 @@
+"""The documents of a folder as the passages of a corpus: Markdown, plain text, HTML and PDF.
+
+A passage is part of one section of one document, so that its title names what it is about and its id says where it is.
+The libraries that read the formats come with the extra `documents`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup
+
+TITLE_SEPARATOR = " > "
+PARAGRAPH_END = r"\n[ \t]*\n"
+# Chinese and Japanese have no spaces between words, and no space after a sentence: each character counts as a word.
+IDEOGRAPH = r"\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60"
+WORD = re.compile(rf"[{IDEOGRAPH}]|[^\s{IDEOGRAPH}]+")
+SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
+HTML_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+HTML_BLOCKS = {"address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "hr", "li", "main"}
+HTML_BLOCKS |= {"ol", "p", "pre", "section", "table", "tr", "ul"}
+HTML_NO_CONTENT = ["script", "style", "nav", "footer", "aside", "form", "noscript", "template", "svg"]
+
+
+class UnreadableDocument(ValueError):
+    """A document that cannot be read; the message is one line that starts with its path."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The text between two headings, or a page of a PDF."""
+
+    headings: tuple[str, ...]  # the document's title, and the headings down to the section's own
+    text: str
+    start: int = 0  # offset of `text` in the document's text (PDF: in the page's), in characters
+    page: int | None = None  # PDF: counted from 1
+
+
+@dataclass(frozen=True)
+class DocumentPassage:
+    """At most a given number of words of one section."""
+
+    source: str  # path of the document, relative to the folder
+    section: Section
+    start: int  # offsets of the passage, as `Section.start`
+    end: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of a corpus in FlashRAG's layout. The id is unique, and says where the passage is."""
+        page = "" if self.section.page is None else f"#page={self.section.page}"
+        text = self.section.text[self.start - self.section.start : self.end - self.section.start]
+        title = TITLE_SEPARATOR.join(self.section.headings).replace('"', "'")
+        metadata = {"source": self.source, "start": self.start, "end": self.end}
+        if self.section.page is not None:
+            metadata["page"] = self.section.page
+        return {"id": f"{self.source}{page}:{self.start}", "contents": f'"{title}"\n{text}', "metadata": metadata}
+
+
+def find_documents(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The documents in a folder and its subfolders, sorted, and the files of other formats.
+
+    Hidden files and folders and symbolic links are left out.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    documents = [path for path in visible if path.suffix.lower() in READERS]
+    return documents, [path for path in visible if path.suffix.lower() not in READERS]
+
+
+def read_passages(folder: Path, document: Path, max_words: int) -> list[DocumentPassage]:
+    """The passages of a document in `folder`, at most `max_words` words each, which end where a sentence ends.
+
+    Only a sentence of more than `max_words` words is cut. An empty document has no passages. Raises UnreadableDocument,
+    and ImportError without the extra.
+    """
+    sections = READERS[document.suffix.lower()](document)
+    source = document.relative_to(folder).as_posix()
+    return [
+        DocumentPassage(source, section, section.start + start, section.start + end)
+        for section in sections
+        for start, end in split_text(section.text, max_words)
+    ]
+
+
+def split_text(text: str, max_words: int) -> Iterator[tuple[int, int]]:
+    """The (start, end) of consecutive passages of at most `max_words` words, without the space around them."""
+    start, end, words = 0, 0, 0
+    for sentence in SENTENCE.finditer(text):
+        spans = [word.span() for word in WORD.finditer(text, *sentence.span())]
+        if words and words + len(spans) > max_words:
+            yield start, end
+            words = 0
+        for first in range(0, len(spans), max_words):
+            if first:
+                yield start, end
+                words = 0
+            run = spans[first : first + max_words]
+            start, end, words = start if words else run[0][0], run[-1][1], words + len(run)
+    if words:
+        yield start, end
+
+
+def read_text(path: Path) -> list[Section]:
+    return [Section((path.stem,), _decode(path))]
+
+
+def read_markdown(path: Path) -> list[Section]:
+    """The sections keep their Markdown; front matter in YAML is left out."""
+    from markdown_it import MarkdownIt
+
+    text = _decode(path)
+    body = front_matter.end() if (front_matter := re.match(r"---\n.*?\n---[ \t]*\n", text, re.DOTALL)) else 0
+    line_starts = [body, *(body + match.end() for match in re.finditer("\n", text[body:])), len(text)]
+    outline = _Outline(path.stem)
+    start = body
+    tokens = MarkdownIt("commonmark").parse(text[body:])
+    for token, content in pairwise(tokens):
+        if token.type == "heading_open" and token.map and not token.level:
+            first, after = token.map
+            outline.add_text(text[start : line_starts[first]], start)
+            outline.open(int(token.tag[1]), "".join(child.content for child in content.children or ()))
+            start = line_starts[after]
+    outline.add_text(text[start:], start)
+    return outline.sections
+
+
+def read_html(path: Path) -> list[Section]:
+    """Offsets count in the text of the page, without tags, navigation and scripts."""
+    from bs4 import BeautifulSoup
+    from bs4.element import NavigableString, Tag
+
+    soup = BeautifulSoup(path.read_bytes(), "html.parser")
+    for element in soup(HTML_NO_CONTENT):
+        element.decompose()
+    outline = _Outline(_html_title(soup) or path.stem)
+    text, offset = "", 0
+
+    def close() -> None:
+        nonlocal text, offset
+        outline.add_text(text, offset)
+        text, offset = "", offset + len(text)
+
+    for node in (soup.body or soup).descendants:
+        if isinstance(node, Tag) and node.name in HTML_HEADINGS:
+            close()
+            outline.open(HTML_HEADINGS[node.name], node.get_text(" ", strip=True))
+        elif isinstance(node, Tag) and node.name in HTML_BLOCKS:
+            text = text.rstrip(" ") + "\n\n" if text.strip() else text
+        # Comments and other markup are subclasses of NavigableString.
+        elif type(node) is NavigableString and not node.find_parent(list(HTML_HEADINGS)):
+            words = re.sub(r"\s+", " ", node)
+            text += words.lstrip(" ") if not text or text[-1].isspace() else words
+    close()
+    return outline.sections
+
+
+def read_pdf(path: Path) -> list[Section]:
+    """A section per page. Lines are joined, and words that were divided at the end of a line."""
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    try:
+        reader = PdfReader(path)
+        is_readable = not reader.is_encrypted or bool(reader.decrypt(""))
+        pages = [page.extract_text() for page in reader.pages] if is_readable else []
+        title = str(reader.metadata.title or "").strip() if is_readable and reader.metadata else ""
+    except (PyPdfError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # damaged files
+        raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
+    if not is_readable:
+        raise UnreadableDocument(f"{path}: is encrypted: remove the password first")
+    if not any(page.strip() for page in pages):
+        raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
+    joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
+    return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
+
+
+READERS = {
+    **dict.fromkeys((".md", ".markdown"), read_markdown),
+    ".txt": read_text,
+    **dict.fromkeys((".html", ".htm"), read_html),
+    ".pdf": read_pdf,
+}
+"""How to read a document, by the suffix of its name in lower case."""
+
+
+class _Outline:
+    """Collects sections with the headings that they are under."""
+
+    def __init__(self, title: str):
+        self.sections: list[Section] = []
+        self._title = title
+        self._open: list[tuple[int, str]] = []  # (level, heading)
+
+    def open(self, level: int, heading: str) -> None:
+        """Starts the section of a heading; it ends those of its own and of deeper levels."""
+        self._open = [outer for outer in self._open if outer[0] < level]
+        if heading := " ".join(heading.split()):
+            self._open.append((level, heading))
+
+    def add_text(self, text: str, start: int) -> None:
+        """A section under the open headings. An <h1> or # heading replaces the document's title."""
+        title = () if self._open and self._open[0][0] == 1 else (self._title,)
+        if text.strip():
+            self.sections.append(Section((*title, *(heading for _, heading in self._open)), text, start))
+
+
+def _html_title(soup: BeautifulSoup) -> str:
+    return " ".join(soup.title.get_text().split()) if soup.title else ""
+
+
+def _decode(path: Path) -> str:
+    """The text of a file, with line ends as Markdown's parser counts them."""
+    try:
+        return re.sub(r"\r\n?", "\n", path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UnreadableDocument(f"{path}: not UTF-8 (byte {error.start}): convert it with iconv") from error

@@ -1,0 +1,112 @@
+"""Retrievers turn queries into row numbers of a corpus: by dense vectors, by words, or by a fusion of both.
+
+A ranking is a pair `(ids_QN, scores_QN)`: row numbers (int64) and scores (float32), best first. An empty place has id
+-1 and score -inf; empty places come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from memsearcher_jax.retrieval.hashing_encoder import Encoder
+from memsearcher_jax.retrieval.index import Index
+
+Ranking = tuple[np.ndarray, np.ndarray]
+
+RRF_K = 3.0
+"""Added to ranks in reciprocal rank fusion. With the usual 60, a passage ranked tenth twice beats one ranked first
+once: passages that are merely near the question then displace those that only one retriever finds."""
+
+
+class Retriever(Protocol):
+    def search(self, queries: list[str], top_n: int) -> Ranking:
+        """Return the ranking of each query, with N at most `top_n`. A query's row does not depend on its batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseRetriever:
+    """Ranks by inner products of vectors."""
+
+    encoder: Encoder  # of queries
+    index: Index
+
+    def search(self, queries: list[str], top_n: int) -> Ranking:
+        vectors_QD = self.encoder(queries)
+        # Every inner product with a zero vector is 0, and the order of the rows would look like a ranking.
+        nonzero = np.flatnonzero(vectors_QD.any(axis=1))
+        ids, scores = self.index.search(vectors_QD[nonzero], top_n)
+        ids_QN = np.full((len(queries), ids.shape[1]), -1, np.int64)
+        scores_QN = np.full(ids_QN.shape, -np.inf, np.float32)
+        ids_QN[nonzero], scores_QN[nonzero] = ids, scores
+        return ids_QN, scores_QN
+
+
+@dataclass(frozen=True)
+class HybridRetriever:
+    """Ranks by reciprocal rank fusion of other retrievers.
+
+    All retrievers rank to a fixed depth, so that the first results do not depend on `top_n`. The passages to which the
+    best passage links form one more ranking: a multi-hop question needs the passage that its first passage names.
+    """
+
+    retrievers: tuple[Retriever, ...]
+    weights: tuple[float, ...]  # of each retriever
+    depth: int = 100
+    linked_rows: Callable[[int], np.ndarray] | None = None  # row -> the rows to which its passage links, best first
+    link_weight: float = 0.5
+
+    def search(self, queries: list[str], top_n: int) -> Ranking:
+        depth = max(self.depth, top_n)
+        with ThreadPoolExecutor(len(self.retrievers)) as pool:
+            rankings = list(pool.map(lambda retriever: retriever.search(queries, depth)[0], self.retrievers))
+        return pad_rankings([self._fuse(ids_N, top_n) for ids_N in zip(*rankings, strict=True)])
+
+    def _fuse(self, rankings: Sequence[np.ndarray], top_n: int) -> Ranking:
+        best_1, _ = reciprocal_rank_fusion(rankings, self.weights, 1)
+        if self.linked_rows is None or not len(best_1):
+            return reciprocal_rank_fusion(rankings, self.weights, top_n)
+        links = self.linked_rows(int(best_1[0]))
+        return reciprocal_rank_fusion((*rankings, links), (*self.weights, self.link_weight), top_n)
+
+
+def reciprocal_rank_fusion(rankings: Sequence[np.ndarray], weights: Sequence[float], top_n: int) -> Ranking:
+    """Score each row by the sum of weight / (RRF_K + rank) over the rankings that contain it.
+
+    After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights.
+
+    Args:
+      rankings: row numbers, best first; -1 is an empty place. Ranks count from 1.
+
+    Returns:
+      `(ids_N, scores_N)`, N at most `top_n`; equal scores are ordered by row number.
+    """
+    scores: dict[int, float] = {}
+    for ids_N, weight in zip(rankings, weights, strict=True):
+        for rank, row in enumerate(ids_N[ids_N >= 0].tolist(), start=1):
+            scores[row] = scores.get(row, 0.0) + weight / (RRF_K + rank)
+    return top_k(np.array(list(scores), np.int64), np.array(list(scores.values()), np.float32), top_n)
+
+
+def top_k(ids_R: np.ndarray, scores_R: np.ndarray, k: int) -> Ranking:
+    """The `k` highest scores with their ids, best first; equal scores are ordered by id."""
+    if len(ids_R) > k:
+        kept = scores_R >= np.partition(scores_R, -k)[-k]  # including all ties for the last place
+        ids_R, scores_R = ids_R[kept], scores_R[kept]
+    order_N = np.lexsort((ids_R, -scores_R))[:k]
+    return ids_R[order_N], scores_R[order_N]
+
+
+def pad_rankings(rankings: Sequence[Ranking]) -> Ranking:
+    """Stack rankings `(ids_N, scores_N)` of single queries, padded to the longest."""
+    width = max((len(ids_N) for ids_N, _ in rankings), default=0)
+    ids_QN = np.full((len(rankings), width), -1, np.int64)
+    scores_QN = np.full((len(rankings), width), -np.inf, np.float32)
+    for row, (ids_N, scores_N) in enumerate(rankings):
+        ids_QN[row, : len(ids_N)], scores_QN[row, : len(scores_N)] = ids_N, scores_N
+    return ids_QN, scores_QN

@@ -1,0 +1,239 @@
+"""Approximate search by ScaNN (Guo et al., "Accelerating Large-Scale Inference with Anisotropic Vector Quantization",
+ICML 2020).
+
+A tree splits the vectors into leaves by k-means. A query scores quantised residuals in its nearest leaves and rescores
+the best candidates with the full vectors, here in bfloat16. The shape of the tree follows from the number and the size
+of the vectors. The leaves and candidates that a recall requires depend on the vectors much more than on their number:
+on 9,002 passages, hashed words need nearly all of 95 leaves, and clustered vectors one in ten. `tune` measures both.
+
+`scann` is imported where it is used, so that reading a config and printing `--help` do not need it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memsearcher_jax.retrieval.config import MAX_TOP_N
+
+MIN_TREE_ROWS = 20_000  # exact search of fewer takes about a millisecond a query
+TOP = 5  # results whose recall is measured
+# Numbers of rows to rescore that `tune` tries. At least twice MAX_TOP_N: a search for fewer results then considers the
+# same rows, and a query's results do not depend on the largest number of results in its batch.
+CANDIDATES = (2 * MAX_TOP_N, 512, 1_024)
+MAX_BLOCKS = 256  # of quantised dimensions; with more, ScaNN leaves its fastest path
+MAX_LEAF_GROWTH = 4  # fewer candidates are tried with up to this multiple of the leaves
+SAMPLES_PER_LEAF = 50  # rows that train k-means
+CODEBOOK_ROWS = 100_000  # rows that train the quantiser
+SMALL_TREE_ROWS = 50_000  # trees of fewer rows have half as many leaves
+MIN_THREAD_QUERIES = 8  # fewer queries are not worth another thread
+ASSETS, PICKLED = "scann_assets.pbtxt", "scann_docids.pkl"  # ScaNN's file names
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """How a tree is built and searched, and its measured recall."""
+
+    leaves: int
+    block_size: int  # dimensions per quantised code
+    leaves_searched: int
+    candidates: int = CANDIDATES[-1]  # rows per query that are rescored with full vectors
+    recall: float = 0.0  # of the top five, on the queries used for tuning
+
+
+@dataclass(frozen=True)
+class ScannIndex:
+    """An `Index` (see index.py) over a ScaNN searcher."""
+
+    searcher: Any
+    rows: int
+    settings: TreeSettings
+
+    def search(self, vectors_QD: np.ndarray, top_n: int) -> tuple[np.ndarray, np.ndarray]:
+        n = min(top_n, self.rows)
+        if not len(vectors_QD):
+            return np.zeros((0, n), np.int64), np.zeros((0, n), np.float32)
+        limits = {
+            "leaves_to_search": self.settings.leaves_searched,
+            "pre_reorder_num_neighbors": max(self.settings.candidates, 2 * n),
+        }
+        queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if threads > 1 and len(queries_QD) > MIN_THREAD_QUERIES:
+            batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // threads))
+            results = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=batch_size)
+        else:
+            results = self.searcher.search_batched(queries_QD, n, **limits)
+        ids_QN, scores_QN = results
+        # ScaNN pads a short result with row 0 and score NaN.
+        empty_QN = np.isnan(scores_QN)
+        return np.where(empty_QN, -1, ids_QN.astype(np.int64)), np.where(empty_QN, np.float32(-np.inf), scores_QN)
+
+
+def check_installed() -> None:
+    """Raises ValueError, in one line, if ScaNN is not installed."""
+    if importlib.util.find_spec("scann") is None:
+        raise ValueError("ScaNN is not installed (it has wheels for Linux only): set retrieval.index_type to exact")
+
+
+def untuned_settings(rows: int, size: int) -> TreeSettings:
+    """The tree for `rows` vectors of `size` dimensions, with a search of every leaf, which `tune` reduces.
+
+    More leaves mean more centres and fewer rows to score. Measured on 50,000 to 1,000,000 rows, 4 sqrt(rows) leaves
+    give up to twice the queries/s of sqrt(rows). On 9,002 rows 2 sqrt(rows) are a quarter faster, since centres are
+    then a larger part of the work. Codes of two dimensions are the finest that ScaNN's fast path supports well.
+    """
+    leaves = max(1, math.isqrt((4 if rows < SMALL_TREE_ROWS else 16) * rows))
+    return TreeSettings(leaves, max(2, -(-size // MAX_BLOCKS)), leaves_searched=leaves)
+
+
+def build_tree(vectors_RD: np.ndarray, settings: TreeSettings) -> ScannIndex:
+    """Train and fill a tree.
+
+    `vectors_RD`, float32 and contiguous, may be memory-mapped; no reference to it is kept.
+    """
+    import scann
+
+    rows = len(vectors_RD)
+    samples = min(rows, SAMPLES_PER_LEAF * settings.leaves)
+    sample_norms = np.linalg.norm(vectors_RD[:: max(1, rows // 1_000)], axis=1)
+    builder: Any = scann.scann_ops_pybind.builder(vectors_RD, TOP, "dot_product")
+    searcher = (
+        builder.tree(
+            num_leaves=settings.leaves,
+            num_leaves_to_search=settings.leaves_searched,
+            training_sample_size=samples,
+            # ScaNN dissolves leaves with less of the sample. Its default equals the average leaf here, so that half of
+            # the leaves would be dissolved and a query would need several times as many.
+            min_partition_size=max(1, samples // settings.leaves // 5),
+            spherical=bool(np.allclose(sample_norms, 1, atol=0.01)),
+        )
+        .score_ah(
+            settings.block_size,
+            anisotropic_quantization_threshold=0.2,
+            training_sample_size=min(rows, CODEBOOK_ROWS),
+        )
+        .reorder(CANDIDATES[-1], quantize=scann.ReorderType.BFLOAT16)
+        .build()
+    )
+    return ScannIndex(searcher, rows, settings)
+
+
+def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target_recall: float) -> ScannIndex:
+    """Return the same tree with the fastest settings that reach `target_recall` of the queries' exact top five.
+
+    The largest number of candidates needs the fewest leaves. From there on, fewer candidates are tried with more leaves
+    as long as these stay few, and the fastest pair is kept: no measurement searches much more of the tree than the
+    result does. Raises ValueError if all leaves with the most candidates do not reach the recall.
+    """
+    tuned: list[tuple[float, ScannIndex]] = []
+    too_few, max_leaves = 0, index.settings.leaves
+    for candidates in reversed(CANDIDATES):
+
+        def measure(leaves: int, candidates: int = candidates) -> ScannIndex:
+            return _with_recall(index, leaves, candidates, queries_QD, exact_QN)
+
+        trial = _min_leaves(measure, too_few, max_leaves, target_recall)
+        if trial is None:
+            break
+        tuned.append((_search_seconds(trial, queries_QD), trial))
+        too_few = trial.settings.leaves_searched - 1
+        max_leaves = min(max_leaves, MAX_LEAF_GROWTH * trial.settings.leaves_searched)
+    if not tuned:
+        recall = _with_recall(index, index.settings.leaves, CANDIDATES[-1], queries_QD, exact_QN).settings.recall
+        raise ValueError(
+            f"ScaNN reaches a recall of {recall:.3f} in the exact top {TOP}: lower retrieval.target_recall from "
+            f"{target_recall}"
+        )
+    return min(tuned, key=lambda pair: pair[0])[1]
+
+
+def recall_at_n(result_QN: np.ndarray, exact_QN: np.ndarray) -> float:
+    """Share of the exact results that are among the approximate ones."""
+    return float((result_QN[:, :, None] == exact_QN[:, None, :]).any(axis=1).mean())
+
+
+def save_tree(index: ScannIndex, directory: Path) -> None:
+    """Write the files that `load_tree` reads. Raises OSError if ScaNN cannot write, for instance on a full disk."""
+    directory.mkdir()
+    try:
+        # Absolute paths would break when the folder is moved.
+        index.searcher.serialize(str(directory), relative_path=True)
+    except RuntimeError as error:  # ScaNN's only error for it
+        raise OSError(f"{directory}: ScaNN cannot write its files ({error}); is the disk full?") from error
+
+
+def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
+    """Read the files that `save_tree` wrote; the folder may have moved."""
+    import scann
+
+    _check_trusted(directory)
+    try:
+        searcher = scann.scann_ops_pybind.load_searcher(str(directory), assets_backcompat_shim=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{directory}: ScaNN cannot read its files ({error}); rebuild the index") from error
+    if searcher.size() != rows:
+        raise ValueError(f"{directory}: contains {searcher.size()} vectors, not {rows}; rebuild the index")
+    return ScannIndex(searcher, rows, settings)
+
+
+def _check_trusted(directory: Path) -> None:
+    """Raises ValueError for files that ScaNN would load and `save_tree` never writes.
+
+    ScaNN unpickles document ids, which can execute code, and opens every file that its asset list names.
+    """
+    assets = directory / ASSETS
+    text = assets.read_text(encoding="utf-8", errors="replace") if assets.is_file() else ""
+    local = re.findall(r'asset_path: "[-.\w]+"', text)
+    if (directory / PICKLED).exists() or len(local) != text.count("asset_path"):
+        raise ValueError(f"{directory}: contains pickled ids or names files elsewhere: do not trust it, rebuild it")
+
+
+def _min_leaves(
+    measure: Callable[[int], ScannIndex], too_few: int, max_leaves: int, target_recall: float
+) -> ScannIndex | None:
+    """Return the trial with the fewest leaves above `too_few` that reaches the recall, to within a twentieth.
+
+    Returns None if `max_leaves` do not reach it. Doubles the leaves first and then bisects, since the cost of a
+    measurement grows with the leaves.
+    """
+    trial = measure(max(too_few + 1, max_leaves // 128))
+    while trial.settings.recall < target_recall:
+        too_few = trial.settings.leaves_searched
+        if too_few == max_leaves:
+            return None
+        trial = measure(min(2 * too_few, max_leaves))
+    while trial.settings.leaves_searched - too_few > max(1, too_few // 20):
+        middle = measure((too_few + trial.settings.leaves_searched) // 2)
+        if middle.settings.recall >= target_recall:
+            trial = middle
+        else:
+            too_few = middle.settings.leaves_searched
+    return trial
+
+
+def _with_recall(
+    index: ScannIndex, leaves: int, candidates: int, queries_QD: np.ndarray, exact_QN: np.ndarray
+) -> ScannIndex:
+    trial = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
+    recall = recall_at_n(trial.search(queries_QD, TOP)[0], exact_QN)
+    return replace(trial, settings=replace(trial.settings, recall=recall))
+
+
+def _search_seconds(index: ScannIndex, queries_QD: np.ndarray, repeats: int = 5) -> float:
+    """The minimum over several searches for all queries, since other load on the machine can only slow one down."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        index.search(queries_QD, TOP)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

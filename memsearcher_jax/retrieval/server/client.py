@@ -1,0 +1,233 @@
+"""Clients of the search service and of any JSON service: retries, exponential backoff and a circuit breaker.
+
+Transient failures are retried: no connection, a timeout, a truncated response, a response that is not JSON (such as a
+proxy's error page), status 429 and 5xx. The pauses grow and are drawn at random, so that many clients do not retry at
+the same moment. Any other status is an error without a retry.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from memsearcher_jax.types import Passage
+
+MAX_RESPONSE_BYTES = 1 << 28  # far above the largest batch
+FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0  # seconds, before jitter
+MAX_QUERY_CHARS = 4_000  # encoders read less, and a service may reject a batch because of one longer query
+
+
+class ServiceUnavailable(ConnectionError):
+    """The service did not respond, or its response is unreadable or reports a temporary failure.
+
+    `retry_after`: seconds until an open circuit breaker admits the next call; 0 while it is closed.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestRejected(ValueError):
+    """The service rejected the request, or its response is JSON of an unexpected form."""
+
+
+@dataclass
+class CircuitBreaker:
+    """Suspends calls to a service that keeps failing (Nygard, "Release It!", 2007). Thread-safe.
+
+    The circuit is closed at first: every call is admitted. It opens after `failure_threshold` consecutive failures and
+    rejects calls for `reset_timeout` seconds. Then it admits one trial call: a success closes the circuit, a failure
+    keeps it open for another `reset_timeout` seconds.
+    """
+
+    failure_threshold: int = 3
+    reset_timeout: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+    _failures: int = field(default=0, init=False)
+    _next_trial: float = field(default=0.0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last calls failed, so that the next admitted call is a trial."""
+        return self._failures >= self.failure_threshold
+
+    def acquire(self) -> float:
+        """Return 0 if the call is admitted, else the seconds to wait. An admitted call must report its result."""
+        with self._lock:
+            wait = self._next_trial - self.clock()
+            if wait > 0:
+                return wait
+            if self.is_open:
+                self._next_trial = self.clock() + self.reset_timeout  # other calls wait for the result of this trial
+            return 0.0
+
+    def record_success(self) -> None:
+        with self._lock:
+            self._failures, self._next_trial = 0, 0.0
+
+    def record_failure(self) -> float:
+        """Return the seconds until the next call is admitted; 0 while the circuit is closed."""
+        with self._lock:
+            self._failures += 1
+            if not self.is_open:
+                return 0.0
+            self._next_trial = self.clock() + self.reset_timeout
+            return self.reset_timeout
+
+
+@dataclass(frozen=True)
+class JsonClient:
+    """A thread-safe client of the service at `url`, such as http://host:8000. `timeout` is in seconds per attempt.
+
+    Raises ValueError for an invalid `url`.
+    """
+
+    setting: ClassVar[str] = "url"  # the setting that holds the address, for error messages
+
+    url: str
+    timeout: float = 10.0
+    max_attempts: int = 4
+    circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker, compare=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    jitter: Callable[[], float] = field(default=random.random, repr=False, compare=False)  # in [0, 1)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Logs and run.json contain the address, so this message must not repeat it.
+        if re.search(r"//[^/]*@|[?#]", self.url):
+            raise ValueError(
+                f"{self.setting} contains a user, a password or a query, which would be stored and logged: remove it; "
+                "pass keys in an environment variable"
+            )
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # raised for an invalid port
+            valid = False
+        if not valid:
+            raise ValueError(f"{self.setting} {self.url!r} is not a valid address: write it like http://host:8000")
+
+    def request(self, method: str, path: str, body: Any) -> Any:
+        """Return the JSON of the response.
+
+        Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address.
+        """
+        if wait := self.circuit_breaker.acquire():
+            raise ServiceUnavailable(f"{self.url} keeps failing: requests are suspended for another {wait:.0f} s", wait)
+        attempts = 1 if self.circuit_breaker.is_open else self.max_attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                response = self.request_once(method, path, body)
+            except ServiceUnavailable as error:
+                if attempt == attempts:
+                    wait = self.circuit_breaker.record_failure()
+                    raise ServiceUnavailable(f"{error} (attempt {attempt} of {attempts})", wait) from error
+                self.sleep(self.jitter() * min(MAX_PAUSE, FIRST_PAUSE * 2**attempt))
+            except RequestRejected:
+                self.circuit_breaker.record_success()  # a service that rejects a request is available
+                raise
+            else:
+                self.circuit_breaker.record_success()
+                return response
+
+    def request_once(self, method: str, path: str, body: Any) -> Any:
+        """As `request`, without retries and without the circuit breaker."""
+        parts = urllib.parse.urlsplit(self.url)
+        connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = connection_type(parts.hostname or "", parts.port, timeout=self.timeout)
+        deadline = time.monotonic() + self.timeout
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            headers = {"Content-Type": "application/json", **self.headers}
+            connection.request(method, parts.path.rstrip("/") + path, data, headers)
+            status, text = _read_response(connection, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceUnavailable(f"{self.url} does not respond: {_reason(error)}") from error
+        finally:
+            connection.close()
+        if status == 429 or status >= 500:
+            raise ServiceUnavailable(f"{self.url} returned status {status}: {self._excerpt(text)}")
+        if status != 200:
+            raise RequestRejected(f"{self.url} rejected the request with status {status}: {self._excerpt(text)}")
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ServiceUnavailable(f"{self.url} did not return JSON: {self._excerpt(text)}") from error
+
+    def _excerpt(self, text: bytes, max_bytes: int = 200) -> str:
+        """The first bytes of a response on one line, without secrets: some services repeat the key they reject."""
+        for value in self.headers.values():
+            for secret in {value, *value.split()} - {"Bearer"}:
+                text = text.replace(secret.encode(), b"***")
+        return " ".join(text[:max_bytes].decode("utf-8", "replace").split())
+
+
+def _read_response(connection: http.client.HTTPConnection, deadline: float) -> tuple[int, bytes]:
+    """Return status and body. Raises TimeoutError at the deadline, even if bytes keep arriving."""
+    response = connection.getresponse()
+    body = bytearray()
+    while chunk := response.read1():
+        body += chunk
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise http.client.HTTPException(f"more than {MAX_RESPONSE_BYTES:,} bytes")
+        if (remaining := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        if connection.sock is not None:  # it is already closed if the end of the response closes the connection
+            connection.sock.settimeout(remaining)
+    if response.length:
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return response.status, bytes(body)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, socket.gaierror):
+        return "unknown host"
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class SearchClient(JsonClient):
+    """A `Source` over HTTP."""
+
+    setting: ClassVar[str] = "retrieval.url"
+
+    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
+        """Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address."""
+        # JSON from a policy may contain lone surrogates, which a service cannot decode.
+        texts = [query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for query in queries]
+        response = self.request("POST", "/batch_search", {"query": texts, "top_n": top_n, "return_score": True})
+        try:
+            documents_QN, scores_QN = response
+            if not len(documents_QN) == len(scores_QN) == len(queries):
+                raise ValueError(f"{len(documents_QN)} rankings for {len(queries)} queries")
+            return [
+                [_passage(document, score) for document, score in zip(documents_N, scores_N, strict=True)]
+                for documents_N, scores_N in zip(documents_QN, scores_QN, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestRejected(f"{self.url} did not return passages ({error})") from error
+
+    def check(self) -> dict[str, Any]:
+        """Return the service's /health, without retries. Raises ServiceUnavailable or RequestRejected."""
+        health = self.request_once("GET", "/health", None)
+        return health if isinstance(health, dict) else {}
+
+
+def _passage(document: dict[str, Any], score: float) -> Passage:
+    contents = document["contents"]
+    if not isinstance(contents, str):
+        raise TypeError(f"contents of type {type(contents).__name__}")
+    return Passage(str(document["id"]), contents, float(score))

@@ -1,0 +1,162 @@
+"""Vectors on disk: the shards of an index, and files of precomputed embeddings.
+
+Embedding 21 million passages takes hours, in processes that are interrupted now and then. The vectors are therefore
+stored in many small shards, each written to a temporary file and renamed: a shard is complete or missing. Files are
+never mapped for writing: on a full disk a mapped write kills the process, and a normal write raises an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from memsearcher_jax.retrieval.builder.build_dir import save_array
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+STORED_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # NumPy has no bfloat16
+
+FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
+"""First four bytes of the FAISS files with uncompressed vectors: inner product, L2, either."""
+
+FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # kind, D, rows, two unused, trained, metric, number of floats
+METRIC_L2 = 1
+NORM_SAMPLE = 1_000  # rows whose norms are checked
+
+
+@dataclass(frozen=True)
+class EmbeddingShards:
+    """The vectors of `rows` passages in files of `shard_rows` each. Slices are float32 for every stored type."""
+
+    directory: Path
+    rows: int
+    size: int  # D
+    dtype: Dtype
+    shard_rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.size
+
+    @property
+    def count(self) -> int:
+        return -(-self.rows // self.shard_rows)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def path(self, shard: int) -> Path:
+        return self.directory / f"{shard:06d}.npy"
+
+    def row_range(self, shard: int) -> range:
+        return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.rows))
+
+    def missing(self) -> list[int]:
+        """The numbers of the missing shards. Raises ValueError for a shard of another size."""
+        return [shard for shard in range(self.count) if not self.exists(shard)]
+
+    def exists(self, shard: int) -> bool:
+        """Whether the shard is complete. Raises ValueError for a shard of another size."""
+        path = self.path(shard)
+        if not path.exists():
+            return False
+        if self._load(shard).shape != (len(self.row_range(shard)), self.size):
+            raise ValueError(f"{path}: has another shape than this index; delete it")
+        return True
+
+    def write(self, shard: int, vectors_BD: np.ndarray) -> None:
+        """Store one shard. Raises ValueError for numbers that overflow its type, OSError if the disk is full."""
+        partial = self.path(shard).with_suffix(".partial")
+        save_array(partial, _encode(np.asarray(vectors_BD, np.float32), self.dtype))
+        partial.rename(self.path(shard))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.rows)
+        out_BD = np.empty((max(stop - start, 0), self.size), np.float32)
+        for shard in range(start // self.shard_rows, -(-stop // self.shard_rows)):
+            first = shard * self.shard_rows
+            low, high = max(start, first), min(stop, first + self.shard_rows)
+            out_BD[low - start : high - start] = _decode(self._load(shard)[low - first : high - first], self.dtype)
+        return out_BD
+
+    def _load(self, shard: int) -> np.ndarray:
+        try:
+            stored_BD = np.load(self.path(shard), mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{self.path(shard)}: is damaged ({error})") from error
+        if stored_BD.dtype != STORED_DTYPES[self.dtype]:
+            raise ValueError(f"{self.path(shard)}: contains {stored_BD.dtype}, expected {self.dtype}")
+        return stored_BD
+
+
+Vectors = np.ndarray | EmbeddingShards
+"""Vectors [R, D] that can be sliced."""
+
+
+def _encode(vectors_BD: np.ndarray, dtype: Dtype) -> np.ndarray:
+    if dtype == "bfloat16":
+        # Round to nearest, ties to even, as hardware does.
+        bits_BD = np.ascontiguousarray(vectors_BD).view(np.uint32)
+        return ((bits_BD + np.uint32(0x7FFF) + (bits_BD >> 16 & np.uint32(1))) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        stored_BD = vectors_BD.astype(STORED_DTYPES[dtype])
+    if not np.isfinite(stored_BD).all():
+        raise ValueError(f"a number is too large for {dtype}: store these vectors as bfloat16 or float32")
+    return stored_BD
+
+
+def _decode(stored_BD: np.ndarray, dtype: Dtype) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (stored_BD.astype(np.uint32) << 16).view(np.float32)
+    return stored_BD
+
+
+def read_embeddings(path: Path) -> np.ndarray:
+    """Memory-map precomputed vectors [R, D]: a `.npy` array or a flat FAISS index.
+
+    Raises:
+      FileNotFoundError, ValueError: one line with the reason why the file cannot be used.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as file:
+        header = file.read(FLAT_HEADER.size)
+    if header.startswith(b"\x93NUMPY"):
+        try:
+            vectors_RD = np.load(path, mmap_mode="r")
+        except ValueError as error:
+            raise ValueError(f"{path}: is truncated, or not an array of numbers ({error})") from error
+    else:
+        vectors_RD = _read_flat_index(path, header)
+    if vectors_RD.ndim != 2 or not vectors_RD.size or vectors_RD.dtype not in (np.float16, np.float32, np.float64):
+        raise ValueError(
+            f"{path}: contains {vectors_RD.dtype} {list(vectors_RD.shape)}, expected rows of floating-point numbers"
+        )
+    return vectors_RD
+
+
+def _read_flat_index(path: Path, header: bytes) -> np.ndarray:
+    """Map the vectors of a file written by `faiss.write_index`: a header, then the floats.
+
+    Other FAISS indexes reorder or compress their vectors and are rejected.
+    """
+    if header[:4] not in FLAT_KINDS:
+        raise ValueError(f"{path}: is neither a .npy array nor a flat FAISS index (it begins with {header[:4]!r})")
+    if len(header) < FLAT_HEADER.size:
+        raise ValueError(f"{path}: is truncated")
+    _, size, rows, _, _, _, metric, floats = FLAT_HEADER.unpack(header)
+    expected = FLAT_HEADER.size + 4 * rows * size
+    if floats != rows * size or path.stat().st_size != expected:
+        raise ValueError(
+            f"{path}: has {path.stat().st_size} bytes, but {rows} x {size} vectors need {expected}; "
+            "join the parts of a file that is published in parts"
+        )
+    vectors_RD = np.memmap(path, "<f4", mode="r", offset=FLAT_HEADER.size, shape=(rows, size))
+    # L2 and inner products order alike only if all norms are 1.
+    sample = np.linspace(0, rows - 1, NORM_SAMPLE).astype(int)
+    if metric == METRIC_L2 and not np.allclose(np.linalg.norm(vectors_RD[sample], axis=1), 1, atol=1e-2):
+        raise ValueError(f"{path}: compares by L2 and its vectors do not have norm 1; only inner product is supported")
+    return vectors_RD

@@ -1,0 +1,87 @@
+"""Multi-context GRPO: from scored trajectories to training examples.
+
+The reward belongs to the trajectory. It is normalised over the trajectories of its group, and every context of the
+trajectory carries the same advantage (MemSearcher, arXiv 2511.02805, section 3.3). Long trajectories do not shift the
+mean of their group: each counts once there, however many contexts it has.
+
+Mem-alpha (arXiv 2509.25911) rewards every context on its own. Its group is all contexts of all rollouts of a problem
+("pooled"), so rewards that rise or fall along the stream become advantages even where all rollouts are alike. With the
+contexts of one position as the group ("position") they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.training.grpo import group_advantages
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.types import Context, ScoredTrajectory
+
+
+def multi_context_advantages(
+    scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig
+) -> list[TrainingExample]:
+    """One example per context that holds a sampled token, in the order of the trajectories.
+
+    `group_R` says which trajectories are rollouts of one problem. A NaN reward means that there is none: it enters no
+    mean, and what it belongs to is not trained. Raises ValueError where rewards and contexts differ in number.
+    """
+    # U: what has a reward of its own, a trajectory or a context.
+    rewarded = [
+        (reward, group, contexts)
+        for one, number in zip(scored, group_R, strict=True)
+        for reward, group, contexts in _rewarded_contexts(one, number, settings)
+        if not math.isnan(reward)
+    ]
+    if not rewarded:
+        return []
+    reward_U = np.array([reward for reward, _, _ in rewarded], np.float32)
+    group_U = np.array([group for _, group, _ in rewarded])
+    advantage_U = np.asarray(group_advantages(reward_U, group_U, norm_by_std=settings.norm_by_std))
+    mixed = {group for group in group_U if np.ptp(reward_U[group_U == group]) > 0}
+    return [
+        _example(context, float(advantage))
+        for (_, group, contexts), advantage in zip(rewarded, advantage_U, strict=True)
+        if settings.keep_constant_reward_groups or group in mixed
+        for context in contexts
+        if any(context.sampled)
+    ]
+
+
+def frac_mixed_groups(reward_R: Sequence[float], group_R: Sequence[int]) -> float:
+    """Fraction of the groups whose rewards differ: only they move the policy. NaN is no reward."""
+    rewards: dict[int, set[float]] = {}
+    for reward, group in zip(reward_R, group_R, strict=True):
+        rewards.setdefault(group, set()).update([] if math.isnan(reward) else [reward])
+    return float(np.mean([len(values) > 1 for values in rewards.values()])) if rewards else 0.0
+
+
+def _rewarded_contexts(
+    scored: ScoredTrajectory, number: int, settings: RLConfig
+) -> Iterator[tuple[float, str, Sequence[Context]]]:
+    """(reward, group, contexts that carry its advantage) of one trajectory, in its order."""
+    contexts = scored.trajectory.contexts
+    if settings.advantage_scope == "trajectory":
+        yield scored.reward, str(number), contexts[-1:] if settings.credit == "last_context" else contexts
+        return
+    if len(scored.context_rewards) != len(contexts):
+        raise ValueError(
+            f"{len(scored.context_rewards)} rewards for the {len(contexts)} contexts of problem "
+            f"{scored.trajectory.problem.id!r}"
+        )
+    for position, (context, reward) in enumerate(zip(contexts, scored.context_rewards, strict=True)):
+        group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
+        yield reward, group, (context,)
+
+
+def _example(context: Context, advantage: float) -> TrainingExample:
+    return TrainingExample(
+        ids=np.array(context.ids, np.int32),
+        logprobs=np.array(context.logprobs, np.float32),
+        sampled=np.array(context.sampled, bool),
+        advantage=advantage,
+    )

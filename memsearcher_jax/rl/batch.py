@@ -1,0 +1,102 @@
+"""What one host has sampled in a step, and its exchange with the other hosts.
+
+Every host gets the examples of all hosts and packs them with the same draws: so the rows, their number and the order of
+mini-batches agree without further messages, no host pads with empty rows because its trajectories were short, and a run
+learns the same on any number of hosts. For a step of the paper's batch this is some hundred megabytes, which cross the
+network once while an update takes minutes. Trajectories travel compressed, only to be written by the first host.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.sampling.scheduler import SamplerStats
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.types import StopReason, TrajectorySummary
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """What came of some of a step's problems, in their order."""
+
+    examples: Sequence[TrainingExample]
+    summaries: Sequence[TrajectorySummary]  # one for each trajectory
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    trajectories: bytes = b""  # a trajectory file, as `report.trajectories` writes it; empty if none are kept
+
+
+def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch | None:
+    """The batches of all hosts as one, on each of them; None on all of them if one host gives None."""
+    if hosts.count == 1:
+        return batch
+    batches = hosts.exchange(None if batch is None else to_bytes(batch))
+    return None if batches is None else concatenate([from_bytes(content) for content in batches])
+
+
+def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """One batch out of several, in this order. Hosts sample concurrently, so the slowest one's seconds count."""
+    stats = [batch.stats for batch in batches]
+    return RolloutBatch(
+        [example for batch in batches for example in batch.examples],
+        [summary for batch in batches for summary in batch.summaries],
+        RolloutStats(
+            sum((one.sampler for one in stats), SamplerStats()),
+            max(one.seconds for one in stats),
+            tuple(latency for one in stats for latency in one.search_latencies),
+            {name: max(one.device_memory[name] for one in stats) for name in stats[0].device_memory},
+            max(one.drain_seconds for one in stats),
+        ),
+        b"".join(batch.trajectories for batch in batches),
+    )
+
+
+def to_bytes(batch: RolloutBatch) -> bytes:
+    """Plain arrays and JSON, nothing that could run; `from_bytes` gives the same batch back to the bit."""
+    texts = {
+        "summaries": [asdict(one) | {"stop": one.stop.value} for one in batch.summaries],
+        "stats": asdict(batch.stats),
+    }
+    content = io.BytesIO()
+    np.savez(
+        content,
+        texts=np.frombuffer(json.dumps(texts).encode(), np.uint8),
+        trajectories=np.frombuffer(batch.trajectories, np.uint8),
+        length_C=np.array([len(example.ids) for example in batch.examples], np.int64),
+        advantage_C=np.array([example.advantage for example in batch.examples], np.float64),
+        ids=_concatenated([example.ids for example in batch.examples], np.int32),
+        logprobs=_concatenated([example.logprobs for example in batch.examples], np.float32),
+        sampled=_concatenated([example.sampled for example in batch.examples], np.bool_),
+    )
+    return content.getvalue()
+
+
+def from_bytes(content: bytes) -> RolloutBatch:
+    """The inverse of `to_bytes`."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        texts = json.loads(arrays["texts"].tobytes())
+        ends = np.cumsum(arrays["length_C"])[:-1]
+        columns = (np.split(arrays[name], ends) for name in ("ids", "logprobs", "sampled"))
+        advantages = arrays["advantage_C"].tolist()
+        examples = [TrainingExample(*fields) for fields in zip(*columns, advantages, strict=True)] if advantages else []
+        trajectories = arrays["trajectories"].tobytes()
+    tuples = ("context_lengths", "versions")
+    summaries = [
+        TrajectorySummary(**one | {"stop": StopReason(one["stop"]), **{name: tuple(one[name]) for name in tuples}})
+        for one in texts["summaries"]
+    ]
+    stats = texts["stats"]
+    sampler, latencies = SamplerStats(**stats["sampler"]), tuple(stats["search_latencies"])
+    rollout_stats = RolloutStats(**stats | {"sampler": sampler, "search_latencies": latencies})
+    return RolloutBatch(examples, summaries, rollout_stats, trajectories)
+
+
+def _concatenated(arrays: Sequence[npt.ArrayLike], dtype: type) -> np.ndarray:
+    return np.concatenate([np.asarray(one, dtype) for one in arrays]) if arrays else np.zeros(0, dtype)

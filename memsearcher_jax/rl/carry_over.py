@@ -1,0 +1,318 @@
+"""Rollouts that do not wait for the slowest trajectory: what a step has not finished is carried into the next ones.
+
+A step trains as many groups as it has problems. Once so many are complete, its rollout ends: no context is opened any
+more, trajectories under way finish the context that they have, and the next step continues them with its weights. So
+every context is sampled by one policy, whose log-probabilities it keeps, and no KV cache outlives the weights that
+filled it. Meanwhile free slots begin the problems of the next steps, at most `rl.carry_over` steps ahead.
+
+A group that began `rl.carry_over` steps ago has to be complete, and the step waits for it: so no context is staler than
+that, and nothing is discarded. With `rl.carry_over` 0 every group is such a group, and nothing is ever carried.
+
+What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
+the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import jax
+
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Response, RolloutDriver
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.types import (
+    Completion,
+    Context,
+    FinishReason,
+    Outcome,
+    Passage,
+    Problem,
+    SearchResult,
+    StopReason,
+    Trajectory,
+)
+
+Problems = Callable[[int], Sequence[Problem]]
+"""The problems of a step, all hosts' in order."""
+Rollout = FinishedWorkflow | PausedWorkflow
+
+
+@dataclass(frozen=True)
+class Group:
+    """A problem of which at least one rollout has begun."""
+
+    step: int  # to which the problem belongs
+    index: int  # of the problem among those of the step
+    begun: int  # the step whose rollout sampled its first context
+    problem: Problem
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Groups begin, and are trained, in this order."""
+        return self.step, self.index
+
+    @property
+    def complete(self) -> bool:
+        return all(isinstance(one, FinishedWorkflow) for one in self.rollouts)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one host, or all together, takes from one step to the next."""
+
+    next_steps: dict[int, int]  # by index of a problem in its step: the first step whose problem there has not begun
+    groups: tuple[Group, ...] = ()  # begun and not trained, in order
+
+    def share(self, index: int, count: int) -> Carried:
+        """The part of one of `count` hosts: as `ProblemLoader.batch` divides the problems of a step."""
+        total = len(self.next_steps)
+        first, last = (total * number // count for number in (index, index + 1))
+        groups = tuple(group for group in self.groups if first <= group.index < last)
+        return Carried({number: self.next_steps[number] for number in range(first, last)}, groups)
+
+
+def step_problems(loader: ProblemLoader, step: int, position: int, settings: RLConfig) -> Problems:
+    """The problems of any step, where those of `step` begin at `position`."""
+    count = settings.prompts_per_step
+
+    @lru_cache(maxsize=2 * settings.carry_over + 1)
+    def problems(number: int) -> list[Problem]:
+        return loader.batch(position + (number - step) * count, count)
+
+    return problems
+
+
+def nothing_carried(step: int, prompts: int) -> Carried:
+    """Before `step`, of all hosts."""
+    return Carried(dict.fromkeys(range(prompts), step))
+
+
+class Driver(Protocol):
+    """`RolloutDriver`, or a simulation of it."""
+
+    def run_while(
+        self,
+        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        params: Params,
+        key: jax.Array,
+        *,
+        may_open: Callable[[], bool],
+        version: int,
+    ) -> Generator[tuple[Job, Rollout], None, RolloutStats]: ...
+
+    def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory: ...
+
+
+def rollout(
+    driver: Driver,
+    carried: Carried,
+    problems: Problems,
+    params: Params,
+    key: jax.Array,
+    step: int,
+    settings: RLConfig,
+    notify: Callable[[str], None],
+) -> tuple[list[Trajectory], Carried, RolloutStats]:
+    """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
+    groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
+    due = {position for position, group in enumerate(groups) if group.begun <= step - settings.carry_over}
+    complete = {position for position, group in enumerate(groups) if group.complete}
+    phase = _Phase(groups, len(carried.next_steps), step, due, complete)
+    waiting = {
+        _draw_number(group, copy, settings): (position, copy, one)
+        for position, group in enumerate(groups)
+        for copy, one in enumerate(group.rollouts)
+        if isinstance(one, PausedWorkflow)
+    }
+    jobs = [
+        (Job(number, groups[position].problem, copy), paused) for number, (position, copy, paused) in waiting.items()
+    ]
+    ended = driver.run_while(jobs, params, key, may_open=phase.may_open, version=step)
+    with contextlib.closing(ended):
+        while True:
+            try:
+                job, one = next(ended)
+            except StopIteration as end:
+                stats = end.value
+                break
+            position, copy, _ = waiting[job.number]
+            phase.put(position, copy, one)
+            notify(f"{phase.finished}/{phase.quota * settings.group_size} trajectories")
+    trained, kept = phase.divided()
+    next_steps = dict(carried.next_steps)
+    for group in (*trained, *kept):
+        next_steps[group.index] = max(next_steps[group.index], group.step + 1)
+    trajectories = [
+        driver.trajectory(group.problem, copy, one)
+        for group in trained
+        for copy, one in enumerate(group.rollouts)
+        if isinstance(one, FinishedWorkflow)
+    ]
+    return trajectories, Carried(next_steps, tuple(kept)), stats
+
+
+@dataclass
+class _Phase:
+    """The groups of one step's rollout: all that have begun, then those that may."""
+
+    groups: list[Group]
+    quota: int  # groups that the step trains
+    step: int
+    due: set[int]  # positions of groups that must be complete
+    complete: set[int]  # positions of groups that are
+    begun: set[int] = field(default_factory=set)  # positions of groups of which something was sampled in this phase
+    finished: int = 0
+
+    def may_open(self) -> bool:
+        """Whether the step needs more: too few groups are complete, or one that has to be is not."""
+        return len(self.complete) < self.quota or not self.due <= self.complete
+
+    def put(self, position: int, copy: int, one: Rollout) -> None:
+        """What became of one rollout."""
+        group = self.groups[position]
+        rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
+        self.groups[position] = replace(group, rollouts=rollouts)
+        self.begun.add(position)
+        if self.groups[position].complete:
+            self.complete.add(position)
+        self.finished += isinstance(one, FinishedWorkflow)
+
+    def divided(self) -> tuple[list[Group], list[Group]]:
+        """The groups to train, those that are due first and then by their order, and those to carry on."""
+        first = sorted(self.complete, key=lambda position: (position not in self.due, self.groups[position].place))
+        trained = set(first[: max(self.quota, len(self.due))])
+        kept = [
+            group
+            for position, group in enumerate(self.groups)
+            if position not in trained and (position in self.begun or group.begun < self.step)
+        ]
+        return sorted((self.groups[position] for position in trained), key=lambda group: group.place), kept
+
+
+def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLConfig) -> list[Group]:
+    """The groups that may begin in this step, none of a step after the run's last."""
+    last = min(step + settings.carry_over, settings.steps - 1)
+    return [
+        Group(number, index, step, problems(number)[index], (PausedWorkflow(),) * settings.group_size)
+        for number in range(step, last + 1)
+        for index, first in carried.next_steps.items()
+        if first <= number
+    ]
+
+
+def _draw_number(group: Group, copy: int, settings: RLConfig) -> int:
+    """Seeds the draws of a rollout: unique, over all hosts, among those that one step may sample."""
+    window = 2 * settings.carry_over + 1
+    return ((group.step % window) * settings.prompts_per_step + group.index) * settings.group_size + copy
+
+
+def to_text(carried: Carried, hosts: Hosts) -> str:
+    """What all hosts carry, for a checkpoint's meta: JSON, compressed, without the problems. All hosts must call it."""
+    groups = [
+        {
+            "step": group.step,
+            "index": group.index,
+            "begun": group.begun,
+            "rollouts": list(map(_to_json, group.rollouts)),
+        }
+        for group in carried.groups
+    ]
+    local = {"next_steps": list(carried.next_steps.items()), "groups": groups}
+    parts = hosts.exchange(zlib.compress(json.dumps(local).encode()))
+    assert parts is not None, "every host gives its part"
+    contents = [json.loads(zlib.decompress(part)) for part in parts]
+    groups = sorted((one for part in contents for one in part["groups"]), key=lambda one: (one["step"], one["index"]))
+    together = {"next_steps": [pair for part in contents for pair in part["next_steps"]], "groups": groups}
+    return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
+
+
+def check_carried(text: str, step: int, settings: RLConfig) -> None:
+    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on in `step`."""
+    content = _content(text)
+    next_steps, groups = content["next_steps"], content["groups"]
+    group_size = len(groups[0]["rollouts"]) if groups else settings.group_size
+    if (len(next_steps), group_size) != (settings.prompts_per_step, settings.group_size):
+        raise ValueError(
+            f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
+            f"rl.group_size {group_size}: leave them"
+        )
+    if (needed := max((step - one["begun"] for one in groups), default=0)) > settings.carry_over:
+        raise ValueError(
+            f"the checkpoint carries trajectories that began {needed} steps ago, and rl.carry_over is "
+            f"{settings.carry_over}: leave it"
+        )
+
+
+def restored(
+    text: str, step: int, problems: Problems, driver: RolloutDriver, settings: RLConfig, hosts: Hosts
+) -> Carried:
+    """This host's part of what a checkpoint carries into `step`; nothing if it has no text."""
+    carried = from_text(text, problems, driver) if text else nothing_carried(step, settings.prompts_per_step)
+    return carried.share(hosts.index, hosts.count)
+
+
+def from_text(text: str, problems: Problems, driver: RolloutDriver) -> Carried:
+    """The inverse of `to_text`, of all hosts: workflows are run again on their responses."""
+    content = _content(text)
+
+    def group(fields: dict[str, Any]) -> Group:
+        problem = problems(fields["step"])[fields["index"]]
+        rollouts = tuple(_from_json(one, problem, driver) for one in fields["rollouts"])
+        return Group(fields["step"], fields["index"], fields["begun"], problem, rollouts)
+
+    return Carried(dict(map(tuple, content["next_steps"])), tuple(map(group, content["groups"])))
+
+
+def _content(text: str) -> dict[str, Any]:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def _to_json(one: Rollout) -> dict[str, Any]:
+    """An outcome that the workflow did not return is stored; the others it returns again."""
+    fields: dict[str, Any] = {
+        "contexts": [asdict(context) for context in one.contexts],
+        "responses": [
+            [asdict(result) for result in response]
+            if isinstance(response, tuple)
+            else asdict(response) | {"finish": response.finish.value}
+            for response in one.responses
+        ],
+        "finished": isinstance(one, FinishedWorkflow),
+    }
+    if isinstance(one, FinishedWorkflow) and one.outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE):
+        fields["fault"] = {"stop": one.outcome.stop.value, "error": one.outcome.error}
+    return fields
+
+
+def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
+    contexts = tuple(
+        Context(tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"])
+        for one in fields["contexts"]
+    )
+    responses = tuple(map(_response, fields["responses"]))
+    if not fields["finished"]:
+        return PausedWorkflow(contexts, responses)
+    if "fault" in fields:
+        outcome = Outcome(StopReason(fields["fault"]["stop"]), error=fields["fault"]["error"])
+    else:
+        outcome = driver.outcome(problem, responses)
+    return FinishedWorkflow(outcome, contexts, driver.transcript(contexts), responses)
+
+
+def _response(fields: Any) -> Response:
+    if isinstance(fields, list):
+        return tuple(
+            SearchResult(tuple(Passage(**passage) for passage in one["passages"]), one["error"]) for one in fields
+        )
+    return Completion(**fields | {"finish": FinishReason(fields["finish"])})

@@ -1,0 +1,159 @@
+"""Completions in contexts that are not trained: answers to questions about a memory, and verdicts of a judge.
+
+A completion that fails carries an error, never an empty text: the caller decides what that is worth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import jax
+
+from memsearcher_jax.agent.memalpha.workflow import generate_once
+from memsearcher_jax.agent.prompts import chat_messages
+from memsearcher_jax.retrieval.lru_cache import LRUCache
+from memsearcher_jax.retrieval.server.client import CircuitBreaker, JsonClient, RequestRejected, ServiceUnavailable
+from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, WorkflowExecutor
+from memsearcher_jax.types import Completion, Prompt, StopReason
+
+
+class Completer(Protocol):
+    def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
+        """One completion of each prompt, in order; `key` decides what is sampled, where anything is."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineCompleter:
+    """Frozen weights on an engine: each prompt is a workflow of one generation."""
+
+    executor: WorkflowExecutor
+    params: Params
+    max_tokens: int
+
+    def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
+        """Sampled with the key, or greedy, as the engine is.
+
+        The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around it.
+        """
+        numbers = _distinct([int.from_bytes(_digest(prompt)[:4]) for prompt in prompts])
+        workflows = (
+            (number, generate_once(prompt, self.max_tokens)) for number, prompt in zip(numbers, prompts, strict=True)
+        )
+        finished = dict(self.executor.run(workflows, self.params, key, _completion))
+        return [finished[number] for number in numbers]
+
+
+def _distinct(numbers: Sequence[int]) -> list[int]:
+    """The numbers, of 32 bits; one that occurred before is replaced by the next that did not."""
+    seen: dict[int, None] = {}
+    for number in numbers:
+        while number in seen:
+            number = (number + 1) % 2**32
+        seen[number] = None
+    return list(seen)
+
+
+def _completion(number: int, finished: FinishedWorkflow) -> tuple[int, Completion]:
+    outcome = finished.outcome
+    if outcome.stop is StopReason.ANSWERED:
+        return number, Completion(outcome.answer)
+    return number, Completion(error=outcome.error or outcome.stop.value)
+
+
+@dataclass(frozen=True)
+class ChatService(JsonClient):
+    """A service with OpenAI's chat completions."""
+
+    setting: ClassVar[str] = "answerer.url or judge.url"
+
+    def complete(self, body: dict[str, Any]) -> str:
+        """The text of one completion. Raises ServiceUnavailable or RequestRejected; an empty text is rejected."""
+        answer = self.request("POST", "/chat/completions", body)
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise RequestRejected(f"{self.url} did not return a chat completion") from error
+        if not isinstance(text, str) or not text.strip():
+            raise RequestRejected(f"{self.url} answered with an empty text")
+        return text
+
+
+@dataclass(frozen=True)
+class OpenAICompleter:
+    """A chat service that gets up to `max_concurrency` requests at a time."""
+
+    service: ChatService
+    model: str
+    max_tokens: int
+    temperature: float
+    max_concurrency: int
+
+    def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
+        """The service samples by itself: `key` decides nothing here."""
+        with ThreadPoolExecutor(self.max_concurrency) as pool:
+            return list(pool.map(self._complete, prompts))
+
+    def _complete(self, prompt: Prompt) -> Completion:
+        system, user = chat_messages(prompt)
+        body = {
+            "model": self.model,
+            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+        }
+        try:
+            return Completion(self.service.complete(body))
+        except (ServiceUnavailable, RequestRejected) as error:
+            return Completion(error=str(error))
+
+
+@dataclass(frozen=True)
+class CachedCompleter:
+    """Completes the same prompt once: rollouts with equal memories ask equal questions. Failures are not kept."""
+
+    completer: Completer
+    texts: LRUCache[bytes, str] = field(compare=False)
+
+    def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
+        """As the completer that it wraps, which gets the prompts that are not in the cache."""
+        digests = [_digest(prompt) for prompt in prompts]
+        known = {digest: Completion(text) for digest in digests if (text := self.texts.get(digest)) is not None}
+        new = {digest: prompt for digest, prompt in zip(digests, prompts, strict=True) if digest not in known}
+        if new:
+            for digest, completion in zip(new, self.completer.complete(list(new.values()), key), strict=True):
+                known[digest] = completion
+                if not completion.error:
+                    self.texts.put(digest, completion.text)
+        return [known[digest] for digest in digests]
+
+
+def open_openai_completer(
+    config: CompleterConfig, *, section: str, max_tokens: int, temperature: float
+) -> OpenAICompleter:
+    """The service that the settings name. Raises ValueError, in one line, if they do not suffice to reach it."""
+    if not config.url or not config.model:
+        raise ValueError(f"{section}.backend is openai: set {section}.url and {section}.model")
+    headers = {}
+    if config.api_key_env:
+        if not (secret := os.environ.get(config.api_key_env)):
+            # The message omits the value: a user who passes the key itself must not find it in a log.
+            raise ValueError(f"{section}.api_key_env: the environment holds no variable of that name")
+        headers["Authorization"] = f"Bearer {secret}"
+    # Concurrent requests fail together: one slow moment must not open the circuit.
+    breaker = CircuitBreaker(failure_threshold=2 * config.max_concurrency)
+    service = ChatService(config.url, config.timeout, config.max_attempts, breaker, headers=headers)
+    return OpenAICompleter(service, config.model, max_tokens, temperature, config.max_concurrency)
+
+
+def _digest(prompt: Prompt) -> bytes:
+    """A key of the cache: prompts themselves may be long. The lengths keep segments apart."""
+    texts = [segment.text for segment in prompt.segments]
+    lengths = ",".join(str(len(text)) for text in texts)
+    return hashlib.sha256("".join((lengths, *texts)).encode("utf-8", "surrogatepass")).digest()

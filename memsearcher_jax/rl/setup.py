@@ -1,0 +1,252 @@
+"""From a config to the parts of a run, with everything checked that can be checked before long work starts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts
+from memsearcher_jax.agent.memalpha.reward import needs_judge
+from memsearcher_jax.agent.prompts import Prompts
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data import problems as data
+from memsearcher_jax.data.problems import ProblemSplits
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.retrieval.search import Searcher, open_searcher
+from memsearcher_jax.rl.rollout import Params, RolloutDriver, WorkflowExecutor
+from memsearcher_jax.rl.stream_reward import check_answer_contexts
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime import hub, load_weights, text_encoder
+from memsearcher_jax.runtime.meshes import Meshes, make_meshes
+from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.training import update
+from memsearcher_jax.types import Problem, Workflow
+
+PACKAGED_TOKENIZER = str(located("package:tiny"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The checked parts of a run. Nothing large is in device memory yet."""
+
+    config: RunConfig
+    meshes: Meshes
+    tokenizer: ChatTokenizer
+    prompts: Prompts | MemalphaPrompts
+    searcher: Searcher | None  # None where the workflow never searches
+    problems: ProblemSplits
+
+
+def prepare(
+    config: RunConfig,
+    workspace: Path,
+    *,
+    training: bool = True,
+    questions: Sequence[Problem] = (),
+    index: Path | None = None,
+) -> Run:
+    """Opens everything that a run needs; data and index that have to be built are kept in `workspace`.
+
+    Cheap checks come first. `training`: problems to train on are required, else problems to test. `questions` replace
+    the config's test questions; `index` is an index that exists already, if it is not in `workspace`.
+    Repositories of the Hub are downloaded. Raises ValueError or OSError in one line that names the setting or file.
+    """
+    config = hub.local(config)
+    if config.model.path:
+        load_weights.check_weights(config.model.path, config.model)
+    tokenizer = open_tokenizer(config.model)
+    meshes = open_meshes(config)
+    if training:
+        update.check_param_dtype(config.model)
+        check_batch_sizes(config, meshes.train)
+    prompts = open_prompts(config, tokenizer)
+    problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
+    check_problems((*problems.train, *problems.test), config, tokenizer)
+    if training:
+        config = with_steps(config, len(problems.train))
+    searches = WORKFLOWS[config.agent.workflow].searches
+    searcher = open_search(config, index or workspace / INDEX) if searches else None
+    return Run(config, meshes, tokenizer, prompts, searcher, problems)
+
+
+def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
+    """The tokenizer that the config names, or the one in the weights' folder, or the packaged small one."""
+    folder = tokenizer_folder(model.tokenizer or model.path) if model.tokenizer or model.path else PACKAGED_TOKENIZER
+    tokenizer = ChatTokenizer.load(folder)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens and model.vocab_size is {model.vocab_size}: "
+            "set model.tokenizer to the one that this model was made with"
+        )
+    return tokenizer
+
+
+def open_meshes(config: RunConfig) -> Meshes:
+    """Both meshes. Raises ValueError if the devices, the model or the slots do not divide, or do not fit."""
+    meshes = make_meshes(config, jax.devices(), jax.local_devices())
+    _check_kv_cache(config, meshes.local.shape["data"])
+    return meshes
+
+
+def check_batch_sizes(config: RunConfig, train: Mesh) -> None:
+    """Raises ValueError if the problems of a step do not reach every host, or the rows every device."""
+    hosts = jax.process_count()
+    if config.rl.prompts_per_step < hosts:
+        raise ValueError(
+            f"rl.prompts_per_step {config.rl.prompts_per_step} leaves some of the {hosts} hosts without one: raise it"
+        )
+    if hosts > 1 and config.rl.method != "grpo":
+        raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
+    update.fit_to_mesh(config.training, train)
+
+
+def _check_kv_cache(config: RunConfig, replicas: int) -> None:
+    """Raises ValueError if the KV cache alone exceeds a device, or is smaller than one context."""
+    model, sampling = config.model, config.sampling
+    tokens = sampling.pages_per_replica(replicas) * sampling.page_tokens
+    heads = model.kv_heads // sampling.tensor
+    cache_bytes = 2 * model.layers * tokens * heads * model.head_size * jnp.dtype(model.compute_dtype).itemsize
+    if cache_bytes > (limit := _device_bytes()):
+        raise ValueError(
+            f"the sampler's cache needs {cache_bytes / 1e9:,.1f} GB on each device, which has {limit / 1e9:,.1f} GB: "
+            "lower sampling.slots or sampling.context_tokens, or set sampling.kv_tokens"
+        )
+
+
+def _device_bytes() -> float:
+    """Memory of one local device; infinite where it is unknown. CPU devices share the host's."""
+    devices = jax.local_devices()
+    if devices[0].platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
+    return (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> Prompts | MemalphaPrompts:
+    """The workflow's template set. Raises ValueError or OSError if it is incomplete or its contexts do not fit."""
+    spec = WORKFLOWS[config.agent.workflow]
+    prompts = spec.load_prompts(config.agent)
+    templates = spec.template_tokens(config.agent, prompts, tokenizer)
+    spec.check_context(config.agent, config.memalpha, config.sampling.context_tokens, template_tokens=templates)
+    if spec.reads_streams:
+        check_answer_contexts(config, prompts, tokenizer)
+    return prompts
+
+
+def with_steps(config: RunConfig, problems: int) -> RunConfig:
+    """The config with the `rl.steps` that `rl.epochs` make of this many problems, as the original counts them."""
+    rl = config.rl
+    if not rl.epochs:
+        return config
+    if problems < rl.prompts_per_step:
+        raise ValueError(
+            f"rl.epochs {rl.epochs}: {problems} training problems do not fill a step of rl.prompts_per_step "
+            f"{rl.prompts_per_step}: set rl.steps instead, or lower rl.prompts_per_step"
+        )
+    return replace(config, rl=replace(rl, steps=rl.epochs * (problems // rl.prompts_per_step)))
+
+
+def with_fitting_context(config: RunConfig) -> RunConfig:
+    """For evaluation: the config with `sampling.context_tokens` raised to the workflow's longest context.
+
+    Nothing is packed into rows, so `training.seq_len`, which bounds it, is raised too. Raises ValueError or OSError for
+    a template set or a tokenizer that cannot be read.
+    """
+    spec, tokenizer = WORKFLOWS[config.agent.workflow], open_tokenizer(config.model)
+    templates = spec.template_tokens(config.agent, spec.load_prompts(config.agent), tokenizer)
+    needed = spec.longest_context(config.agent, config.memalpha, templates)
+    if needed <= config.sampling.context_tokens:
+        return config
+    chunk, logit_chunk = config.sampling.prefill_chunk, config.training.logit_chunk
+    context_tokens = -(-needed // chunk) * chunk
+    seq_len = max(config.training.seq_len, -(-context_tokens // logit_chunk) * logit_chunk)
+    return replace(
+        config,
+        sampling=replace(config.sampling, context_tokens=context_tokens),
+        training=replace(config.training, seq_len=seq_len),
+    )
+
+
+def check_problems(problems: Sequence[Problem], config: RunConfig, tokenizer: ChatTokenizer) -> None:
+    """Raises ValueError that names a problem which the workflow cannot take, or answers that nothing can score."""
+    if not WORKFLOWS[config.agent.workflow].reads_streams:
+        data.check_questions(problems, tokenizer.count, config.agent.question_tokens)
+        return
+    data.check_streams(problems, tokenizer.count, config.memalpha.chunk_tokens, config.agent.question_tokens)
+    sources = {problem.stream.source for problem in problems if problem.stream}
+    judged = sorted(source for source in sources if needs_judge(source, evaluation=True))
+    if judged and config.judge.backend == "none":
+        raise ValueError(f"answers of {', '.join(judged)} are scored by a judge, and judge.backend is none: set it")
+
+
+def open_problems(config: RunConfig, folder: Path, *, training: bool) -> ProblemSplits:
+    """The config's problems, stored in `folder`.
+
+    Raises ValueError if questions and passages do not belong together, or if required ones are missing.
+    """
+    if WORKFLOWS[config.agent.workflow].searches:
+        synthetic_passages = has_synthetic_passages(config)
+        if config.data.is_synthetic and not synthetic_passages:
+            raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
+        if synthetic_passages and not config.data.is_synthetic:
+            raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus, index or url")
+    problems = data.load(config.data, folder)
+    if training and not problems.train:
+        raise ValueError("there are no questions to train on: set data.train to files of questions")
+    if config.rl.evaluate_every and training and not problems.test:
+        raise ValueError("rl.evaluate_every needs test questions: set data.test to files of questions, or set it to 0")
+    if not training and not problems.test:
+        raise ValueError("there are no test questions: set data.test to files of questions, or --data to one")
+    return problems
+
+
+def open_search(config: RunConfig, index: Path) -> Searcher:
+    """What the config searches; an index that has to be built is kept at `index`."""
+    passages = make_encyclopedia(config.data.encyclopedia).passages if has_synthetic_passages(config) else ()
+    return open_searcher(config.retrieval, index, passages, partial(text_encoder.load, config.retrieval))
+
+
+def has_synthetic_passages(config: RunConfig) -> bool:
+    """Whether the run searches the synthetic encyclopedia."""
+    return not (config.retrieval.url or config.retrieval.corpus or config.retrieval.index)
+
+
+def make_driver(
+    run: Run, *, evaluation: bool = False, check: Callable[[], None] = lambda: None, engine: Engine | None = None
+) -> RolloutDriver:
+    """A rollout driver under the settings of training or of evaluation, on `engine` or an engine of its own.
+
+    `check` is called after every step of the engine and interrupts a rollout by raising.
+    """
+    config, params = run.config, run.config.sampling.params
+    if evaluation:
+        config = replace(config, agent=replace(config.agent, max_turns=config.evaluation.max_turns))
+        params = replace(params, temperature=config.evaluation.temperature)
+    engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
+    limits = config.rl.search_timeout, config.rl.max_search_outage
+    executor = WorkflowExecutor(engine, run.tokenizer, run.searcher, *limits, check, params)
+    return RolloutDriver(executor, workflow_factory(config, run.prompts, run.tokenizer))
+
+
+def workflow_factory(
+    config: RunConfig, prompts: Prompts | MemalphaPrompts, tokenizer: ChatTokenizer
+) -> Callable[[Problem], Workflow]:
+    """Starts the configured workflow on a problem."""
+    spec = WORKFLOWS[config.agent.workflow]
+    return lambda problem: spec.start(problem, config.agent, config.memalpha, prompts, tokenizer)
+
+
+def publish(run: Run, params: Params) -> Params:
+    """The weights on this host's sampling mesh, in the compute type. Every host must call it."""
+    return sharding.publish(params, run.config.model, run.meshes.local, run.config.model.compute_dtype)

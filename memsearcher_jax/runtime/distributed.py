@@ -1,0 +1,97 @@
+"""The hosts of one run: the index of this one, the exchange of bytes, and how all agree on a stop.
+
+Every host samples at its own pace. They meet where a step's examples are gathered, at every update and at every
+checkpoint; there all of them call the same programs in the same order, or they would wait for each other forever.
+So no host may leave alone: a host that is asked to stop says so at the next meeting, and all leave there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+MIN_BYTES, MAX_BYTES = 1 << 12, 1 << 24  # that one call carries for each host: few sizes, so that few are compiled
+Result = TypeVar("Result")
+
+
+class Interrupted(Exception):
+    """A rollout was interrupted, because the run is to stop."""
+
+
+class Stopped(Exception):
+    """All hosts have stopped at the same step, and the checkpoint is saved."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"stopped after step {step} ({reason}); checkpoint saved")
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """By default a run on one host."""
+
+    index: int = 0
+    count: int = 1
+    stopping: threading.Event = field(default_factory=threading.Event)  # set once the run is to stop
+    reasons: list[str] = field(default_factory=list)  # the first one counts
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the host that writes the shared files."""
+        return self.index == 0
+
+    def stop(self, reason: str) -> None:
+        """Asks this host to stop. Any thread may call it."""
+        self.reasons.append(reason)
+        self.stopping.set()
+
+    def check(self) -> None:
+        """Raises Interrupted once the run is to stop."""
+        if self.stopping.is_set():
+            raise Interrupted
+
+    def stopped(self, step: int) -> Stopped:
+        """The exception to raise when all hosts have agreed."""
+        return Stopped(step, self.reasons[0] if self.reasons else "another host was asked to stop")
+
+    def exchange(self, content: bytes | None) -> list[bytes] | None:
+        """What every host gives, in their order; None on all of them if one gives None. All hosts must call it."""
+        if self.count == 1:
+            return None if content is None else [content]
+        sizes = multihost_utils.process_allgather(np.int32(-1 if content is None else len(content))).reshape(-1)
+        if content is None or sizes.min() < 0:
+            return None
+        width = min(MAX_BYTES, max(MIN_BYTES, 1 << int(sizes.max() - 1).bit_length()))
+        chunks: list[list[bytes]] = [[] for _ in sizes]
+        for start in range(0, int(sizes.max()), width):
+            chunk = np.frombuffer(content[start : start + width], np.uint8)
+            gathered = multihost_utils.process_allgather(np.pad(chunk, (0, width - len(chunk))))
+            for host_chunks, row, size in zip(chunks, gathered, sizes, strict=True):
+                host_chunks.append(row[: max(0, size - start)].tobytes())
+        return [b"".join(host_chunks) for host_chunks in chunks]
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        """`work` on the first host, then on the others: they find what the first one has built."""
+        if not self.first:
+            self.barrier("first is done")
+        try:
+            return work()
+        finally:
+            if self.first:
+                self.barrier("first is done")
+
+    def barrier(self, name: str) -> None:
+        """Waits for all hosts, each of which must call it with the same name."""
+        if self.count > 1:
+            multihost_utils.sync_global_devices(name)
+
+
+def current_hosts() -> Hosts:
+    """The hosts whose devices JAX sees."""
+    return Hosts(jax.process_index(), jax.process_count())

@@ -1,0 +1,156 @@
+"""Repositories of the Hugging Face Hub in place of local directories: OWNER/NAME or OWNER/NAME@REVISION.
+
+A run stores the commit that a revision names, so that it can be repeated. Files are kept in the Hub's own cache, and
+its environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT (a mirror), HF_HUB_OFFLINE. No JAX here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from memsearcher_jax.config import RunConfig, settings
+from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.model.hf_config import TOKENIZER_FILES
+
+RepoType = Literal["model", "dataset"]
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # also in subdirectories
+OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*")
+REPOSITORIES: dict[str, tuple[RepoType, Sequence[str]]] = {
+    "model.path": ("model", MODEL_FILES),
+    "model.adapter": ("model", MODEL_FILES),
+    "model.tokenizer": ("model", TOKENIZER_FILES),
+    "retrieval.encoder": ("model", MODEL_FILES),
+    "retrieval.index": ("dataset", ["*"]),
+    "data.root": ("dataset", [f"{name}/*" for name in SPLITS]),
+}
+"""Settings that take a repository: its type, and the files that are downloaded."""
+
+CORPUS = "retrieval.corpus"
+CORPUS_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REPOSITORY = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+def is_repository(name: str) -> bool:
+    """Whether a value names a repository: two words with a slash, and no file or directory has that name."""
+    return bool(REPOSITORY.fullmatch(name)) and not Path(name).exists()
+
+
+def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
+    """The config with the commit of every repository, OWNER/NAME@COMMIT.
+
+    Without a connection the commit comes from the cache. A run that is resumed, with the config `stored`, keeps the
+    commits of its repositories. Raises ValueError or OSError in one line for a repository that is missing, gated or
+    unreachable.
+    """
+    kept = {(one.setting, one.repo, one.file): one.value for one in (_references(stored) if stored else ())}
+
+    def pin(reference: _Reference) -> str:
+        if COMMIT.fullmatch(reference.revision or ""):
+            return reference.value
+        return kept.get((reference.setting, reference.repo, reference.file)) or _pin(reference)
+
+    return _replaced(config, pin)
+
+
+def local(config: RunConfig) -> RunConfig:
+    """The config with local paths in place of repositories. Downloads what is not in the cache yet.
+
+    Raises as `pinned` does. After an error, repeating the call continues: complete files are kept.
+    """
+    return _replaced(config, _download)
+
+
+def local_root(root: str) -> str:
+    """The local directory of `data.root`."""
+    return _download(_Reference.parse("data.root", root)) if is_repository(root) else root
+
+
+class _Reference(NamedTuple):
+    setting: str
+    value: str
+    repo: str
+    revision: str | None
+    file: str | None  # None: the files of the setting's repositories
+
+    @classmethod
+    def parse(cls, setting: str, value: str) -> _Reference:
+        match = (CORPUS_FILE if setting == CORPUS else REPOSITORY).fullmatch(value)
+        assert match  # by `_references`
+        groups = match.groupdict()
+        return cls(setting, value, groups["repo"], groups["revision"], groups.get("file"))
+
+    @property
+    def repo_type(self) -> RepoType:
+        return "dataset" if self.file else REPOSITORIES[self.setting][0]
+
+    def at(self, commit: str) -> str:
+        return f"hf://datasets/{self.repo}@{commit}/{self.file}" if self.file else f"{self.repo}@{commit}"
+
+
+def _references(config: RunConfig) -> Iterator[_Reference]:
+    values = settings(config)
+    for setting in REPOSITORIES:
+        if is_repository(values[setting]):
+            yield _Reference.parse(setting, values[setting])
+    if CORPUS_FILE.fullmatch(values[CORPUS]):
+        yield _Reference.parse(CORPUS, values[CORPUS])
+
+
+def _replaced(config: RunConfig, resolve: Callable[[_Reference], str]) -> RunConfig:
+    for reference in _references(config):
+        section, field = reference.setting.split(".")
+        part = replace(getattr(config, section), **{field: resolve(reference)})
+        config = replace(config, **{section: part})
+    return config
+
+
+def _pin(reference: _Reference) -> str:
+    from huggingface_hub import HfApi
+
+    with _one_line_errors(reference):
+        commit = HfApi().resolve_revision(reference.repo, repo_type=reference.repo_type, revision=reference.revision)
+    return reference.at(commit.resolved)
+
+
+def _download(reference: _Reference) -> str:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    repo, where = reference.repo, {"repo_type": reference.repo_type, "revision": reference.revision}
+    with _one_line_errors(reference):
+        if reference.file:
+            return hf_hub_download(repo, reference.file, **where)
+        files = list(REPOSITORIES[reference.setting][1])
+        return snapshot_download(repo, allow_patterns=files, ignore_patterns=list(OTHER_FORMATS), **where)
+
+
+@contextlib.contextmanager
+def _one_line_errors(reference: _Reference) -> Iterator[None]:
+    """Turns the library's errors into ValueError or OSError, in one line that names the setting and the way out."""
+    from huggingface_hub import constants, errors
+
+    name = f"{reference.setting} {reference.value}"
+    missing = f"{name}: there is no such path, and no such {reference.repo_type} repository on {constants.ENDPOINT}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        page = f"{constants.ENDPOINT}/{'datasets/' if reference.repo_type == 'dataset' else ''}{reference.repo}"
+        raise ValueError(f"{name} is gated: accept its conditions at {page}, then `hf auth login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(f"{missing}, or it is private: `hf auth login`") from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{name}: the repository has no revision {reference.revision or 'main'}") from error
+    except (errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
+        raise OSError(
+            f"{name}: there is no such path, it is not in the Hub's cache, and {constants.ENDPOINT} is unreachable"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ValueError(f"{name}: the repository has no file {reference.file}") from error
+    except Exception as error:  # of the connection or the disk, of many types
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OSError(f"{name} cannot be downloaded ({reason}): repeat the command, it continues") from error

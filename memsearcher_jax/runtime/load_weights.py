@@ -1,0 +1,152 @@
+"""Loads and exports weights: from a Hugging Face directory, or the newest checkpoint of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model import lora, sharding, weights
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, located, read_run_config
+from memsearcher_jax.training import checkpoint
+
+LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets")
+
+
+def check_weights(folder: str | Path, model: ModelConfig) -> None:
+    """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model.
+
+    Reads no weights but those of `model.adapter`.
+    """
+    if model.adapter:
+        load_adapters(model)
+    if not is_run(folder):
+        folder = located(folder)
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json)"
+            )
+        _check_same_model(folder, model, weights.read_config(folder))
+        weights.check_files(folder)
+        return
+    trained = trained_model(folder)
+    _check_same_model(folder, model, trained)
+    if trained.lora_rank:
+        check_weights(trained.path, replace(trained, adapter=""))
+    if newest_step(folder) is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint yet: resume that run, or choose other weights")
+
+
+def newest_step(folder: str | Path) -> int | None:
+    """The step of the newest checkpoint of a run; None for other weights, and for a run without a checkpoint."""
+    return checkpoint.latest_step(checkpoints_of(folder)) if is_run(folder) else None
+
+
+def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str, step: int | None = None) -> dict:
+    """The weights on `mesh` as `dtype`; of a run those of `step`, by default the newest.
+
+    Adapters are merged: those of a LoRA run, and those in `model.adapter` unless they are trained further.
+    Raises ValueError or OSError in one line.
+    """
+    if is_run(folder):
+        params = _load_run(folder, model, mesh, dtype, step)
+    else:
+        params = weights.load(located(folder), mesh=mesh, dtype=dtype)[1]
+    if model.adapter and not model.lora_rank:
+        found, adapters = load_adapters(model, mesh)
+        params = _merge(params, adapters, found, mesh)
+    return params
+
+
+def load_adapters(model: ModelConfig, mesh: Mesh | None = None) -> tuple[ModelConfig, dict]:
+    """(config with their rank, alpha and targets, the adapters in `model.adapter` on `mesh`, or on the host).
+
+    Raises ValueError or OSError in one line, also if `model.lora_rank` trains adapters of another kind.
+    """
+    found, adapters = lora.read_adapters(located(model.adapter), model)
+    for name in LORA_FIELDS if model.lora_rank else ():
+        ours, theirs = getattr(model, name), getattr(found, name)
+        if ours != theirs:
+            raise ValueError(f"model.{name} is {ours}, and {theirs} in model.adapter {model.adapter}: set it to that")
+    if mesh is None:
+        return found, adapters
+    targets = sharding.abstract_arrays(lora.adapter_specs(found), mesh)
+    return found, jax.tree.map(
+        lambda x, target: jax.make_array_from_callback(x.shape, target.sharding, x.__getitem__), adapters, targets
+    )
+
+
+def trained_model(folder: str | Path) -> ModelConfig:
+    """The model config of a run, with local paths."""
+    return hub.local(RunConfig(model=read_run_config(folder).model)).model
+
+
+def export_adapters(folder: str | Path, out: Path) -> str:
+    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the folder of their weights.
+
+    Raises ValueError or OSError in one line.
+    """
+    trained = read_run_config(folder).model if is_run(folder) else ModelConfig()
+    if not trained.lora_rank:
+        raise ValueError(f"{folder} has no adapters: it trained all weights; export it without --adapter")
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
+    target = sharding.abstract_arrays(lora.adapter_specs(trained), mesh)
+    adapters = checkpoint.restore_params(checkpoints_of(folder), trained, target)
+    base = trained.path.partition("@")[0] if hub.is_repository(trained.path) else trained.path
+    lora.write_adapters(out, trained, jax.device_get(adapters), base)
+    return base
+
+
+def _load_run(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str, step: int | None) -> dict:
+    checkpoints, trained = checkpoints_of(folder), trained_model(folder)
+    model = replace(model, adapter="", **{name: getattr(trained, name) for name in LORA_FIELDS})
+    target = sharding.abstract_arrays(lora.trainable_specs(model), mesh, None if model.lora_rank else dtype)
+    params = checkpoint.restore_params(checkpoints, model, target, step)
+    if not model.lora_rank:
+        return params
+    source = checkpoint.run_meta(checkpoints, model, step).get("initial_step")
+    return _merge(load_params(trained.path, model, mesh, dtype, source), params, model, mesh)
+
+
+def _merge(base: dict, adapters: dict, model: ModelConfig, mesh: Mesh) -> dict:
+    """The weights with the adapters added; `base` is donated."""
+    shardings = sharding.param_shardings(model, mesh)
+    return jax.jit(lora.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)(base, adapters, model)
+
+
+def export(
+    folder: str | Path,
+    model: ModelConfig,
+    out: Path,
+    dtype: str,
+    tokenizer: str,
+    end_ids: Sequence[int],
+    max_shard_bytes: int,
+) -> None:
+    """Writes these weights to `out`, a Hugging Face directory, with the tokenizer in the directory `tokenizer`.
+
+    The weights of a run are copied one tensor at a time, unless adapters are merged into them.
+    Raises ValueError or OSError in one line.
+    """
+    model = replace(model, param_dtype=dtype)
+    rest = {"end_ids": end_ids, "max_shard_bytes": max_shard_bytes}
+    if is_run(folder) and not read_run_config(folder).model.lora_rank and not model.adapter:
+        saved = checkpoint.open_params(checkpoints_of(folder), model)
+        weights.save_streamed(out, model, saved.read, tokenizer, **rest, verify=saved.check)
+    else:
+        mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
+        params = load_params(folder, replace(model, lora_rank=0), mesh, dtype)
+        weights.save(out, model, params, tokenizer, **rest)
+
+
+def _check_same_model(folder: str | Path, ours: ModelConfig, theirs: ModelConfig) -> None:
+    try:
+        weights.check_same_model(ours, theirs)
+    except ValueError as error:
+        raise ValueError(f"{folder} holds {error}: choose its preset with --config, or other weights") from error

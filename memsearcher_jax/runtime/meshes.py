@@ -1,0 +1,43 @@
+"""The two meshes of a run: one for training, over all devices, and one for sampling, over the devices of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.sharding import Mesh
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.sharding import Device
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The mesh of training, and that of the sampler on this host."""
+
+    train: Mesh
+    local: Mesh
+
+    @property
+    def hosts(self) -> int:
+        return self.train.size // self.local.size
+
+
+def make_meshes(config: RunConfig, devices: Sequence[Device], local_devices: Sequence[Device]) -> Meshes:
+    """Both meshes over these devices. Raises ValueError if the devices, the weights or the slots do not divide."""
+    train = sharding.make_mesh(config.mesh, devices)
+    sharding.check_divides(config.model, dict(train.shape))
+    tensor, slots = config.sampling.tensor, config.sampling.slots
+    if len(local_devices) % tensor:
+        raise ValueError(f"sampling.tensor {tensor} does not divide the {len(local_devices)} devices of a host")
+    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor), local_devices)
+    sharding.check_divides(config.model, dict(local.shape))
+    replicas = local.shape["data"]
+    if slots % replicas:
+        raise ValueError(
+            f"sampling.slots {slots} does not divide over the {replicas} samplers of a host: "
+            f"choose a multiple of {replicas}"
+        )
+    return Meshes(train, local)

@@ -1,0 +1,106 @@
+"""The directory of a run, which is self-contained. No JAX here, so that a command line is checked quickly.
+
+run.json        the run's config; it marks a directory as a run
+tokenizer/      a copy of the tokenizer files
+checkpoints/    orbax, a directory per step; those of a run in a bucket (`runtime/remote_dir.py`) are in the bucket
+metrics.jsonl   tensorboard/   trajectories/   curves.png   report.html
+card.json       what another run needs to give the same numbers (`runtime/card.py`)
+data/  index/   built at the start unless the config names existing ones
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from memsearcher_jax.config import RunConfig, from_dict, to_dict
+from memsearcher_jax.model.hf_config import TOKENIZER_FILES
+
+PACKAGED = "package:"
+RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
+BUCKET_FILE = "bucket.json"  # the address of the bucket directory that this directory mirrors
+
+
+def located(folder: str | Path) -> Path:
+    """The path of a directory; `package:NAME` is a directory of this package, wherever it is installed.
+
+    Raises ValueError if NAME is outside the package.
+    """
+    name = str(folder)
+    if not name.startswith(PACKAGED):
+        return Path(folder)
+    name = name.removeprefix(PACKAGED)
+    if name in ("", "..") or Path(name).name != name:
+        raise ValueError(f"{folder}: {PACKAGED} must be followed by the name of a directory of the package")
+    return Path(str(files("memsearcher_jax") / "assets" / name))
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether the directory holds a run."""
+    return (located(folder) / RUN_FILE).is_file()
+
+
+def is_vacant(folder: Path) -> bool:
+    """Whether a new run may be written here: to no directory, an empty one, or what a killed start has built.
+
+    Data and index are written atomically and checked when they are opened, so another start may reuse them.
+    """
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or is_run(folder):
+        return False
+    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE}
+    return all(one.name in built or one.name.startswith(f".{INDEX}.") for one in folder.iterdir())
+
+
+def read_run_config(folder: str | Path) -> RunConfig:
+    """The config that a run stored. Raises FileNotFoundError or ValueError in one line."""
+    file = Path(folder) / RUN_FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} holds no run: there is no {RUN_FILE} in it")
+    try:
+        return from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): restore it, or start a new run") from error
+
+
+def checkpoints_of(folder: str | Path) -> str:
+    """The path or address of the run's checkpoints, for orbax."""
+    file = Path(folder) / BUCKET_FILE
+    top = json.loads(file.read_text(encoding="utf-8"))["address"] if file.is_file() else folder
+    return f"{top}/{CHECKPOINTS}"
+
+
+def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> None:
+    """Turns the directory into a run; writes the config last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _copy_tokenizer(Path(tokenizer_folder), folder / TOKENIZER)
+    write_run_config(folder, config)
+
+
+def write_run_config(folder: Path, config: RunConfig) -> None:
+    """Writes atomically what `read_run_config` reads."""
+    partial = folder / f"{RUN_FILE}.partial"
+    partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    partial.rename(folder / RUN_FILE)
+
+
+def tokenizer_folder(folder: str | Path) -> str:
+    """The directory of the tokenizer of these weights."""
+    return str(located(folder) / TOKENIZER) if is_run(folder) else str(located(folder))
+
+
+def with_own_tokenizer(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with the tokenizer in the run directory: the original may have moved or changed."""
+    return replace(config, model=replace(config.model, tokenizer=str(folder / TOKENIZER)))
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    """Copies the files that transformers and this package read."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and source.resolve() != target.resolve():
+            shutil.copyfile(source / name, target / name)

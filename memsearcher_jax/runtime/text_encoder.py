@@ -1,0 +1,211 @@
+"""Text embeddings from a transformer: tokenizer, batches and devices. `model.encoder` computes the arrays.
+
+The texts of a call are sorted by length and encoded in blocks of a few fixed shapes, so that a short text is not padded
+to a long one and few programs are compiled. The rows of a block are split over the devices, each of which stores all
+weights. A vector depends on the shape of its block in its last bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from tokenizers import Tokenizer
+
+from memsearcher_jax.model import encoder, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.encoder import EncoderConfig
+from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
+from memsearcher_jax.retrieval.search import TextEncoder
+
+E5_PROMPTS = ("query: ", "passage: ")
+MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
+BLOCK_TOKENS = 8_192  # tokens of a full block on one device
+PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
+
+Params = dict[str, Any]
+
+_encode = jax.jit(encoder.encode, static_argnames="config")
+
+
+def _encode_on(
+    mesh: Mesh, params: Params, config: EncoderConfig, ids_BT: np.ndarray, length_B: np.ndarray
+) -> jax.Array:
+    """Encode with the rows split over the devices."""
+    shardings = sharding.named_sharding(mesh, ("batch", None)), sharding.named_sharding(mesh, ("batch",))
+    return _encode(params, config, *jax.device_put((ids_BT, length_B), shardings))
+
+
+@dataclass(frozen=True)
+class TextEmbedder:
+    """An encoder with its tokenizer on a mesh. `params` is the tree of `encoder.init`, replicated on every device."""
+
+    name: str  # identifies the vectors: see `_encoder_name`
+    config: EncoderConfig
+    params: Params
+    mesh: Mesh
+    query_tokenizer: Tokenizer  # truncates queries
+    passage_tokenizer: Tokenizer
+
+    def queries(self, texts: list[str]) -> np.ndarray:
+        """Return float32 [len(texts), D] of norm 1; zeros for a blank text."""
+        return self._embed(texts, self.config.query_prompt, self.query_tokenizer)
+
+    def passages(self, texts: list[str]) -> np.ndarray:
+        """As `queries`, with the prompt and the length limit of passages."""
+        return self._embed(texts, self.config.passage_prompt, self.passage_tokenizer)
+
+    def _embed(self, texts: list[str], prompt: str, tokenizer: Tokenizer) -> np.ndarray:
+        out_BD = np.zeros((len(texts), self.config.embed_size), np.float32)
+        kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
+        # JSON may contain lone surrogates, which the tokenizer rejects.
+        valid = (texts[row].encode("utf-8", "replace").decode() for row in kept)
+        if self.config.lower_case:
+            valid = (text.lower() for text in valid)
+        limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
+        token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast([prompt + text for text in valid])]
+        with jax.set_mesh(self.mesh):
+            # All blocks are dispatched before the first result is read: the host pads while the devices compute.
+            results = [
+                (rows, _encode_on(self.mesh, self.params, self.config, ids_BT, length_B))
+                for rows, ids_BT, length_B in self._blocks(token_ids, limit)
+            ]
+            for rows, vector_BD in results:
+                out_BD[kept[rows]] = np.asarray(vector_BD)[: len(rows)]
+        return out_BD
+
+    def _blocks(self, token_ids: list[list[int]], limit: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield (rows of `token_ids`, ids_BT, length_B) of each block, longest texts first; B may exceed the rows."""
+        lengths = np.array([len(ids) for ids in token_ids], np.int64)
+        order = np.argsort(-lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            width = _block_len(int(lengths[order[start]]), limit)
+            rows = order[start : start + self._block_rows(width, len(order))]
+            ids_BT = np.full((self._block_rows(width, len(rows)), width), self.config.pad_id, np.int32)
+            length_B = np.ones(len(ids_BT), np.int32)
+            length_B[: len(rows)] = lengths[rows]
+            for ids_T, row in zip(ids_BT, rows, strict=False):
+                ids_T[: lengths[row]] = token_ids[row]
+            yield rows, ids_BT, length_B
+            start += len(rows)
+
+    def _block_rows(self, width: int, needed: int) -> int:
+        """Rows of a block of this width: the smallest allowed number of at least `needed`, or the largest."""
+        devices = self.mesh.size
+        full = max(BLOCK_TOKENS // width, 1)
+        sizes = [rows * devices for rows in (*PARTIAL_BLOCK_ROWS, full) if rows <= full]
+        return next((size for size in sizes if size >= needed), sizes[-1])
+
+
+def load(config: RetrievalConfig, folder: str) -> TextEncoder:
+    """Load the encoder in a Hugging Face folder onto this host's devices.
+
+    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or one not of the BERT family.
+    """
+    embedder = load_embedder(config, folder)
+    return TextEncoder(embedder.name, embedder.passages, embedder.queries)
+
+
+def load_embedder(config: RetrievalConfig, folder: str) -> TextEmbedder:
+    """As `load`, but returns the model."""
+    if not folder:
+        raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
+    shape, params = encoder.load(folder)
+    shape = replace(with_prompts(shape, Path(folder), config.encoder_prompts), compute_dtype=config.encoder_dtype)
+    tokenizer_json = _read_tokenizer(Path(folder), shape)
+    devices = jax.local_devices(backend="cpu" if config.encoder_device == "cpu" else None)
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices)
+    return TextEmbedder(
+        name=_encoder_name(shape, params, tokenizer_json),
+        config=shape,
+        params=jax.device_put(params, sharding.named_sharding(mesh, ())),
+        mesh=mesh,
+        query_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_query_tokens, shape.max_tokens)),
+        passage_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_passage_tokens, shape.max_tokens)),
+    )
+
+
+def random_e5(tokens: int) -> Callable[[list[str]], np.ndarray]:
+    """An encoder of the shape of e5-base-v2 with random weights, to measure speed without a download.
+
+    It treats every text as `tokens` long.
+    """
+    config = EncoderConfig()
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
+    params = jax.jit(encoder.init, static_argnames="config")(jax.random.key(0), config)
+    params = jax.device_put(params, sharding.named_sharding(mesh, ()))
+
+    def encode(texts: list[str]) -> np.ndarray:
+        rows = -(-len(texts) // mesh.size) * mesh.size
+        ids_BT, length_B = np.ones((rows, tokens), np.int32), np.full(rows, tokens, np.int32)
+        with jax.set_mesh(mesh):
+            return np.asarray(_encode_on(mesh, params, config, ids_BT, length_B))[: len(texts)]
+
+    return encode
+
+
+def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:
+    """Return the config with the prompts that `retrieval.encoder_prompts` selects.
+
+    E5's folders do not define their prompts, and its vectors are worse without: "auto" decides by the folder's name.
+    """
+    defined = config.query_prompt or config.passage_prompt
+    folder = folder.resolve()
+    # In the Hub's cache: models--OWNER--NAME/snapshots/COMMIT.
+    name = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
+    if choice == "auto" and (defined or "e5" not in name.lower()):
+        return config
+    query, passage = ("", "") if choice == "none" else E5_PROMPTS
+    return replace(config, query_prompt=query, passage_prompt=passage)
+
+
+def _read_tokenizer(folder: Path, config: EncoderConfig) -> str:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
+    tokenizer_json = file.read_text(encoding="utf-8")
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises no more specific exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+    if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
+        raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {config.vocab_size}")
+    return tokenizer_json
+
+
+def _truncating_tokenizer(tokenizer_json: str, tokens: int) -> Tokenizer:
+    """The tokenizer with this limit instead of the padding and limit in its file; special tokens count towards it."""
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(tokens)
+    # A page that contains the text "[SEP]" must not create a special token.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _block_len(tokens: int, limit: int) -> int:
+    width = MIN_BLOCK_LEN
+    while width < tokens:
+        width *= 2
+    return max(min(width, limit), tokens)
+
+
+def _encoder_name(config: EncoderConfig, params: Params, tokenizer_json: str) -> str:
+    """Identify the vectors by a hash of weights, tokenizer and config.
+
+    The hash omits the length limits, and the computation type, which matters less than the type of stored embeddings.
+    """
+    relevant = asdict(replace(config, compute_dtype="float32", query_prompt="", max_tokens=0))
+    digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode() + tokenizer_json.encode())
+    for path, weight in jax.tree.leaves_with_path(params):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(weight).data)
+    return f"bert-{config.layers}x{config.embed_size}/{digest.hexdigest()[:16]}"

@@ -1,0 +1,87 @@
+"""One context on the host: its tokens, what was sampled of them, and how much of them its pages hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memsearcher_jax.sampling.config import SamplingParams
+
+FindStop = Callable[[Sequence[int]], int | None]
+"""The ids that a generation has so far -> the length of the shortest prefix after which it ends; None: it goes on."""
+
+
+@dataclass(frozen=True)
+class RecordedContext:
+    """A finished context, one entry per token."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # 0 where not sampled
+    sampled: tuple[bool, ...]
+
+
+class Context:
+    """A context of at most `capacity` tokens. All but its last token are cached before it decodes."""
+
+    def __init__(
+        self,
+        slot: int,
+        number: int,
+        ids: Sequence[int],
+        rng_stream: tuple[int, int],
+        params: SamplingParams,
+        capacity: int,
+    ):
+        self.slot = slot
+        self.number = number  # in the order in which contexts were opened
+        self.rng_stream = rng_stream
+        self.params = params
+        self.ids_C = np.zeros(capacity, np.int32)
+        self.logprob_C = np.zeros(capacity, np.float32)
+        self.sampled_C = np.zeros(capacity, bool)
+        self.length = 0
+        self.generation_start = 0
+        self.find_stop: FindStop | None = None
+        self.remaining = 0  # tokens that the current generation may still add; 0: it has ended
+        self.pages: list[int] = []
+        self.cached = 0  # leading tokens that the pages hold
+        self.lost = 0  # leading tokens that were cached before the context gave its pages back
+        self.append(ids)
+
+    @property
+    def uncached(self) -> int:
+        """Tokens to prefill; decoding feeds the last one itself."""
+        return self.length - 1 - self.cached
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Appends text that was not sampled."""
+        self.ids_C[self.length : self.length + len(ids)] = ids
+        self.length += len(ids)
+
+    def append_sampled(self, token_T: np.ndarray, logprob_T: np.ndarray) -> None:
+        """Appends sampled tokens."""
+        span = slice(self.length, self.length + len(token_T))
+        self.ids_C[span], self.logprob_C[span], self.sampled_C[span] = token_T, logprob_T, True
+        self.length += len(token_T)
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens, of which at most all but the last are cached."""
+        self.logprob_C[length:], self.sampled_C[length:] = 0.0, False
+        self.length, self.cached = length, min(self.cached, length - 1)
+
+    def generate(self, max_tokens: int, find_stop: FindStop | None) -> None:
+        """Starts a generation after the last token."""
+        self.find_stop = find_stop
+        self.generation_start, self.remaining = self.length, min(max_tokens, len(self.ids_C) - self.length)
+
+    def generated(self) -> tuple[int, ...]:
+        """The tokens of the last generation."""
+        return tuple(self.ids_C[self.generation_start : self.length].tolist())
+
+    def record(self) -> RecordedContext:
+        """The context as it is now."""
+        arrays = (self.ids_C, self.logprob_C, self.sampled_C)
+        ids, logprobs, sampled = (tuple(x_C[: self.length].tolist()) for x_C in arrays)
+        return RecordedContext(ids, logprobs, sampled)

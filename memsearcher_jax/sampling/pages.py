@@ -1,0 +1,135 @@
+"""The host's record of one replica's KV cache: which pages are free, who holds the others, and what they contain.
+
+Pages form a tree: a page is the child of the page before it. A page that nobody holds any more keeps its content until
+it is allocated again, the longest free first. So a new context finds its longest cached beginning by walking the tree:
+that of its own previous turn, of other rollouts of the same problem, of any context with the same system prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ROOT, UNUSED = -1, -2
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """The longest beginning of a text that is cached: full pages, then the first tokens of one more."""
+
+    pages: list[int]
+    tail: int = 0  # a page
+    tail_tokens: int = 0  # at its beginning; 0: none
+    is_growing: bool = False  # a prefill that is not finished will make it longer
+
+
+class PagePool:
+    """P pages of E tokens. A page is held by the contexts that it is part of; a page that nobody holds is free."""
+
+    def __init__(self, pages: int, page_tokens: int):
+        self.page_tokens = page_tokens
+        self._ids_PE = np.zeros((pages, page_tokens), np.int32)
+        self._planned_P = np.zeros(pages, np.int32)  # leading tokens in ids_PE
+        self._cached_P = np.zeros(pages, np.int32)  # leading tokens whose keys and values are cached
+        self._content_P = np.zeros(pages, np.int64)  # number of the page's present content, never used twice
+        self._parent_P = np.zeros(pages, np.int64)  # content of the page before it
+        self._holders_P = np.zeros(pages, np.int32)
+        self._contents = 0
+        self._free: dict[int, None] = {}  # in the order in which they are allocated
+        self.clear()
+
+    @property
+    def free(self) -> int:
+        """Pages that can be allocated."""
+        return len(self._free)
+
+    def clear(self) -> None:
+        """Frees all pages and forgets what they contain."""
+        self._parent_P[:], self._planned_P[:], self._cached_P[:], self._holders_P[:] = UNUSED, 0, 0, 0
+        self._free = dict.fromkeys(range(len(self._holders_P)))
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages of a context of this many tokens."""
+        return -(-tokens // self.page_tokens)
+
+    def find(self, ids_T: np.ndarray) -> CachedPrefix:
+        """The longest cached beginning of `ids_T`."""
+        pages: list[int] = []
+        parent, E = ROOT, self.page_tokens
+        for start in range(0, len(ids_T), E):
+            wanted_E = ids_T[start : start + E]
+            child_X = np.flatnonzero(self._parent_P == parent)
+            if not len(child_X):
+                break
+            differs_XE = self._ids_PE[child_X, : len(wanted_E)] != wanted_E
+            common_X = np.where(differs_XE.any(axis=1), differs_XE.argmax(axis=1), len(wanted_E))
+            planned_X = np.minimum(common_X, self._planned_P[child_X])
+            cached_X = np.minimum(common_X, self._cached_P[child_X])
+            best = np.lexsort((cached_X, planned_X))[-1]
+            page, cached = int(child_X[best]), int(cached_X[best])
+            if cached < E:
+                return CachedPrefix(pages, page, cached, is_growing=bool(cached < planned_X[best]))
+            pages.append(page)
+            parent = self._content_P[page]
+        return CachedPrefix(pages)
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Adds a holder to each page."""
+        for page in pages:
+            self._holders_P[page] += 1
+            self._free.pop(page, None)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Removes a holder from each page; the last pages of a context are allocated again first."""
+        for page in reversed(pages):
+            self._holders_P[page] -= 1
+            if not self._holders_P[page]:
+                self._planned_P[page] = self._cached_P[page]
+                self._free[page] = None
+
+    def extend(self, pages: list[int], count: int) -> None:
+        """Appends `count` free pages to a context's pages."""
+        for _ in range(count):
+            page = next(iter(self._free))
+            self._parent_P[page] = self._content_P[pages[-1]] if pages else ROOT
+            self.truncate(page, 0)
+            self.hold([page])
+            pages.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether several contexts hold the page."""
+        return bool(self._holders_P[page] > 1)
+
+    def truncate(self, page: int, tokens: int) -> None:
+        """Forgets all but the first `tokens` tokens of a page, and with them the pages after it."""
+        self._planned_P[page] = self._cached_P[page] = tokens
+        self._contents += 1
+        self._content_P[page] = self._contents
+
+    def copy_content(self, source: int, target: int, tokens: int) -> None:
+        """Records that the target's first `tokens` tokens are those of the source, which may be the same page."""
+        self._ids_PE[target, :tokens] = self._ids_PE[source, :tokens]
+        self._planned_P[target] = self._cached_P[target] = tokens
+
+    def plan(self, pages: Sequence[int], start: int, ids_T: np.ndarray) -> None:
+        """Records tokens that a context will have from `start` on."""
+        for page, first, end in self._spans(pages, start, start + len(ids_T)):
+            at = page * self.page_tokens
+            self._ids_PE[pages[page], first - at : end - at] = ids_T[first - start : end - start]
+            self._planned_P[pages[page]] = end - at
+
+    def mark_cached(self, pages: Sequence[int], start: int, end: int) -> None:
+        """Records that the planned tokens from `start` to `end` are cached."""
+        for page, _, last in self._spans(pages, start, end):
+            self._cached_P[pages[page]] = last - page * self.page_tokens
+
+    def _spans(self, pages: Sequence[int], start: int, end: int) -> list[tuple[int, int, int]]:
+        """(number in `pages`, first, end) of the part of the tokens from `start` to `end` that each page holds."""
+        E = self.page_tokens
+        return [
+            (number, max(start, number * E), min(end, (number + 1) * E))
+            for number in range(start // E, self.pages_for(end))
+            if end > start
+        ]

@@ -1,0 +1,277 @@
+"""The host state of one engine: which slot holds what, and which device calls the next step needs.
+
+Pure Python and numpy: `schedule` returns the calls with their host arrays, an executor runs them, and `update` takes
+the result. Requests accumulate between steps; a step admits contexts, prefills what is not cached, and decodes for
+every context whose tokens are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
+from memsearcher_jax.sampling.context import Context, FindStop, RecordedContext
+from memsearcher_jax.sampling.decode import Decode, DecodeOutput
+from memsearcher_jax.sampling.prefill import CopyPages, Prefill
+from memsearcher_jax.sampling.shard import PrefillChunk, Shard
+
+COPIES_PER_CALL = 8
+"""Pages of each replica that one call copies."""
+
+
+@dataclass(frozen=True)
+class FinishedGeneration:
+    """One generation that has ended."""
+
+    slot: int
+    ids: tuple[int, ...]  # including the stop token
+    finite: bool = True  # False: it ended because the next logits were not finite; `ids` may be empty
+    found_stop: bool = False  # ended by `FindStop`
+
+
+@dataclass
+class SamplerStats:
+    """What an engine did between `start` and `stop`."""
+
+    appended_tokens: int = 0  # prompts and observations
+    prompt_tokens: int = 0  # context lengths at the start of each generation: prefilled by a sampler without a cache
+    prefilled_tokens: int = 0
+    shared_tokens: int = 0  # prefixes of new contexts that were cached already
+    generated_tokens: int = 0
+    steps: int = 0
+    active_slots: int = 0  # sum over steps
+    slots: int = 0  # sum over steps, idle slots included
+    preempted: int = 0  # times that a context gave its pages back to older ones
+    recomputed_tokens: int = 0  # of such contexts: prefilled or decoded before, and prefilled again
+
+    def __add__(self, other: SamplerStats) -> SamplerStats:
+        return SamplerStats(*map(operator.add, astuple(self), astuple(other)))
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens that were not prefilled again."""
+        return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def idle_slot_share(self) -> float:
+        """Share of the slots that took no part in a step: free, or waiting for a search, pages or prefill."""
+        return 1 - self.active_slots / self.slots if self.slots else 0.0
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """The device calls of one step, in order; decoding is the last."""
+
+    calls: Sequence[CopyPages | Prefill]
+    decode: Decode | None  # None if no context is ready
+    rows: dict[int, Context]  # the context of each used row of `decode`
+
+
+class Scheduler:
+    """S slots over `shards` data-parallel replicas. A call has an equal number of rows for each of them."""
+
+    def __init__(self, settings: SamplingConfig, shards: int):
+        """Raises ValueError if the KV cache is too small for one context."""
+        self._settings = settings
+        self._size = settings.slots // shards
+        pages = settings.pages_per_replica(shards)
+        self._shards = [Shard(settings, pages) for _ in range(shards)]
+        self._batch_sizes = [*(rows for rows in settings.decode_batch_sizes if rows < self._size), self._size]
+        self._opened = 0
+        self._stats = SamplerStats()
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Slots that hold no context."""
+        return [slot for slot in range(self._settings.slots) if slot not in self._shard(slot).contexts]
+
+    @property
+    def active(self) -> bool:
+        """Whether a generation has not ended."""
+        return any(context.remaining for shard in self._shards for context in shard.contexts.values())
+
+    def start(self) -> None:
+        """Marks all caches as empty. Raises RuntimeError if a slot holds a context."""
+        if held := sum(len(shard.contexts) for shard in self._shards):
+            raise RuntimeError(f"{held} slots still hold contexts of the previous weights")
+        self.stop()
+
+    def stop(self) -> SamplerStats:
+        """Frees every slot and forgets what is cached."""
+        for shard in self._shards:
+            self._stats.preempted += shard.preempted
+            self._stats.shared_tokens += shard.shared_tokens
+            self._stats.recomputed_tokens += shard.recomputed_tokens
+            shard.clear()
+        stats, self._stats = self._stats, SamplerStats()
+        return stats
+
+    def fits(self, slot: int | None, tokens: int) -> bool:
+        """Whether `tokens` more leave room to generate in the slot's context, or in a new one (None)."""
+        length = 0 if slot is None else self._context(slot).length
+        return length + tokens < self._settings.context_tokens
+
+    def open_context(
+        self,
+        slot: int,
+        ids: Sequence[int],
+        rng_stream: tuple[int, int],
+        max_tokens: int,
+        params: SamplingParams,
+        find_stop: FindStop | None = None,
+    ) -> None:
+        """See `Engine.open_context`."""
+        if not ids:
+            raise ValueError("a prompt must have at least one token")
+        context = Context(slot, self._opened, ids, rng_stream, params, self._settings.context_tokens)
+        self._generate(context, len(ids), max_tokens, find_stop)
+        self._shard(slot).contexts[slot] = context
+        self._opened += 1
+
+    def extend_context(
+        self, slot: int, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None = None, drop: int = 0
+    ) -> None:
+        """See `Engine.extend_context`."""
+        context = self._context(slot)
+        if drop:
+            self._truncate(context, context.length - drop)
+        context.append(ids)
+        self._generate(context, len(ids), max_tokens, find_stop)
+
+    def pop_context(self, slot: int) -> RecordedContext:
+        """The slot's context after the last step; frees the slot."""
+        if self._context(slot).remaining:
+            raise RuntimeError(f"slot {slot} is still generating")
+        return self._shard(slot).remove(slot).record()
+
+    def schedule(self) -> ScheduledStep:
+        """The calls for all requests since the last step."""
+        for shard in self._shards:
+            shard.grow()
+        calls = list(self._prefill())
+        decoding = [shard.decoding for shard in self._shards]
+        self._stats.steps += 1
+        self._stats.active_slots += sum(map(len, decoding))
+        self._stats.slots += self._settings.slots
+        if not any(decoding):
+            return ScheduledStep(calls, None, {})
+        size = next(size for size in self._batch_sizes if size >= max(map(len, decoding)))
+        rows = {
+            shard * size + row: context
+            for shard, contexts in enumerate(decoding)
+            for row, context in enumerate(contexts)
+        }
+        return ScheduledStep(calls, self._decode_call(rows, size), rows)
+
+    def update(self, step: ScheduledStep, output: DecodeOutput | None) -> list[FinishedGeneration]:
+        """Records the output of the step's decoding, on the host, and returns the generations that it ended."""
+        finished = []
+        for row, context in step.rows.items():
+            assert output is not None
+            count = int(output.count_A[row])
+            self._stats.generated_tokens += count
+            context.append_sampled(output.token_AJ[row, :count], output.logprob_AJ[row, :count])
+            context.remaining = int(output.remaining_A[row])
+            if count:
+                self._shard(context.slot).mark_cached(context, context.length - 1)
+            ids = context.generated()
+            end = context.find_stop(ids) if context.find_stop else None
+            if end is not None:  # what this step sampled after it, finite or not, is dropped
+                self._truncate(context, context.generation_start + end)
+                context.remaining = 0
+                finished.append(FinishedGeneration(context.slot, ids[:end], found_stop=True))
+            elif not context.remaining:
+                finished.append(FinishedGeneration(context.slot, ids, bool(output.finite_A[row])))
+        return finished
+
+    def warm_up_calls(self) -> tuple[list[CopyPages | Prefill], list[Decode]]:
+        """Calls without any work, one of each shape that a step may need."""
+        prefills = [self._prefill_call([[]], width) for width in self._settings.prefill_buckets]
+        return [self._copy_call([[]]), *prefills], [self._decode_call({}, size) for size in self._batch_sizes]
+
+    def _truncate(self, context: Context, length: int) -> None:
+        """Keeps the first `length` tokens of a context; the others were sampled."""
+        self._stats.generated_tokens -= context.length - length
+        self._shard(context.slot).truncate(context, length)
+
+    def _generate(self, context: Context, appended: int, max_tokens: int, find_stop: FindStop | None) -> None:
+        context.generate(max_tokens, find_stop)
+        if context.remaining < 1:
+            raise ValueError(f"a context of {context.length} tokens and max_tokens {max_tokens} leave none to generate")
+        self._stats.appended_tokens += appended
+        self._stats.prompt_tokens += context.length
+
+    def _prefill(self) -> Iterator[CopyPages | Prefill]:
+        """Admits contexts and caches their tokens; a later call may share what an earlier one caches."""
+        chunk, budget = self._settings.prefill_chunk, self._settings.prefill_tokens_per_step
+        while budget > 0:
+            copies = [list(shard.admit()) for shard in self._shards]
+            while any(copies):
+                yield self._copy_call([pairs[:COPIES_PER_CALL] for pairs in copies])
+                copies = [pairs[COPIES_PER_CALL:] for pairs in copies]
+            left = max(shard.uncached_chunks() for shard in self._shards) * chunk
+            if not left:
+                return
+            width = self._settings.prefill_bucket(left)
+            chunks = [shard.prefill_chunks(width // chunk) for shard in self._shards]
+            self._stats.prefilled_tokens += sum(chunk.tokens for row in chunks for chunk in row)
+            budget -= width
+            yield self._prefill_call(chunks, width)
+
+    def _copy_call(self, pairs: Sequence[Sequence[tuple[int, int]]]) -> CopyPages:
+        """(source, target) of each shard's copies."""
+        source_A, target_A = np.zeros((2, len(self._shards) * COPIES_PER_CALL), np.int32)
+        for shard, copies in enumerate(pairs):
+            for row, (source, target) in enumerate(copies, start=shard * COPIES_PER_CALL):
+                source_A[row], target_A[row] = source, target
+        return CopyPages(source_A, target_A)
+
+    def _prefill_call(self, chunks: Sequence[Sequence[PrefillChunk]], width: int) -> Prefill:
+        """Each shard's chunks, in a call of `width` tokens for each shard."""
+        size, rows = self._settings.prefill_chunk, width // self._settings.prefill_chunk
+        A = len(self._shards) * rows
+        ids_AW, segment_AW = np.zeros((2, A, size), np.int32)
+        start_A, length_A = np.zeros((2, A), np.int32)
+        page_table_AN = np.zeros((A, self._settings.context_pages), np.int32)
+        for shard, row_chunks in enumerate(chunks):
+            for row, chunk in enumerate(row_chunks, start=shard * rows):
+                context = chunk.context
+                ids_AW[row, : chunk.tokens] = context.ids_C[chunk.start : chunk.start + chunk.tokens]
+                segment_AW[row, : chunk.tokens] = context.slot + 1
+                start_A[row], length_A[row] = chunk.start, chunk.cached
+                page_table_AN[row, : len(context.pages)] = context.pages
+        position_AW = start_A[:, None] + np.arange(size, dtype=np.int32)
+        ids_BT, position_BT, segment_BT = (
+            x_AW.reshape(len(self._shards), width) for x_AW in (ids_AW, position_AW, segment_AW)
+        )
+        return Prefill(ids_BT, position_BT, segment_BT, page_table_AN, start_A, length_A)
+
+    def _decode_call(self, contexts: dict[int, Context], size: int) -> Decode:
+        """The contexts of some rows, in a call of `size` rows for each shard."""
+        A = len(self._shards) * size
+        token_A, remaining_A, top_k_A = np.zeros((3, A), np.int32)
+        length_A = np.ones(A, np.int32)
+        temperature_A, top_p_A = np.zeros(A, np.float32), np.ones(A, np.float32)
+        rng_stream_A2 = np.zeros((A, 2), np.uint32)
+        page_table_AN = np.zeros((A, self._settings.context_pages), np.int32)
+        ids_AC = np.zeros((A, self._settings.context_tokens), np.int32) if self._settings.speculative_tokens else None
+        for row, context in contexts.items():
+            token_A[row], length_A[row] = context.ids_C[context.length - 1], context.length
+            remaining_A[row], rng_stream_A2[row] = context.remaining, context.rng_stream
+            params = context.params
+            temperature_A[row], top_k_A[row], top_p_A[row] = params.temperature, params.top_k, params.top_p
+            page_table_AN[row, : len(context.pages)] = context.pages
+            if ids_AC is not None:
+                ids_AC[row] = context.ids_C
+        rules = (temperature_A, top_k_A, top_p_A)
+        return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN, ids_AC)
+
+    def _shard(self, slot: int) -> Shard:
+        return self._shards[slot // self._size]
+
+    def _context(self, slot: int) -> Context:
+        return self._shard(slot).contexts[slot]

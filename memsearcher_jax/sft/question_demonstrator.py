@@ -1,0 +1,82 @@
+"""A scripted search agent for real questions, which knows the answer and the titles of the pages that hold it.
+
+It looks up a page that the question names. From every page that it reads, it copies the words that lead on to the
+memory, and what to do next: look up another supporting page that they name, or give the answer. The decision is
+made while the passage is in view, and the next turn only has to follow it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from memsearcher_jax.data.questions import find_name, find_title, supporting_titles
+from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
+from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
+
+FIRST, CONTINUED, LAST = "Nothing is known yet.", "The memory says what is next.", "The memory has the answer."
+"""Thoughts: before the first search, before another one, and before the answer."""
+NOTHING = "Nothing."
+"""The memory of a script that gives up. It is not imitated."""
+
+LEADING_WORDS = 6
+_SENTENCE_START = re.compile(r"(?<=[\w)][\w)][.!?])\s+")
+
+
+@dataclass
+class QuestionDemonstrator:
+    """The policy for one problem. It gives up, with an empty answer, where search or a passage does not lead on."""
+
+    problem: Problem
+    wanted: tuple[str, str] | None = None  # title and query of the next search
+    answer: str | None = None
+    visited: set[str] = field(default_factory=set)  # titles
+
+    def __post_init__(self) -> None:
+        # The longest name is the least ambiguous.
+        self.wanted = max(self._named_in(self.problem.question), key=lambda page: len(page[1]), default=None)
+
+    def observe(self, request: Search, results: tuple[SearchResult, ...]) -> tuple[SearchResult, ...]:
+        """The script reads what the workflow shows of the results."""
+        return results
+
+    def __call__(self, request: Generate) -> Completion:
+        if not isinstance(request.text, Prompt):
+            return Completion(format_memory(self._read([span.text for span in request.text if not span.trusted][-1])))
+        if self.answer is not None or self.wanted is None:
+            return Completion(f"{LAST}</think>\n{format_answer(self.answer or '')}")
+        thought = CONTINUED if self.visited else FIRST
+        return Completion(f"{thought}</think>\n{format_search(self.wanted[1])}")
+
+    def _read(self, shown: str) -> str:
+        """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
+        assert self.wanted is not None, "a memory follows a search"
+        (title, _), self.wanted = self.wanted, None
+        titles = [line.strip().strip('"') for line in shown.split("\n")]
+        if title not in titles:
+            return NOTHING
+        self.visited.add(title)
+        text = "\n".join(shown.split("\n")[titles.index(title) + 1 :])
+        if following := next(iter(self._named_in(text)), None):
+            self.wanted = following
+            return f"{clause(text, following[1])}. Next: {following[1]}."
+        if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
+            self.answer = name
+            return f"{clause(text, name)}. Answer: {name}."
+        return NOTHING
+
+    def _named_in(self, text: str) -> list[tuple[str, str]]:
+        """(title, name in the text) of the supporting pages that the text names and that were not read."""
+        unread = [title for title in supporting_titles(self.problem) if title not in self.visited]
+        return [(title, name) for title in unread if (name := find_title(title, text))]
+
+
+def clause(text: str, name: str) -> str:
+    """The first occurrence of the name and the few words of its sentence before it, which state the relation.
+
+    Longer quotes begin with the first words of a passage whatever the question asks, and a model learns only that.
+    """
+    start = text.index(name)
+    sentence = _SENTENCE_START.split(text[:start])[-1]
+    words = re.findall(r"\S+\s*", sentence)
+    return "".join(words[-LEADING_WORDS:]) + name

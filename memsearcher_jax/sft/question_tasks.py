@@ -1,0 +1,74 @@
+"""Supervised examples from real questions: the run's own workflow and search, played by a script.
+
+A demonstration is used if its answer is right. Where search or a passage does not lead on, the script gives up, and the
+contexts before that search are used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.data.questions import check_disjoint
+from memsearcher_jax.report.metrics import Metrics
+from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.rl.metrics import answer_metrics
+from memsearcher_jax.rl.reward_fn import score_answer
+from memsearcher_jax.rl.setup import Run, workflow_factory
+from memsearcher_jax.sft.examples import context_examples, scripted_trajectory, span_examples
+from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
+
+DECIDED_SPANS = {
+    "query": re.compile(r'"query": "(.*?)"'),
+    "next": re.compile(r"(Next: .*?)\.</memory>"),
+    "answer": re.compile(r"(Answer: .*?)\.</memory>"),
+}
+"""What a reply decides, as group 1 of a pattern."""
+
+
+def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
+    """The examples of the questions of a step, and metrics of all its demonstrations."""
+    count = run.config.rl.prompts_per_step
+    demonstrations = demonstrate(run, ProblemLoader(run.problems.train, run.config.seed).batch(step * count, count))
+    metrics = answer_metrics([summarize_trajectory(one.scored) for one in demonstrations])
+    return context_examples([one.usable for one in demonstrations]), metrics
+
+
+def held_out_examples(run: Run) -> dict[str, list[TrainingExample]]:
+    """Contexts of the test questions, by the kind of decision that they train."""
+    check_disjoint(run.problems.train, run.problems.test)
+    trajectories = [one.usable for one in demonstrate(run, run.problems.test)]
+    held_out = {name: span_examples(trajectories, span, run.tokenizer) for name, span in DECIDED_SPANS.items()}
+    return {name: examples for name, examples in held_out.items() if examples}
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A trajectory of the script, and the part of it to imitate."""
+
+    scored: ScoredTrajectory
+
+    @property
+    def usable(self) -> Trajectory:
+        """The trajectory with the contexts that demonstrate something right: all, or without the search that did not
+        lead on and the turn that gives up."""
+        trajectory = self.scored.trajectory
+        right = self.scored.scores["exact_match"] == 1
+        return trajectory if right else replace(trajectory, contexts=trajectory.contexts[:-2])
+
+
+def demonstrate(run: Run, problems: Sequence[Problem]) -> list[Demonstration]:
+    """One demonstration per problem, in order."""
+    start_workflow = workflow_factory(run.config, run.prompts, run.tokenizer)
+    demonstrations = []
+    for problem in problems:
+        policy = QuestionDemonstrator(problem)
+        trajectory = scripted_trajectory(problem, start_workflow(problem), policy, run.searcher, run.tokenizer)
+        if trajectory.outcome.error:
+            raise RuntimeError(f"the script failed at question {problem.id}: {trajectory.outcome.error}")
+        demonstrations.append(Demonstration(score_answer(trajectory)))
+    return demonstrations

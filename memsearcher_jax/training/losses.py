@@ -1,0 +1,70 @@
+"""Loss functions: from the log-probabilities of a batch to a loss and metrics.
+
+Every loss is a sum over tokens with weights that are fixed beforehand (`masked.token_weights`), so that the loss of a
+batch is the sum of the losses of its micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.packing import PackedBatch
+
+Metrics = dict[str, jax.Array]
+LossFn = Callable[[TrainingConfig, jax.Array, jax.Array, PackedBatch, jax.Array], tuple[jax.Array, Metrics]]
+"""(config, logprob_BT, entropy_BT, batch, weight_BT) -> (loss, metrics)."""
+
+
+def grpo_loss(
+    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, batch: PackedBatch, weight_BT: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy.
+
+    Raises ValueError if the batch lacks ref_logprob_BT or tis_weight_BT and the config needs it.
+    """
+    tokens = grpo.surrogate(
+        config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT, batch.segment_BT
+    )
+    loss_BT, metrics = tokens.loss_BT, tokens.metrics(batch.mask_BT)
+    if config.tis_cap:
+        if batch.tis_weight_BT is None:
+            raise ValueError("training.tis_cap is above 0, but the batch has no tis_weight_BT")
+        loss_BT *= batch.tis_weight_BT
+        metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.mask_BT)
+        metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.mask_BT)
+    policy_loss, entropy = masked.weighted_sum(loss_BT, weight_BT), masked.weighted_sum(entropy_BT, weight_BT)
+    loss = policy_loss - config.entropy_coefficient * entropy
+    if config.kl_coefficient:
+        if batch.ref_logprob_BT is None:
+            raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
+        metrics["kl"] = masked.weighted_sum(grpo.kl_k3(logprob_BT, batch.ref_logprob_BT), weight_BT)
+        loss += config.kl_coefficient * metrics["kl"]
+    logprob_diff_BT = jnp.abs(tokens.log_ratio_BT)
+    return loss, metrics | {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "entropy": entropy,
+        "logprob_diff_mean": masked.mean(logprob_diff_BT, batch.mask_BT),
+        "logprob_diff_max": masked.maximum(logprob_diff_BT, batch.mask_BT),
+        "advantage_mean": masked.mean(batch.advantage_BT, batch.mask_BT),
+        "advantage_std": masked.std(batch.advantage_BT, batch.mask_BT),
+        "trained_tokens": jnp.sum(batch.mask_BT != 0),
+    }
+
+
+def sft_loss(
+    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, batch: PackedBatch, weight_BT: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """Cross entropy of the trained tokens. `frac_confident`: their share with a probability above 0.5."""
+    loss = masked.weighted_sum(-logprob_BT, weight_BT)
+    return loss, {
+        "loss": loss,
+        "entropy": masked.weighted_sum(entropy_BT, weight_BT),
+        "frac_confident": masked.mean(logprob_BT > jnp.log(0.5), batch.mask_BT),
+        "trained_tokens": jnp.sum(batch.mask_BT != 0),
+    }

@@ -1,0 +1,214 @@
+"""Packs contexts of different lengths into rows of a fixed length, in numpy on the host.
+
+Alignment in this package: entry t of a log-probability, mask or advantage belongs to the token ids[t], which the model
+predicts from the tokens before it. So the first token of a context is never trained.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from memsearcher_jax.model.attention import PackedMask
+
+
+@dataclass(frozen=True)
+class TrainingExample:
+    """One context to train on. ids, logprobs and sampled have one entry per token."""
+
+    ids: Sequence[int] | np.ndarray
+    logprobs: Sequence[float] | np.ndarray  # of the sampling policy where sampled; ignored elsewhere
+    sampled: Sequence[bool] | np.ndarray  # True on the tokens to train
+    advantage: float  # of the trajectory
+
+    def __post_init__(self) -> None:
+        lengths = len(self.ids), len(self.logprobs), len(self.sampled)
+        if len(set(lengths)) != 1 or lengths[0] == 0:
+            raise ValueError(f"ids, logprobs and sampled must have equal lengths above 0, not {lengths}")
+        if self.sampled[0]:
+            raise ValueError("the first token of an example cannot be trained: no token precedes it")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedBatch:
+    """Packed rows; a pytree of numpy or JAX arrays. Padding has segment 0, and 0 in every other array."""
+
+    ids_BT: jax.Array  # int32
+    position_BT: jax.Array  # int32, in the context; from P in a segment that continues the row's first P tokens
+    segment_BT: jax.Array  # int32, 1, 2, ... along a row; 0 is padding
+    mask_BT: jax.Array  # bool, True on trained tokens
+    advantage_BT: jax.Array  # float32
+    old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
+    ref_logprob_BT: jax.Array | None = None  # float32, of the reference; None if not needed
+    tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
+
+    def split(self, size: int) -> Iterator[PackedBatch]:
+        """Yields batches of `size` consecutive rows. Raises ValueError unless `size` divides the number of rows."""
+        rows = len(self.ids_BT)
+        if rows % size:
+            raise ValueError(f"{rows} rows do not split into batches of {size}")
+        for start in range(0, rows, size):
+            yield jax.tree.map(lambda x, start=start: x[start : start + size], self)
+
+
+PACKED_DTYPES = {
+    "ids_BT": np.int32,
+    "position_BT": np.int32,
+    "segment_BT": np.int32,
+    "mask_BT": np.bool_,
+    "advantage_BT": np.float32,
+    "old_logprob_BT": np.float32,
+}
+"""The arrays that `pack` fills."""
+
+
+def pack(
+    examples: Sequence[TrainingExample],
+    seq_len: int,
+    minibatch_rows: int,
+    rng: np.random.Generator,
+    *,
+    microbatches: int = 1,
+    minibatch_contexts: int = sys.maxsize,
+) -> PackedBatch:
+    """Rows [B, seq_len] that hold each example exactly once and unsplit, in as few rows as possible.
+
+    A row holds the tokens with which all of its examples begin only once: the first example is whole, the others are
+    their own tokens, with the positions that they have in the whole example. Attention gives these tokens the shared
+    ones to see (`model.attention.Visible`), so losses and gradients are those of whole examples.
+
+    Every `minibatch_rows` consecutive rows are a mini-batch, which `microbatches.split` splits into `microbatches`.
+    There are as many mini-batches as `minibatch_contexts` examples in each make; more if the rows do not suffice, fewer
+    if there are fewer full micro-batches.
+    Examples arrive sorted by trajectory and turn. `rng` distributes them, so that each mini-batch is a sample of all
+    trajectories and turns, with the same number of rows, up to one micro-batch, and about the same number of trained
+    tokens. Empty micro-batches are the last ones of their mini-batch. Equal arguments give equal rows.
+
+    Raises ValueError without examples, or if an example is longer than a row.
+    """
+    if not examples:
+        raise ValueError("pack needs at least one example")
+    lengths = np.array([len(example.ids) for example in examples])
+    if max(lengths) > seq_len:
+        raise ValueError(f"a context of {max(lengths)} tokens does not fit a row of {seq_len}: raise training.seq_len")
+    order = rng.permutation(len(examples))
+    bins: list[list[int]] = []
+    prefixes: list[int] = []
+    for members, prefix in _prefix_groups(examples, seq_len):
+        group_order = order[np.isin(order, members)]
+        group_bins = _best_fit_decreasing(lengths - prefix, seq_len - prefix, group_order)
+        bins += group_bins
+        prefixes += [prefix] * len(group_bins)
+    trained = np.array([sum(np.count_nonzero(examples[index].sampled) for index in members) for members in bins])
+    micro_rows = minibatch_rows // microbatches
+    num_microbatches = -(-len(bins) // micro_rows)
+    updates = min(num_microbatches, -(-len(examples) // minibatch_contexts))
+    updates = max(updates, -(-num_microbatches // microbatches))
+    rows = _assign_rows(trained, updates, micro_rows, microbatches, rng)
+    shape = updates * minibatch_rows, seq_len
+    arrays: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in PACKED_DTYPES.items()}
+    for row, members, prefix in zip(rows, bins, prefixes, strict=True):
+        end = 0
+        for segment, index in enumerate(members, start=1):
+            begin, skipped = end, prefix if end else 0
+            end += lengths[index] - skipped
+            _write_example(arrays, (row, slice(begin, end)), examples[index], segment, skipped)
+    return PackedBatch(**arrays)
+
+
+def _prefix_groups(examples: Sequence[TrainingExample], seq_len: int) -> list[tuple[np.ndarray, int]]:
+    """(indices, P) of groups of examples that begin with the same P tokens, to be packed into rows of their own.
+
+    Examples that agree in more tokens are a group of their own if that saves rows. No prefix reaches the token
+    before the first trained one: that token is the example's own, because its prediction has to come from the example.
+    """
+    mask = PackedMask(seq_len)
+    limits = np.array([_first_trained(example) - 1 for example in examples])
+    width = min(int(limits.max()), mask.max_prefix)
+    ids = np.repeat(-1 - np.arange(len(examples))[:, None], width, axis=1)  # behind its limit no two are equal
+    for index, (example, limit) in enumerate(zip(examples, limits, strict=True)):
+        ids[index, :limit] = example.ids[: min(limit, width)]
+    lengths = np.array([len(example.ids) for example in examples])
+
+    def common_tokens(members: np.ndarray) -> int:
+        return int(np.argmax(np.append((ids[members] != ids[members[0]]).any(axis=0), True)))
+
+    def rows(members: np.ndarray, common: int) -> float:
+        prefix = common // mask.unit * mask.unit
+        return np.sum(lengths[members] - prefix) / (seq_len - prefix)
+
+    groups, pending = [], [np.arange(len(examples))]
+    while pending:
+        members = pending.pop()
+        common = common_tokens(members)
+        for token in np.unique(ids[members, common : common + 1]):
+            agreeing = members[ids[members, common] == token]
+            if len(agreeing) > 1 and math.ceil(rows(agreeing, common_tokens(agreeing))) < rows(agreeing, common):
+                pending.append(agreeing)
+                members = np.setdiff1d(members, agreeing)
+        if len(members):
+            groups.append((members, common // mask.unit * mask.unit if len(members) > 1 else 0))
+    return groups
+
+
+def _first_trained(example: TrainingExample) -> int:
+    """The index of the first trained token, or the number of tokens."""
+    sampled_T = np.asarray(example.sampled, np.bool_)
+    return int(np.argmax(sampled_T)) if sampled_T.any() else len(sampled_T)
+
+
+def _best_fit_decreasing(lengths: np.ndarray, seq_len: int, order: np.ndarray) -> list[list[int]]:
+    """The members of each row: each example of `order`, longest first, goes to the fullest row that has space.
+
+    `order` breaks ties between examples of equal length.
+    """
+    space = np.full(len(order), seq_len)
+    bins: list[list[int]] = [[] for _ in order]
+    for index in order[np.argsort(-lengths[order], kind="stable")]:
+        row = int(np.argmin(np.where(space >= lengths[index], space, seq_len + 1)))
+        space[row] -= lengths[index]
+        bins[row].append(int(index))
+    return [members for members in bins if members]
+
+
+def _assign_rows(
+    trained: np.ndarray, updates: int, micro_rows: int, microbatches: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The final position of each row, from its number of trained tokens.
+
+    Rows of a micro-batch have similar numbers, so that its devices compute equally many logits.
+    """
+    num_microbatches = -(-len(trained) // micro_rows)
+    rows_U = np.array([len(part) for part in np.array_split(np.arange(num_microbatches), updates)]) * micro_rows
+    # Each mini-batch takes rows at even distances, jittered, from the list sorted by trained tokens.
+    turn = np.concatenate([(np.arange(rows) + rng.random(rows)) / rows for rows in rows_U])
+    update_of_rank = np.repeat(np.arange(updates), rows_U)[np.argsort(turn)]
+    row_of_rank = np.empty(len(update_of_rank), np.int64)
+    for update, rows in enumerate(rows_U):
+        microbatch = np.arange(rows) // micro_rows
+        device = rng.permuted(np.tile(np.arange(micro_rows), (rows // micro_rows, 1)), axis=1).ravel()
+        # `microbatches.split` is strided: neighbouring rows belong to different micro-batches.
+        row_of_rank[update_of_rank == update] = (update * micro_rows + device) * microbatches + microbatch
+    positions = np.empty(len(trained), np.int64)
+    positions[np.argsort(-trained, kind="stable")] = row_of_rank[: len(trained)]
+    return positions
+
+
+def _write_example(
+    arrays: dict[str, np.ndarray], place: tuple[int, slice], example: TrainingExample, segment: int, skipped: int
+) -> None:
+    """Writes the example without its first `skipped` tokens."""
+    sampled_T = np.asarray(example.sampled, np.bool_)[skipped:]
+    arrays["ids_BT"][place] = example.ids[skipped:]
+    arrays["position_BT"][place] = np.arange(skipped, len(example.ids))
+    arrays["segment_BT"][place] = segment
+    arrays["mask_BT"][place] = sampled_T
+    arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
+    arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)

@@ -1,0 +1,208 @@
+"""One training step: pack examples, compute reference log-probabilities, take the optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from memsearcher_jax.model import lora, sharding
+from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.training import grpo, losses, masked, update
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
+from memsearcher_jax.training.losses import Metrics
+from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
+from memsearcher_jax.training.update import TrainState
+
+LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The compiled training functions and the frozen weights."""
+
+    config: TrainingConfig
+    mesh: Mesh
+    update: Callable[..., tuple[TrainState, Metrics]]
+    logprob_fn: LogprobFn
+    reference_params: Params | None  # in compute_dtype; None if neither a KL term nor LoRA needs them
+    merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
+
+    def weights(self, state: TrainState) -> Params:
+        """The weights of the model in this state; with LoRA a merged copy in compute_dtype."""
+        if self.merge is None or self.reference_params is None:
+            return state.params
+        return self.merge(self.reference_params, state.params)
+
+    def step(
+        self,
+        state: TrainState,
+        examples: Sequence[TrainingExample],
+        rng: np.random.Generator,
+        notify: Callable[[str], None],
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
+
+        Returns the new state and metrics. A metric is the mean over the mini-batches that were not skipped, except
+        `logprob_diff_*`, which compare the sampler with the trainer and are those of the first mini-batch, before any
+        update. `updates` counts the mini-batches, `skipped_updates` those with a gradient that was not finite, and
+        `trailing_skipped_updates` the consecutive skipped ones at the end. Without examples the state is unchanged.
+        """
+        if not examples:
+            return state, {"updates": 0.0}
+        packed = self._pack(examples, rng)
+        metrics_by_update = []
+        with jax.set_mesh(self.mesh):
+            sharded = [self._shard(batch) for batch in packed.split(self.config.minibatch_rows)]
+            params = state.params if self.config.old_logprobs == "sampler" else self.weights(state)
+            batches, old_logprob_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded)
+            del params
+            for number, batch in enumerate(batches, start=1):
+                notify(f"mini-batch {number}/{len(batches)}")
+                if self.config.kl_coefficient and self.reference_params is not None:
+                    batch = replace(batch, ref_logprob_BT=self.logprob_fn(self.reference_params, batch))
+                state, metrics = self.update(state, batch, self.reference_params if self.merge else None)
+                metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
+        return state, _mean_metrics(metrics_by_update) | old_logprob_metrics
+
+    def sequence_probabilities(
+        self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator
+    ) -> np.ndarray:
+        """float64 [len(examples)], in no fixed order: the joint probability of the trained tokens of each example."""
+        probabilities = []
+        with jax.set_mesh(self.mesh):
+            for batch in self._pack(examples, rng).split(self.config.minibatch_rows):
+                logprob_BT = jax.device_get(self.logprob_fn(params, self._shard(batch)))
+                for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
+                    probabilities.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
+        return np.concatenate(probabilities)
+
+    def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
+        config = self.config
+        return pack(
+            examples,
+            config.seq_len,
+            config.minibatch_rows,
+            rng,
+            microbatches=config.grad_accum_steps,
+            minibatch_contexts=config.minibatch_contexts,
+        )
+
+    def _shard(self, batch: PackedBatch) -> PackedBatch:
+        """Shards a batch, of which every host has a copy, over the devices of all hosts."""
+        batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
+
+
+def make_trainer(
+    model_config: ModelConfig,
+    config: TrainingConfig,
+    mesh: Mesh,
+    reference_params: Params,
+    *,
+    method: Literal["grpo", "sft"],
+    temperature: float,
+) -> Trainer:
+    """A trainer whose KL term compares with a copy of `reference_params`; `temperature` is the sampler's.
+
+    With LoRA these weights, in compute_dtype, are also what the adapters are added to, and they are not copied.
+    """
+    config = update.fit_to_mesh(config, mesh)
+    frozen = merge = None
+    shardings = sharding.param_shardings(model_config, mesh)
+    if model_config.lora_rank:
+        frozen = reference_params
+        merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings)
+    elif config.kl_coefficient:
+        frozen = sharding.reshard_params(reference_params, shardings, model_config.compute_dtype)
+    model_config = sharding.select_attention(model_config, mesh)
+    with jax.set_mesh(mesh):
+        optimizer, loss_fn = update.make_optimizer(config), LOSS_FNS[method]
+        return Trainer(
+            config,
+            mesh,
+            update.make_update(model_config, config, optimizer, mesh, temperature=temperature, loss_fn=loss_fn),
+            make_logprob_fn(model_config, config, temperature=temperature),
+            frozen,
+            merge,
+        )
+
+
+def resolve_old_logprobs(
+    config: TrainingConfig, logprob_fn: LogprobFn, params: Params, batches: Sequence[PackedBatch]
+) -> tuple[list[PackedBatch], dict[str, float]]:
+    """The mini-batches of a step with the old log-probabilities to train against, and metrics.
+
+    The denominator of the policy ratio is either what the sampler recorded or what the trainer computes. Both are
+    programs of the same model and round differently; a ratio against the sampler's log-probabilities mistakes that
+    difference for a change of the policy. A ratio against the trainer's avoids this at the cost of one forward pass.
+    The mismatch between the sampling policy and the trained one is then corrected by a weight on the loss,
+    min(trainer / sampler, cap): truncated importance sampling (Ionides 2008), applied to sampler and trainer by Yao et
+    al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
+
+    batches: as packed, with the sampler's log-probabilities. `params`: the weights that sampled, so this runs before
+    the first update of the step. If `config.tis_cap` is set, every batch gets tis_weight_BT, which is 1 where the
+    sampler's log-probabilities stay.
+    Metrics, unless `config.old_logprobs` is "sampler": `logprob_diff_mean` and `logprob_diff_max`, |trainer - sampler|
+    on the first mini-batch in nats per trained token, and `old_logprobs_recomputed`, 1 or 0.
+    """
+    if config.old_logprobs == "sampler":
+        return list(batches), {}
+    first_BT = logprob_fn(params, batches[0])
+    mean, maximum = map(float, _logprob_diff(batches[0], first_BT))
+    # Not `mean > threshold`: a NaN must count as a disagreement.
+    recompute = config.old_logprobs == "trainer" or not mean <= config.old_logprob_threshold
+    if recompute:
+        old_logprobs = [first_BT, *(logprob_fn(params, batch) for batch in batches[1:])]
+    else:
+        old_logprobs = [batch.old_logprob_BT for batch in batches]
+    resolved = [_with_old_logprobs(config, *pair) for pair in zip(batches, old_logprobs, strict=True)]
+    diffs = {"logprob_diff_mean": mean, "logprob_diff_max": maximum}
+    return resolved, diffs | {"old_logprobs_recomputed": float(recompute)}
+
+
+@jax.jit
+def _logprob_diff(batch: PackedBatch, logprob_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    diff_BT = jnp.abs(logprob_BT - batch.old_logprob_BT)
+    return masked.mean(diff_BT, batch.mask_BT), masked.maximum(diff_BT, batch.mask_BT)
+
+
+@partial(jax.jit, static_argnums=0)
+def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: jax.Array) -> PackedBatch:
+    """The batch with `logprob_BT` as old log-probabilities and the weight for sampling at `batch.old_logprob_BT`."""
+    tis_weight_BT = None
+    if config.tis_cap:
+        weight_BT = grpo.policy_ratio(
+            logprob_BT - batch.old_logprob_BT, batch.mask_BT, config.importance_sampling_level, batch.segment_BT
+        )
+        tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
+    resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
+    # Both choices need the same sharding, or the update compiles once for each.
+    return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)
+
+
+def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]:
+    """The metrics of a step, as `Trainer.step` describes them."""
+    skipped = [metrics.pop("skipped") > 0 for metrics in metrics_by_update]
+    # The metrics of a skipped update are not finite and would hide the others.
+    applied = [metrics for metrics, skip in zip(metrics_by_update, skipped, strict=True) if not skip]
+    first = metrics_by_update[0]
+    means = {name: float(np.mean([metrics[name] for metrics in applied or metrics_by_update])) for name in first}
+    return (
+        means
+        | {name: value for name, value in first.items() if name.startswith("logprob_diff")}
+        | {
+            "updates": float(len(skipped)),
+            "skipped_updates": float(sum(skipped)),
+            "trailing_skipped_updates": float(len(skipped) if all(skipped) else skipped[::-1].index(False)),
+        }
+    )

@@ -1,0 +1,274 @@
+"""Values that cross package borders: problems, a workflow's requests and responses, trajectories.
+
+Standard library only, so that the same workflow runs in training, in evaluation, interactively and in tests.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class StreamQuestion:
+    """A question about a stream, asked after the stream has been read."""
+
+    text: str
+    answer: Any  # golden answers as the data holds them: text, a list of texts or an object
+    kind: str = ""  # question type in the data; accuracy is also reported by it
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Text that Mem-alpha reads chunk by chunk, and the questions asked afterwards."""
+
+    source: str  # name of the data set; selects the rule that scores the answers
+    chunks: tuple[str, ...]
+    questions: tuple[StreamQuestion, ...]
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Stream:
+        """The inverse of `dataclasses.asdict`, also after a JSON round trip."""
+        questions = tuple(StreamQuestion(**question) for question in fields["questions"])
+        return cls(fields["source"], tuple(fields["chunks"]), questions)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its golden answers, or one stream; `question` then describes the stream in one line."""
+
+    id: str
+    question: str
+    golden_answers: tuple[str, ...]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    stream: Stream | None = None
+
+    @property
+    def supporting_titles(self) -> tuple[str, ...]:
+        """Titles of the passages that the answer needs; () where the data does not name them.
+
+        Raises ValueError where `supporting_titles` of the metadata is not a list of strings. HotpotQA and
+        2WikiMultihopQA name them in `supporting_facts`.
+        """
+        facts = self.metadata.get("supporting_facts")
+        titles = self.metadata.get("supporting_titles") or (facts.get("title") if isinstance(facts, dict) else ()) or ()
+        if not isinstance(titles, list | tuple) or not all(isinstance(title, str) for title in titles):
+            raise ValueError(
+                f"problem {self.id!r}: metadata.supporting_titles must be a list of strings, not {titles!r}"
+            )
+        return tuple(dict.fromkeys(titles))
+
+    @classmethod
+    def of_stream(cls, id: str, stream: Stream) -> Problem:
+        """A problem that reads one stream."""
+        description = f"{len(stream.chunks)} chunks of {stream.source}, {len(stream.questions)} questions"
+        return cls(id, description, (), {"source": stream.source}, stream)
+
+
+@dataclass(frozen=True)
+class TextSpan:
+    """Text of a context. Only `trusted` text, which comes from a template, may contain chat markup. Other text is
+    encoded with special tokens disabled, so it cannot forge a turn."""
+
+    text: str
+    trusted: bool
+    name: str = ""  # of a prompt segment, such as "question" or "memory"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The beginning of a fresh context: named segments in order.
+
+    The sampler pads each segment to a fixed width and shares the KV cache of the first segment, the prefix.
+    """
+
+    segments: tuple[TextSpan, ...]
+
+    def __getitem__(self, name: str) -> str:
+        """The text of one segment. Raises KeyError for an unknown name."""
+        return {segment.name: segment.text for segment in self.segments}[name]
+
+    def __str__(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Generate after a fresh `Prompt`, or after spans appended to the current context. Response: `Completion`."""
+
+    text: Prompt | tuple[TextSpan, ...]
+    max_tokens: int
+    stop: str = ""  # a regular expression: the generation also ends with the first token after which its text matches
+    same_turn: bool = False  # the spans continue the assistant's turn: the end token before them, if any, is removed
+
+
+@dataclass(frozen=True)
+class Query:
+    text: str
+    top_n: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """Run these queries. Response: a tuple of `SearchResult`, one per query, in order."""
+
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A retrieved passage. `contents` is the title in quotes, a newline and the text: the FlashRAG format."""
+
+    id: str
+    contents: str
+    score: float = 0.0
+
+    @property
+    def title(self) -> str:
+        return self.contents.partition("\n")[0].strip().strip('"')
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The passages of one query, or the `error`, in one line, because of which there are none."""
+
+    passages: tuple[Passage, ...] = ()
+    error: str = ""
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"  # the policy ended its turn
+    FORGED_TURN = "forged_turn"  # the policy started another chat turn
+    LENGTH = "length"  # reached the token limit
+    CONTEXT_FULL = "context_full"  # the prompt or appended text did not fit; nothing was generated
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The generated text without its end token, or the `error`, in one line, because of which there is none."""
+
+    text: str = ""
+    finish: FinishReason = FinishReason.STOP
+    error: str = ""
+
+
+class StopReason(enum.Enum):
+    """Why a trajectory ended. Only ANSWERED and STREAM_READ are scored; the latter by the answers to its questions.
+
+    Other reasons are the policy's doing, or faults of the machinery, which say nothing about the policy.
+    """
+
+    ANSWERED = "answered"
+    STREAM_READ = "stream_read"  # the complete stream was read into the memory
+    NO_ANSWER = "no_answer"  # the reply has neither a box outside <think> nor a tool call
+    MAX_TURNS = "max_turns"
+    CUT_OFF = "cut_off"  # a generation reached its token limit
+    FORGED_TURN = "forged_turn"  # a generation started another chat turn
+    BAD_MEMORY = "bad_memory"  # the rewrite contained no memory
+    CONTEXT_FULL = "context_full"
+    SEARCH_FAILED = "search_failed"
+    FAULT = "fault"  # the workflow raised an exception
+    NOT_FINITE = "not_finite"  # the policy's logits were NaN or infinite
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the machinery failed. Such a trajectory is lost: it has no reward, no scores and no advantage."""
+        return self in (StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as text, for metrics and reports; training uses only the ids of `Context`."""
+
+    memory: str  # at the start of the turn
+    reply: str
+    calls: tuple[str, ...] = ()  # bodies of the tool calls that were run
+    queries: tuple[Query, ...] = ()
+    results: tuple[SearchResult, ...] = ()
+    observation: str = ""  # tool results as the model saw them, after clipping
+    rewrite: str = ""  # the reply that rewrites the memory
+    new_memory: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a workflow."""
+
+    stop: StopReason
+    answer: str = ""
+    turns: tuple[Turn, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)  # such as clipped passages and memory cuts
+    error: str = ""
+
+
+Workflow = Generator[Generate | Search, Any, Outcome]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The exact tokens of one context in the sampler; the three tuples have one entry per token."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of the sampling policy on sampled tokens, 0 elsewhere
+    sampled: tuple[bool, ...]  # True on tokens that the policy generated: the loss mask
+    version: int = 0  # of the one policy that sampled it: training steps before it
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished rollout of one problem."""
+
+    problem: Problem
+    rollout: int  # index among the G rollouts of the problem
+    outcome: Outcome
+    contexts: tuple[Context, ...]
+    transcript: str  # ChatML text of the last context, with markup in untrusted text escaped
+
+
+@dataclass(frozen=True)
+class ScoredTrajectory:
+    """A trajectory with its reward and scores."""
+
+    trajectory: Trajectory
+    reward: float  # NaN: none
+    reason: str = ""
+    scores: dict[str, float] = field(default_factory=dict)  # exact_match, token_f1, ...; empty without a reward
+    context_rewards: tuple[float, ...] = ()  # one per context, for workflows with a reward per context; NaN: none
+
+
+@dataclass(frozen=True)
+class TrajectorySummary:
+    """The numbers of one trajectory that tables and plots use."""
+
+    dataset: str  # "" if unknown
+    hops: int | None  # supporting facts that the question needs; None if unknown
+    turns: int
+    searches: int
+    stop: StopReason
+    reward: float
+    scores: dict[str, float]
+    context_lengths: tuple[int, ...]  # tokens in the context at the end of each turn
+    step: int | None = None  # training step
+    counts: dict[str, int] = field(default_factory=dict)  # of `Outcome`
+    versions: tuple[int, ...] = ()  # of the policy that sampled each context
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer is an exact match; None without a score."""
+        return None if "exact_match" not in self.scores else self.scores["exact_match"] == 1.0
+
+
+class TokenCounter(Protocol):
+    """Counts the policy's tokens, so that a workflow can keep token budgets without a tokenizer."""
+
+    def count(self, text: str) -> int:
+        """Tokens of `text` when encoded with special tokens disabled."""
+        ...
+
+    def clip(self, text: str, limit: int) -> str:
+        """The longest prefix of `text` that encodes to at most `limit` tokens; `text` itself if it fits."""
+        ...

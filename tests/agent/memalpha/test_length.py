@@ -1,0 +1,144 @@
+"""A stream of 420,000 tokens: contexts are bounded, time per chunk is constant, and only the memory grows.
+
+pytest -m slow -s -n 0 tests/agent/memalpha/test_length.py      prints the measurements
+"""
+
+import gc
+import json
+import random
+import statistics
+import time
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memalpha import prompts
+from memsearcher_jax.agent.memalpha.config import MemalphaConfig
+from memsearcher_jax.agent.memalpha.memory import Store
+from memsearcher_jax.agent.memalpha.search import BM25Index
+from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
+from memsearcher_jax.agent.memalpha.workflow import memalpha
+from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.types import Completion, StopReason, Stream, StreamQuestion
+
+STREAM_TOKENS, CHUNK_TOKENS, MEMORY_TOKENS = 420_000, 2_000, 130_000
+CONFIG = MemalphaConfig(answer_memory_tokens=4_000)
+AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=1_500, completion_tokens=2_048)
+ITEM_WORDS, ITEMS = 20, 10  # of an entry, and entries of a reply
+
+
+@pytest.fixture(scope="module")
+def token_counter():
+    return ChatTokenizer.load(PACKAGED_TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def stream(token_counter):
+    rng = random.Random(0)
+    words = ["".join(rng.choices("aeioulnrst", k=rng.randint(3, 7))) for _ in range(5_000)]
+    chunks, tokens = [], 0
+    while tokens < STREAM_TOKENS:
+        chunks.append(token_counter.clip(" ".join(rng.choices(words, k=CHUNK_TOKENS)), CHUNK_TOKENS))
+        tokens += token_counter.count(chunks[-1])
+    questions = tuple(StreamQuestion(" ".join(rng.choices(words, k=6)), "x") for _ in range(20))
+    return Stream("long", tuple(chunks), questions)
+
+
+def reply_to(chunk, number):
+    """Notes pieces of the chunk, and replaces the core: as much as makes the memory 130,000 tokens long."""
+    words = chunk.split()
+    calls = [{"memory_type": "core_memory", "new_content": " ".join(words[:40])}]
+    calls += [
+        {"memory_type": f"{store.value}_memory", "content": " ".join(words[at : at + ITEM_WORDS])}
+        for at, store in zip(
+            range(0, ITEMS * ITEM_WORDS, ITEM_WORDS), [Store.SEMANTIC, Store.EPISODIC] * ITEMS, strict=False
+        )
+    ]
+    names = ["memory_update"] + ["new_memory_insert"] * ITEMS
+    return "".join(f"✿FUNCTION✿: {name}\n✿ARGS✿: {json.dumps(call)}\n" for name, call in zip(names, calls, strict=True))
+
+
+def read_stream(stream, token_counter, watch):
+    """Reads the stream; `watch(prompt, number)` is called for every context before its reply."""
+    workflow = memalpha(stream, agent=AGENT, config=CONFIG, prompts=prompts.load(AGENT), token_counter=token_counter)
+    replies = [Completion(reply_to(chunk, number)) for number, chunk in enumerate(stream.chunks)]
+    request = next(workflow)
+    try:
+        for number, reply in enumerate(replies):
+            watch(request.text, number)
+            request = workflow.send(reply)
+    except StopIteration as end:
+        return end.value
+
+
+def thirds(values):
+    size = len(values) // 3
+    return values[:size], values[-size:]
+
+
+@pytest.mark.slow
+def test_contexts_are_bounded_and_no_chunk_takes_longer_than_another(stream, token_counter):
+    tokens, starts = [], []
+
+    def watch(prompt, number):
+        starts.append(time.process_time())
+        tokens.append(sum(map(len, token_counter.prompt(prompt))))
+
+    outcome = read_stream(stream, token_counter, watch)
+    seconds = [after - before for before, after in pairwise(starts)]
+    first, last = thirds(seconds)
+    print(
+        f"\n{outcome.counts['stream_tokens']:,} tokens in {len(stream.chunks)} chunks; memory "
+        f"{outcome.counts['memory_tokens']:,} tokens in {outcome.counts['memory_items']:,} items; contexts of "
+        f"{min(tokens):,} to {max(tokens):,} tokens; per chunk {statistics.median(first) * 1e3:.1f} ms in the first "
+        f"third, {statistics.median(last) * 1e3:.1f} ms in the last"
+    )
+    assert outcome.stop is StopReason.STREAM_READ
+    assert outcome.counts["stream_tokens"] >= STREAM_TOKENS and outcome.counts["memory_tokens"] >= MEMORY_TOKENS
+    template = sum(map(len, token_counter.prompt(prompts.load(AGENT).chunk_prompt("", ""))))
+    assert max(tokens) <= template + AGENT.memory_tokens + CHUNK_TOKENS
+    assert max(tokens[20:]) - min(tokens[20:-1]) < 500, "the position in the stream is not seen in the context"
+    assert statistics.median(last) < 1.3 * statistics.median(first) + 1e-3
+
+
+@pytest.mark.slow
+def test_nothing_grows_but_the_memory(stream, token_counter):
+    """Besides the memory, only the trajectory's record of each chunk grows, by the same amount per chunk."""
+    held = []
+
+    def watch(prompt, number):
+        if number % 35 == 0:
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        outcome = read_stream(stream, token_counter, watch)
+    finally:
+        tracemalloc.stop()
+    growth = [after - before for before, after in pairwise(held)]
+    texts = sum(len(item.text) for item in (*outcome.memory.semantic, *outcome.memory.episodic))
+    records = sum(len(turn.memory) + len(turn.observation) for turn in outcome.turns)
+    print(f"\nbytes per 35 chunks: {[f'{step:,}' for step in growth]}; memory {texts:,}, records {records:,} in all")
+    assert max(growth) < 1.2 * min(growth)
+
+
+@pytest.mark.slow
+def test_indexing_and_retrieval_time_of_130_000_tokens(stream, token_counter):
+    outcome = read_stream(stream, token_counter, lambda prompt, number: None)
+    items = outcome.memory.items(Store.SEMANTIC)
+    texts = [item.text for item in (*items, *outcome.memory.items(Store.EPISODIC))]
+    began = time.process_time()
+    BM25Index.build(texts)
+    built = time.process_time() - began
+    retriever = EvidenceRetriever(stream, outcome.memory, CONFIG, token_counter)
+    retriever.retrieve(stream.questions[0].text)  # builds its indices
+    began = time.process_time()
+    shown = [retriever.retrieve(question.text) for question in stream.questions]
+    each = (time.process_time() - began) / len(stream.questions)
+    print(f"\n{outcome.memory.tokens:,} tokens: indexed in {built * 1e3:.1f} ms, a question in {each * 1e3:.1f} ms")
+    assert built < 1.0 and each < 0.5
+    assert all(token_counter.count(text) <= CONFIG.answer_memory_tokens for text in shown)

@@ -1,0 +1,214 @@
+"""Mem-alpha's memory is a value: operations return new ones, ids never collide, sizes add up."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Item, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.tools import DELETE, INSERT, SEARCH, UPDATE, Call, parse_arguments, run_call
+
+ALL_TOOLS = (INSERT, UPDATE, DELETE, SEARCH)
+SEMANTIC, EPISODIC, CORE = Store.SEMANTIC, Store.EPISODIC, Store.CORE
+
+
+class StubCounter:
+    """The token counter that stands in for the original's in the recorded cases: words and marks."""
+
+    def count(self, text: str) -> int:
+        return len(re.findall(r"\w+|[^\w\s]", text))
+
+    def clip(self, text: str, limit: int) -> str:
+        raise AssertionError("this memory cuts whole words")
+
+
+COUNTER = StubCounter()
+
+
+def filled(*texts: str, store: Store = SEMANTIC) -> Memory:
+    memory = Memory()
+    for text in texts:
+        memory, _ = memory.insert(store, text, COUNTER)
+    return memory
+
+
+def test_insert_update_delete():
+    memory = filled("a", "b b", "c")
+    memory, updated = memory.update(SEMANTIC, "B", "0001", COUNTER)
+    assert updated == CallResult(Status.OK, item=Item("0001", "B", 1))
+    assert memory.semantic == (Item("0000", "a", 1), Item("0001", "B", 1), Item("0002", "c", 1))
+    memory, deleted = memory.delete(SEMANTIC, "0000")
+    assert deleted == CallResult(Status.OK)
+    memory, again = memory.insert(SEMANTIC, "a", COUNTER)
+    assert again.item.id == "0003", "the id of a deleted item is gone for good"
+
+
+def test_duplicate_content_is_skipped():
+    memory = filled("a")
+    assert memory.insert(SEMANTIC, "a", COUNTER) == (memory, CallResult(Status.SKIPPED))
+    for other in ("A", "a ", ["a"]):
+        assert memory.insert(SEMANTIC, other, COUNTER)[1].status is Status.OK
+    assert memory.insert(EPISODIC, "a", COUNTER)[1].item.id == "0001", "one counter for both stores"
+
+
+def test_updating_an_unknown_id_fails_and_deleting_it_is_idle():
+    memory = filled("a")
+    for item_id in ("0001", "", None, 0, ["0000"]):
+        same, result = memory.update(SEMANTIC, "b", item_id, COUNTER)
+        assert same is memory
+        assert result.error.kind is ErrorKind.INVALID
+        assert memory.delete(SEMANTIC, item_id) == (memory, CallResult(Status.OK, idle=True))
+    assert memory.delete(EPISODIC, "0000") == (memory, CallResult(Status.OK, idle=True))
+
+
+def test_the_core_can_be_replaced_and_emptied_but_not_inserted():
+    memory, result = Memory().update(CORE, "v one", "any id", COUNTER)
+    assert (memory.core, memory.core_tokens, result) == ("v one", 2, CallResult(Status.OK))
+    assert memory.insert(CORE, "x", COUNTER)[1].error.kind is ErrorKind.INVALID
+    memory, result = memory.delete(CORE)
+    assert (memory, result) == (Memory(), CallResult(Status.OK))
+    assert memory.delete(CORE)[1].idle
+    assert memory.update(CORE, None, None, COUNTER)[0].core == ""
+    with pytest.raises(ValueError, match="core memory has no items"):
+        memory.items(CORE)
+
+
+def test_a_core_over_its_budget_is_cut_at_a_word():
+    notice = " [content exceeds 20 tokens, truncated]"  # 8 tokens
+    memory, result = Memory(core_budget=20).update(CORE, "w\n" * 25, None, COUNTER)
+    assert memory.core == " ".join("w" * 12) + notice
+    assert (memory.core_tokens, result.tokens_cut) == (20, 5)
+    fits, result = Memory(core_budget=20).update(CORE, "w\n" * 20, None, COUNTER)
+    assert (fits.core, result.tokens_cut) == ("w\n" * 20, 0)
+    one_word, _ = Memory(core_budget=20).update(CORE, "." * 21, None, COUNTER)
+    assert one_word.core == notice
+
+
+@pytest.mark.parametrize("store", list(Store))
+def test_a_disabled_store_refuses_every_operation(store):
+    memory = Memory(enabled=frozenset(Store) - {store})
+    for same, result in (
+        memory.insert(store, "a", COUNTER),
+        memory.update(store, "a", "0000", COUNTER),
+        memory.delete(store, "0000"),
+    ):
+        assert same is memory
+        assert result.error.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("a b", "a b"), (5, "5"), (["a", 2], "a 2"), (None, "None"), ({"a": 1}, "{'a': 1}")]
+)
+def test_content_of_other_types_is_kept_and_counted_as_text(content, text):
+    memory, result = Memory().insert(EPISODIC, content, COUNTER)
+    assert result.item == Item("0000", content, COUNTER.count(text))
+    assert as_text(content) == result.item.text == text
+    assert memory.tokens == COUNTER.count(text)
+
+
+contents = st.sampled_from(["a", "b b", "", "c, d", "long " * 30, 7, None, ["x", "y"]])
+ids = st.sampled_from(["0000", "0001", "0002", "000a", "zz", None, 1])
+operations = st.lists(
+    st.tuples(st.sampled_from(["insert", "update", "delete"]), st.sampled_from(Store), contents, ids), max_size=25
+)
+
+
+def run(memory: Memory, operation) -> tuple[Memory, CallResult]:
+    name, store, content, item_id = operation
+    if name == "insert":
+        return memory.insert(store, content, COUNTER)
+    if name == "update":
+        return memory.update(store, content, item_id, COUNTER)
+    return memory.delete(store, item_id)
+
+
+@given(operations)
+def test_invariants_of_any_sequence_of_operations(steps):
+    memory, issued = Memory(core_budget=20), []
+    for step in steps:
+        before = repr(memory)
+        after, result = run(memory, step)
+        assert repr(memory) == before, "the old memory is as it was"
+        assert (result.error is not None) == (result.status is Status.ERROR)
+        if result.status is not Status.OK or result.idle:
+            assert after == memory
+        issued += [result.item.id] if step[0] == "insert" and result.item else []
+        known = {item.id for store in (SEMANTIC, EPISODIC) for item in memory.items(store)}
+        if step[0] == "update" and step[1] is not CORE and step[3] not in known:
+            assert after is memory
+        memory = after
+    assert len(set(issued)) == len(issued), "no id is given out twice"
+    held = (*memory.semantic, *memory.episodic)
+    assert {item.id for item in held} <= set(issued)
+    assert memory.tokens == sum(
+        COUNTER.count(as_text(text)) for text in (memory.core, *(item.content for item in held))
+    )
+    assert memory.core_tokens <= memory.core_budget
+
+
+def recorded(shared):
+    with open(shared / "reference/memalpha/memory_ops.jsonl", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def started(case: dict) -> Memory:
+    off = {Store(name) for name in case["disabled"] or ()} | (set() if case["including_core"] else {CORE})
+    return Memory(enabled=frozenset(Store) - off)
+
+
+def shown(call: dict, memory: Memory, result: CallResult) -> dict:
+    """The original's `result` of a call that was executed."""
+    if result.status is Status.SKIPPED:
+        return {"status": "skipped", "message": "Memory content already exists in the memory pool, insertion skipped."}
+    if call["name"] == INSERT:
+        return {"status": "ok", "new_memory": {result.item.id: result.item.content}}
+    if call["name"] == UPDATE:
+        item = result.item
+        return {"status": "ok", "updated_memory": {item.id: item.content} if item else memory.core}
+    return {"status": "ok"}
+
+
+def test_recorded_operations(shared):
+    """Every recorded case but one: two items under one id cannot exist here."""
+    for case in recorded(shared):
+        memory, steps = started(case["input"]), case["output"]["steps"]
+        if case["tag"].startswith("id_collision"):
+            continue
+        for number, (call, step) in enumerate(zip(case["input"]["calls"], steps, strict=True)):
+            where = (case["id"], case["tag"], number)
+            written = call["arguments"] if isinstance(call["arguments"], str) else json.dumps(call["arguments"])
+            memory, result = run_call(memory, Call(call["name"], written), COUNTER, offered=ALL_TOOLS)
+            assert result.status.value == step["status"], where
+            assert (result.status is not Status.ERROR) == step["executed"], where
+            if not case["tag"].startswith("content_spoofs"):  # their text tests are fooled, ours are none
+                assert (result.status is Status.OK) == step["counted_success"], where
+            arguments = parse_arguments(written)
+            if step["parsed_arguments"] is None:
+                assert result.error.kind is ErrorKind.UNREADABLE, where
+            else:
+                assert arguments == step["parsed_arguments"], where
+            if result.status is Status.ERROR:
+                assert result.error.kind.value == step["error_kind"], where
+            elif call["name"] == SEARCH:
+                ours = [[{item.id: item.content}, pytest.approx(score, abs=1e-9)] for item, score in result.hits]
+                assert step["result"]["results"] == ours, where
+            else:
+                assert shown(call, memory, result) == step["result"], where
+        final = case["output"]["final"]
+        assert (memory.core if CORE in memory.enabled else None) == final["core"], case["id"]
+        for store in (SEMANTIC, EPISODIC):
+            assert [[item.id, item.content] for item in memory.items(store)] == final[store.value], case["id"]
+        assert memory.tokens == final["total_length"], case["id"]
+
+
+def test_ids_never_collide(shared):
+    cases = [case for case in recorded(shared) if case["tag"].startswith("id_collision")]
+    assert cases
+    for case in cases:
+        memory = Memory()
+        for call in case["input"]["calls"]:
+            memory, _ = run_call(memory, Call(call["name"], call["arguments"]), COUNTER)
+        held = [item.id for store in (SEMANTIC, EPISODIC) for item in memory.items(store)]
+        assert len(set(held)) == len(held) == sum(call["name"] == INSERT for call in case["input"]["calls"])

@@ -1,0 +1,216 @@
+"""Mem-alpha's tool calls: found in a reply, repaired, read into operations, run on a memory."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent.memalpha import tools as tools
+from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Memory, Status, Store
+from memsearcher_jax.agent.memalpha.search import search
+from memsearcher_jax.agent.memalpha.tools import Call
+
+FUNCTION, ARGS = "✿FUNCTION✿", "✿ARGS✿"
+
+
+def written(name: str, arguments: dict | str) -> str:
+    body = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f"{FUNCTION}: {name}\n{ARGS}: {body}\n"
+
+
+def test_calls_in_order():
+    reply = "I store this.\n" + written("a", {"x": 1}) + written("b", {"y": "z"}) + "and so on"
+    assert tools.tool_calls(reply) == (Call("a", '{"x": 1}'), Call("b", '{"y": "z"}'))
+
+
+@pytest.mark.parametrize(
+    ("reply", "calls"),
+    [
+        ("Done", ()),
+        (f"{FUNCTION}: a", ()),
+        (f"{FUNCTION}: a\n{ARGS}:", ()),
+        (f"{FUNCTION}: a\n{ARGS}: ", (Call("a", ""),)),
+        (f"{FUNCTION}:{ARGS}: {{}}", ()),
+        (f"{FUNCTION}: {ARGS}: {{}}", (Call("", "{}"),)),
+        (f"{FUNCTION}:  a b {ARGS}:{{}} tail", (Call("a b", "{}"),)),
+        (f"{FUNCTION}: a\nb\n{ARGS}: {{}}", ()),
+        (f"{FUNCTION}: a\n{ARGS}: x ✿ y", ()),
+        (f"{FUNCTION}: a\n{ARGS}: x\n✿FUNC", ()),
+        (f"{FUNCTION}: a\n{ARGS}: x\n✿RETURN✿ y", (Call("a", "x"),)),
+        (f"{FUNCTION}: a\n{ARGS}: ```json\n{{}}\n``` so", (Call("a", "```json\n{}\n```"),)),
+        (f"{FUNCTION}: a {ARGS}: x ✿RESULT✿ {ARGS}: y ✿", (Call("a", "x"),)),
+        ('<tool_call>{"name": "a", "arguments": {}}</tool_call>', ()),
+    ],
+)
+def test_call_syntax(reply, calls):
+    assert tools.tool_calls(reply) == calls
+
+
+def test_fabricated_results_and_old_tags_end_the_reply():
+    assert tools.truncate_reply("x \n✿RESULT✿: ok\n" + written("a", "{}")) == "x"
+    assert tools.truncate_reply("x ✿RESULT✿ ok") == "x ✿RESULT✿ ok"
+    assert tools.truncate_reply("x</done> y</memory_insert>z") == "x</done> y</memory_insert>"
+    assert tools.truncate_reply(" Done\n") == " Done\n"
+
+
+@pytest.mark.parametrize("hole", [" ", "\n", f"{FUNCTION}:", f"{FUNCTION}: a {ARGS}:", f" {ARGS}:", "✿"])
+def test_finding_calls_takes_bounded_time(hole):
+    started = time.process_time()
+    tools.tool_calls(f"{FUNCTION}:" + hole * 20_000)
+    assert time.process_time() - started < 5.0
+
+
+@pytest.mark.parametrize("bit", ["a,", "a: ", 'say "x", ', "\\n", "it's "])
+def test_repairing_arguments_takes_bounded_time(bit):
+    started = time.process_time()
+    read = tools.parse_arguments('{"content": "' + bit * 4_000)
+    assert time.process_time() - started < 5.0
+    assert "content" in read
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": "b"', {"a": "b"}),
+        ("{'a': 'b'}", {"a": "b"}),
+        ('{"a": b c, "d": 1,}', {"a": "b c", "d": 1}),
+        ('{"a": "cut sh', {"a": "cut sh"}),
+        ('```json\n{"a": 1}\n```', {"a": 1}),
+        ('{"a": "東京"}', {"a": "東京"}),
+        ('{"a": "\\ud800\\ud83d\\ude00"}', {"a": "?😀"}),
+        ("[1, 2", [1, 2]),
+        # What a reply that was cut off leaves; older releases of json-repair take `said` for a key.
+        ('{"a": "At 10:30, Ann said: \\"hi', {"a": 'At 10:30, Ann said: "hi'}),
+    ],
+)
+def test_arguments_are_repaired(text, value):
+    assert tools.parse_arguments(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "  ", "none of it", "[" * 100_000, '{"a": ' * 50_000, "1" * 5_000])
+def test_arguments_that_cannot_be_repaired_are_an_error(text):
+    assert tools.parse_arguments(text).kind is ErrorKind.UNREADABLE
+
+
+KIND = {"missing": ErrorKind.MISSING, "unexpected": ErrorKind.UNEXPECTED, "invalid": ErrorKind.INVALID}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        (
+            "new_memory_insert",
+            {"memory_type": "semantic_memory", "content": 5},
+            lambda memory, counter: memory.insert(Store.SEMANTIC, 5, counter),
+        ),
+        ("new_memory_insert", {"memory_type": "core_memory", "content": "x"}, "unexpected"),
+        ("new_memory_insert", {"memory_type": "semantic", "content": "x"}, "unexpected"),
+        ("new_memory_insert", {"memory_type": ["semantic_memory"], "content": "x"}, "unexpected"),
+        ("new_memory_insert", {"memory_type": "semantic"}, "unexpected"),
+        ("new_memory_insert", {"memory_type": "semantic_memory"}, "missing"),
+        ("new_memory_insert", {"content": "x"}, "missing"),
+        ("new_memory_insert", [1], "unexpected"),
+        (
+            "memory_update",
+            {"memory_type": "core_memory", "new_content": "x"},
+            lambda memory, counter: memory.update(Store.CORE, "x", None, counter),
+        ),
+        ("memory_update", {"memory_type": "episodic_memory", "content": "x", "memory_id": "0"}, "missing"),
+        (
+            "memory_delete",
+            {"memory_type": "episodic", "memory_id": "0001"},
+            lambda memory, counter: memory.delete(Store.EPISODIC, "0001"),
+        ),
+        ("memory_delete", {"memory_type": "core_memory"}, lambda memory, counter: memory.delete(Store.CORE)),
+        ("memory_delete", {"memory_type": 5}, "unexpected"),
+        ("memory_delete", {"memory_id": "1"}, "missing"),
+        (
+            "search_memory",
+            {"memory_type": "semantic_memory", "query": "x"},
+            lambda memory, counter: (
+                memory,
+                CallResult(Status.OK, hits=search(memory, Store.SEMANTIC, "x", min_score=0.0)),
+            ),
+        ),
+        ("search_memory", {"memory_type": "core_memory", "query": "x"}, "invalid"),
+        ("search_memory", {"memory_type": "semantic_memory", "query": 5}, "unexpected"),
+        ("new_memory_insert ", {"memory_type": "semantic_memory", "content": "x"}, "missing"),
+    ],
+)
+def test_a_call_runs_or_has_an_error(name, arguments, expected, token_counter):
+    memory, _ = Memory(core="c").insert(Store.SEMANTIC, "x", token_counter)
+    memory, _ = memory.insert(Store.EPISODIC, "y", token_counter)
+    call, offered = Call(name, json.dumps(arguments)), (*tools.OFFERED, tools.SEARCH)
+    after, result = tools.run_call(memory, call, token_counter, offered)
+    if isinstance(expected, str):
+        assert after is memory and result.error.kind is KIND[expected]
+    else:
+        assert (after, result) == expected(memory, token_counter)
+
+
+def test_search_is_not_offered_by_default(token_counter):
+    call = Call("search_memory", '{"memory_type": "semantic_memory", "query": "x"}')
+    _, result = tools.run_call(Memory(), call, token_counter)
+    assert result.error == CallError(ErrorKind.MISSING, "there is no tool 'search_memory'")
+    off = Memory(enabled=frozenset({Store.CORE}))
+    assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error.kind is ErrorKind.INVALID
+
+
+def test_a_failed_call_does_not_stop_the_next(token_counter):
+    item = {"memory_type": "semantic_memory", "content": "red apple"}
+    calls = [
+        Call("new_memory_insert", json.dumps(item)),
+        Call("new_memory_insert", "nothing"),
+        Call("new_memory_insert", json.dumps(item | {"content": "blue sky"})),
+        Call("new_memory_insert", json.dumps(item)),
+        Call("search_memory", '{"memory_type": "semantic", "query": "sky"}'),
+    ]
+    memory, results = tools.run_calls(Memory(), calls, token_counter, offered=(*tools.OFFERED, tools.SEARCH))
+    assert [result.status for result in results] == [
+        *(Status.OK, Status.ERROR, Status.OK, Status.SKIPPED, Status.OK),
+    ]
+    assert [item.text for item in memory.semantic] == ["red apple", "blue sky"]
+    assert [item.text for item, _ in results[-1].hits] == ["red apple", "blue sky"], "equal scores keep their order"
+
+
+bits = st.sampled_from(
+    [
+        *(f"{FUNCTION}:", f"{ARGS}:", "✿RESULT✿:", "✿RETURN✿", "✿", "✿FUNC", " ", "\n", "\r\n", "```", "{", "}"),
+        *('"', "'", "\\", "\\u", "d800", ":", ",", "[", "]", '"memory_type"', '"semantic_memory"', '"content"', "0000"),
+        *("//", "/*", "#", "null", "true", "-", "1e", "<think>", "</think>", "</done>", "é", *tools.OFFERED),
+    ]
+)
+
+
+@given(st.lists(bits, max_size=40).map("".join))
+def test_no_reply_raises(token_counter, reply):
+    calls = tools.tool_calls(tools.truncate_reply(reply))
+    memory, results = tools.run_calls(Memory(), calls, token_counter, offered=(*tools.OFFERED, tools.SEARCH))
+    assert len(results) == len(calls)
+    assert len(memory.semantic) == sum(1 for result in results if result.item and result.status is Status.OK)
+    assert all("✿" not in call.arguments for call in calls)
+
+
+@given(st.lists(bits, max_size=40).map("".join) | st.text(max_size=60))
+def test_any_arguments_are_json_or_an_error(text):
+    value = tools.parse_arguments(text)
+    # Compared as text: NaN, which Python's JSON allows, is not equal to itself.
+    assert isinstance(value, CallError) or json.dumps(json.loads(json.dumps(value))) == json.dumps(value)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=8) | st.integers() | st.none(), max_size=4))
+def test_valid_arguments_are_unchanged(value):
+    text = json.dumps(value)
+    assert tools.parse_arguments(text) == json.loads(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def test_recorded_parses(shared):
+    with open(shared / "reference/memalpha/tool_parse.jsonl", encoding="utf-8") as file:
+        cases = [json.loads(line) for line in file]
+    for case in cases:
+        theirs = case["output"]
+        kept = tools.truncate_reply(case["input"]["model_text"])
+        assert kept == theirs["trained_text"], case["id"]
+        assert [list(call) for call in tools.tool_calls(kept)] == theirs["calls"], case["id"]

@@ -1,0 +1,75 @@
+"""What is shown of a Mem-alpha memory, or of the stream itself: the latest, the best, the last, within budgets."""
+
+from dataclasses import replace
+
+import pytest
+
+from memsearcher_jax.agent.memalpha.config import MemalphaConfig
+from memsearcher_jax.agent.memalpha.memory import Memory, Store
+from memsearcher_jax.agent.memalpha.view import EvidenceRetriever, render_memory
+from memsearcher_jax.types import Stream
+
+CONFIG = MemalphaConfig()
+
+
+def test_the_latest_items_are_shown_within_the_budget(token_counter):
+    memory = Memory()
+    for number in range(9):
+        memory, _ = memory.insert(Store.SEMANTIC, f"fact {number} " + "word " * 10, token_counter)
+    memory, _ = memory.update(Store.CORE, "the core stays whole", None, token_counter)
+    whole = render_memory(memory, 5, 1_000, token_counter)
+    assert "semantic_memory (the latest 5 of 9):" in whole
+    assert [f"[{number:04x}]" in whole for number in range(9)] == [False] * 4 + [True] * 5
+    tokens = {items: token_counter.count(render_memory(memory, items, 1_000, token_counter)) for items in (5, 2, 1, 0)}
+    for budget, left in ((tokens[5], 5), (tokens[5] - 1, 2), (tokens[2] - 1, 1), (tokens[1] - 1, 0)):
+        text = render_memory(memory, 5, budget, token_counter)
+        assert (text.count("fact"), token_counter.count(text) <= budget) == (left, True), budget
+        assert "the core stays whole" in text
+
+
+def filled(texts, token_counter):
+    memory = Memory()
+    for text in texts:
+        memory, _ = memory.insert(Store.SEMANTIC, text, token_counter)
+    return memory
+
+
+def test_retrieval_of_the_best_items_of_each_list(token_counter):
+    memory = filled(["Ann sails", "Bob cooks", "Eve reads", "Kim runs"], token_counter)
+    memory, _ = memory.insert(Store.EPISODIC, "1 May: Ann left", token_counter)
+    memory, _ = memory.update(Store.CORE, "four friends", None, token_counter)
+    retriever = EvidenceRetriever(Stream("s", (), ()), memory, replace(CONFIG, retrieved_items=2), token_counter)
+    assert retriever.retrieve("Who cooks, Bob?") == (
+        "core memory:\nfour friends\n\nsemantic memory:\n1. Bob cooks\n2. Ann sails\n\n"
+        "episodic memory:\n1. 1 May: Ann left"
+    )
+    assert retriever.retrieve("?!").endswith("semantic memory:\nEmpty.\n\nepisodic memory:\nEmpty.")
+
+
+@pytest.mark.parametrize("budget", [5, 25, 60])
+def test_retrieved_text_keeps_its_budget(budget, token_counter):
+    memory = filled([f"item {number} about apples" for number in range(30)], token_counter)
+    retriever = EvidenceRetriever(
+        Stream("s", (), ()), memory, replace(CONFIG, answer_memory_tokens=budget), token_counter
+    )
+    text = retriever.retrieve("apples")
+    assert token_counter.count(text) <= budget
+    assert ("1. item" in text) == (budget > 5)
+
+
+def test_the_baselines_retrieve_from_the_stream(token_counter):
+    stream = Stream("s", ("one apple here", "two pears there", "three plums", "a last apple pie"), ())
+    rag = EvidenceRetriever(stream, Memory(), replace(CONFIG, answer_from="rag"), token_counter)
+    assert rag.retrieve("which apple pie") == "a last apple pie\n\none apple here"
+    whole = EvidenceRetriever(stream, Memory(), replace(CONFIG, answer_from="long_context"), token_counter)
+    assert whole.retrieve("?") == "\n\n".join(stream.chunks)
+    for budget, end in (
+        (6, "three plums\n\na last apple pie"),
+        (5, "plums\n\na last apple pie"),
+        (1, "pie"),
+        (4, "a last apple pie"),
+    ):
+        cut = EvidenceRetriever(
+            stream, Memory(), replace(CONFIG, answer_from="long_context", answer_memory_tokens=budget), token_counter
+        )
+        assert cut.retrieve("?") == end

@@ -1,0 +1,158 @@
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
+from memsearcher_jax.data.synthetic.relations import RELATIONS, make_question
+
+ENCYCLOPEDIA = make_encyclopedia(EncyclopediaConfig())
+KINDS = {  # relation -> kinds of subject and object
+    **dict.fromkeys(("mother", "spouse"), ("person", "person")),
+    "birthplace": ("person", "city"),
+    "employer": ("person", "firm"),
+    "director": ("film", "person"),
+    "location": ("film", "city"),
+    "headquarters": ("firm", "city"),
+    "founder": ("firm", "person"),
+    "country": ("city", "country"),
+    "mayor": ("city", "person"),
+    "capital": ("country", "city"),
+}
+TEXT_OF = {passage.title: passage.contents for passage in ENCYCLOPEDIA.passages}
+
+
+def test_size_and_distribution_of_questions():
+    assert 250 < len(ENCYCLOPEDIA.passages) < 350
+    assert (len(ENCYCLOPEDIA.train), len(ENCYCLOPEDIA.test)) == (360, 120)
+    for split, each in ((ENCYCLOPEDIA.train, 120), (ENCYCLOPEDIA.test, 40)):
+        assert Counter(p.metadata["hops"] for p in split) == {1: each, 2: each, 3: each}
+        assert len({(p.question, p.golden_answers) for p in split}) >= 0.99 * len(split)
+        assert {r for p in split for r in p.metadata["relations"]} == set(RELATIONS)
+
+
+def test_titles_and_ids_are_unique():
+    assert (
+        len(TEXT_OF)
+        == len(ENCYCLOPEDIA.passages)
+        == len({p.id for p in ENCYCLOPEDIA.passages})
+        == len(ENCYCLOPEDIA.entities)
+    )
+    assert set(TEXT_OF) == set(ENCYCLOPEDIA.entities)
+    ids = [p.id for p in (*ENCYCLOPEDIA.train, *ENCYCLOPEDIA.test)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_relations_lead_to_entities_of_the_right_kind():
+    for entity in ENCYCLOPEDIA.entities.values():
+        for relation, target in entity.relations.items():
+            assert (entity.kind, ENCYCLOPEDIA.entities[target].kind) == KINDS[relation]
+            if relation == "spouse":
+                assert ENCYCLOPEDIA.entities[target].relations["spouse"] == entity.name
+            if relation == "mother":
+                assert ENCYCLOPEDIA.entities[target].woman
+            if relation == "capital":
+                assert ENCYCLOPEDIA.entities[target].relations["country"] == entity.name
+
+
+def test_passages_state_their_facts_in_flashrag_format():
+    for entity in ENCYCLOPEDIA.entities.values():
+        title, body = TEXT_OF[entity.name].split("\n")
+        assert title == f'"{entity.name}"'
+        assert body.endswith(".") and "{" not in body and "  " not in body
+        assert entity.name in body.split(". ")[0], "the first sentence names the entity"
+        for target in entity.relations.values():
+            assert target in body
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_question_is_answered_by_its_supporting_passages(split):
+    for problem in getattr(ENCYCLOPEDIA, split):
+        titles, relations = problem.metadata["supporting_titles"], problem.metadata["relations"]
+        assert len(titles) == len(relations) == problem.metadata["hops"]
+        assert titles[0] in problem.question
+        assert all(title not in problem.question for title in titles[1:]), "bridge entities must not be given"
+        for title, relation, following in zip(titles, relations, (*titles[1:], problem.golden_answers[0]), strict=True):
+            assert ENCYCLOPEDIA.entities[title].relations[relation] == following
+            assert following in TEXT_OF[title]
+        assert problem.golden_answers[0] not in problem.question
+        assert problem.question.endswith("?")
+
+
+def test_splits_share_no_entity():
+    def mentioned(problems):
+        return {name for p in problems for name in (*p.metadata["supporting_titles"], *p.golden_answers)}
+
+    train, test = mentioned(ENCYCLOPEDIA.train), mentioned(ENCYCLOPEDIA.test)
+    assert train and test and not train & test
+    others = set(ENCYCLOPEDIA.entities) - train - test
+    assert len(others) > 50, "distractors"
+    for name in train:
+        assert not test & set(ENCYCLOPEDIA.entities[name].relations.values())
+    assert not any(name in TEXT_OF[title] for name in test for title in train)
+
+
+def test_every_paraphrase_is_used():
+    contents = " ".join(
+        passage.contents for passage in make_encyclopedia(EncyclopediaConfig(seed=5, train_people=200)).passages
+    )
+    for relation in RELATIONS.values():
+        for fact in relation.facts:
+            fixed = max((part.split("}")[-1] for part in fact.split("{")), key=len)
+            assert fixed in contents, fact
+
+
+def test_multi_hop_question_nests_phrases():
+    class First:
+        choice = staticmethod(lambda options: options[0])
+
+    assert (
+        make_question(First, "X", ("director", "mother", "birthplace"))
+        == "Where was the mother of the director of X born?"
+    )
+
+
+def test_seed_determines_the_encyclopedia():
+    other = make_encyclopedia(EncyclopediaConfig(seed=1))
+    assert len(set(other.entities) & set(ENCYCLOPEDIA.entities)) < 0.1 * len(ENCYCLOPEDIA.entities)
+    assert make_encyclopedia(EncyclopediaConfig()) == ENCYCLOPEDIA
+
+
+def test_encyclopedia_is_the_same_in_every_process():
+    code = (
+        "import hashlib; from memsearcher_jax.data.synthetic.encyclopedia import *;"
+        "print(hashlib.sha256(repr(make_encyclopedia(EncyclopediaConfig())).encode()).hexdigest())"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    assert outputs == [hashlib.sha256(repr(ENCYCLOPEDIA).encode()).hexdigest()] * 2
+
+
+@pytest.mark.parametrize("people", [16, 17, 33])
+def test_small_and_odd_societies(people):
+    config = EncyclopediaConfig(
+        train_people=people, test_people=people, other_people=0, train_questions=10, test_questions=4, hops=(1, 2)
+    )
+    encyclopedia = make_encyclopedia(config)
+    assert Counter(p.metadata["hops"] for p in encyclopedia.train) == {1: 5, 2: 5}
+    assert sum(entity.kind == "person" for entity in encyclopedia.entities.values()) == 2 * people
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_people": 4}, "data.encyclopedia.train_people is 4"),
+        ({"other_people": 3}, "data.encyclopedia.other_people is 3"),
+        ({"test_questions": 100_000}, "lower data.encyclopedia.test_questions"),
+    ],
+)
+def test_impossible_sizes_are_errors(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_encyclopedia(dataclasses.replace(EncyclopediaConfig(), **changes))

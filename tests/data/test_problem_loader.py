@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.types import Problem
+
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**32)
+counts = st.integers(0, 100)
+
+
+def make_loader(size, seed):
+    return ProblemLoader([Problem(str(row), f"{row}?", ("x",)) for row in range(size)], seed)
+
+
+@given(sizes, seeds, st.integers(0, 5))
+def test_every_epoch_is_a_permutation(size, seed, epoch):
+    loader = make_loader(size, seed)
+    assert sorted(loader.batch(epoch * size, size), key=lambda p: int(p.id)) == list(loader.problems)
+
+
+@given(sizes, seeds, counts, counts, counts)
+def test_consecutive_batches_concatenate(size, seed, position, first, second):
+    loader = make_loader(size, seed)
+    batch = loader.batch(position, first + second)
+    assert len(batch) == first + second
+    assert loader.batch(position, first) + loader.batch(position + first, second) == batch
+
+
+def test_order_depends_on_epoch_and_seed():
+    orders = {tuple(p.id for p in make_loader(40, seed).batch(epoch * 40, 40)) for seed in (0, 1) for epoch in range(3)}
+    assert len(orders) == 6
+
+
+def test_order_is_stable_across_versions():
+    """With another order, a resumed run would not continue with the problems that it had not trained on."""
+    assert [problem.id for problem in make_loader(6, 3).batch(4, 8)] == ["3", "0", "1", "2", "0", "4", "5", "3"]
+
+
+def test_loader_needs_problems():
+    with pytest.raises(ValueError, match=r"data\.train"):
+        ProblemLoader([], 0)
+
+
+@given(sizes, seeds, counts, counts, st.integers(1, 7))
+def test_host_shares_partition_the_batch_evenly(size, seed, position, count, num_hosts):
+    loader = make_loader(size, seed)
+    shares = [loader.batch(position, count, host=host, num_hosts=num_hosts) for host in range(num_hosts)]
+    assert [problem for share in shares for problem in share] == loader.batch(position, count)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_run_resumes_on_another_number_of_hosts():
+    loader = make_loader(40, 0)
+    first = [p for host in range(4) for p in loader.batch(0, 20, host=host, num_hosts=4)]
+    rest = [p for host in range(3) for p in loader.batch(20, 20, host=host, num_hosts=3)]
+    assert sorted(p.id for p in first + rest) == sorted(p.id for p in loader.problems)
+
+
+@pytest.mark.parametrize("host", [-1, 2])
+def test_host_index_out_of_range(host):
+    with pytest.raises(ValueError, match=f"host {host} is not one of 2 hosts"):
+        make_loader(4, 0).batch(0, 2, host=host, num_hosts=2)

@@ -1,0 +1,168 @@
+"""Kinds of questions, names in texts, and splits that share no entity."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.questions import (
+    check_disjoint,
+    find_name,
+    find_title,
+    guess,
+    of_kind,
+    split,
+    supporting_titles,
+)
+from memsearcher_jax.launch import split_questions
+from memsearcher_jax.types import Problem
+
+
+def problem(number: int, question: str = "", answer: str = "Paris", titles=()) -> Problem:
+    return Problem(str(number), question or f"Question {number}?", (answer,), {"supporting_titles": list(titles)})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("Princess Helena of Nassau", "the father of Princess Helena Of Nassau?", "Princess Helena Of Nassau"),
+        ("Pere Marti", "by Père Martí.", "Père Martí"),
+        ("T-Rex", "Tammy and the T Rex", "T Rex"),
+        ("Tiger Cage (film)", "director of Tiger Cage (Film)?", "Tiger Cage (Film)"),
+        ("Rome", "Romeo in Jerome", ""),
+        ("", "anything", ""),
+        ("!", "!", ""),
+    ],
+)
+def test_names_are_found_as_written_in_the_text(name, text, found):
+    assert find_name(name, text) == found
+
+
+@given(st.text(max_size=20), st.text(max_size=40))
+def test_what_is_found_is_in_the_text(name, text):
+    assert find_name(name, text) in text
+    assert find_title(name, text) in text
+
+
+@given(st.text("abc éÉ,-()ǅßİ", max_size=8), st.text("abc éÉ,-()ǅßİ", max_size=8))
+def test_a_name_between_spaces_is_found(before, after):
+    assert find_name("Ab c", f"{before} ab C {after}") == "ab C"
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "found"),
+    [
+        ("Ave Caesar! (1919 film)", "the film Ave Caesar!", "Ave Caesar"),
+        ("Delft, Netherlands", "born in Delft in 1900", "Delft"),
+        ("John (film) (1999)", "nothing of it", ""),
+    ],
+)
+def test_titles_are_also_found_without_parenthesis_or_after_the_comma(title, text, found):
+    assert find_title(title, text) == found
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "kind"),
+    [
+        ("Are A and B in the same country?", "yes", "choice"),
+        ("Which film is older, The Man or Ave Caesar!?", "Ave Caesar", "choice"),
+        ("Where was the director of Ave Caesar! born?", "Túrkeve", "span"),
+    ],
+)
+def test_a_question_is_a_choice_if_its_answer_can_be_guessed(question, answer, kind):
+    one = problem(1, question, answer)
+    assert [name for name in ("span", "choice") if of_kind(one, name)] == [kind]
+    assert of_kind(one, "all")
+
+
+def test_a_question_with_an_alias_that_can_be_guessed_is_a_span():
+    assert of_kind(Problem("1", "What country is Ibsen from?", ("Norway", "no")), "span")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Are Izaute and Smagne located in the same country?", "yes"),
+        ("Which film has the director born earlier, The Spooky Bunch or His Name Is Nobody?", "The Spooky Bunch"),
+        ("Who is older, Ann Low, or Bob Hay? ", "Ann Low"),
+        ("Was Jamie Curry or Renaud Garcia-Fons born first?", "Jamie Curry"),
+        ("Who was born first out of A. Casado and Arjun Naidu?", "A. Casado"),
+        ("Between Iain Banks and Irwin Shaw, who wrote more?", "Iain Banks"),
+    ],
+)
+def test_the_rule_without_a_model_takes_the_first_option_or_says_yes(question, answer):
+    assert guess(problem(1, question)) == answer
+
+
+def test_supporting_titles_are_read_from_both_layouts():
+    facts = {"supporting_facts": {"title": ["A", "B", "A"], "sent_id": [0, 1, 2]}}
+    assert supporting_titles(Problem("1", "?", ("x",), facts)) == ("A", "B")
+    assert supporting_titles(problem(1, titles=("C",))) == ("C",)
+    for other in ({}, {"supporting_facts": "none"}, {"supporting_titles": None}, {"supporting_titles": [None]}):
+        assert supporting_titles(Problem("1", "?", ("x",), other)) == ()
+
+
+@given(st.lists(st.sets(st.integers(0, 12), max_size=3), min_size=8, max_size=20), st.integers(0, 5))
+def test_splits_share_no_question_and_no_entity(titles, seed):
+    problems = [problem(number, titles=map(str, names)) for number, names in enumerate(titles)]
+    try:
+        test, train = split(problems, [3], seed)
+    except ValueError as error:
+        pytest.fail(str(error))
+    assert len(test) >= 3 and sorted(test + train, key=problems.index) == problems
+    check_disjoint(train, test)
+    assert split(problems, [3], seed) == [test, train]
+
+
+def test_too_few_questions_are_refused():
+    with pytest.raises(ValueError, match="3 questions are too few for splits of 2, 2"):
+        split([problem(number) for number in range(3)], [2, 2], 0)
+
+
+@pytest.mark.parametrize(
+    ("train", "shared"),
+    [
+        (problem(1, titles=("Ábel (film)",)), "abel film"),
+        (problem(2, "Where was  the director of Abel born?"), "where was the director of abel born"),
+    ],
+)
+def test_a_shared_question_or_entity_is_refused_by_name(train, shared):
+    test = problem(9, "Where was the director of Abel born?", titles=("Abel (Film)", "Alex"))
+    with pytest.raises(ValueError, match=f'test question "9" and training question "{train.id}" share "{shared}"'):
+        check_disjoint([train], [test])
+    check_disjoint([problem(1, titles=("Alexa",))], [test])
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """A file of ten span questions, of which four at a time share an entity, and two choices."""
+    problems = [problem(number, titles=(f"Page {number}", f"Other {number // 4}")) for number in range(10)]
+    problems += [problem(10, answer="no"), problem(11, "Which is older, Rome or Delft?", "Rome")]
+    folder = tmp_path / "2wikimultihopqa"
+    folder.mkdir()
+    rows = [{"id": one.id, "question": one.question, "golden_answers": one.golden_answers} for one in problems]
+    lines = [json.dumps(row | {"metadata": one.metadata}) for row, one in zip(rows, problems, strict=True)]
+    (folder / "dev.jsonl").write_text("\n".join(lines))
+    return folder / "dev.jsonl"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("all", 12), ("span", 10), ("choice", 2)])
+def test_the_loader_keeps_questions_of_the_kind(kind, count, questions, tmp_path):
+    splits = load(DataConfig(train=(str(questions),), test=(str(questions),), questions=kind), tmp_path / "data")
+    assert (len(splits.train), len(splits.test)) == (count, count)
+
+
+def test_the_command_writes_disjoint_files(questions, tmp_path, capsys, refused):
+    flags = [questions, "--out", tmp_path / "out", "--questions", "span", "--test", "2", "--tune", "1"]
+    split_questions.main([str(flag) for flag in flags])
+    assert "questions to train on" in capsys.readouterr().out
+    files = {name: str(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "tune", "test")}
+    loaded = load(DataConfig(train=(files["train"],), test=(files["tune"], files["test"])), tmp_path / "data")
+    assert len(loaded.train) + len(loaded.test) == 10 and len(loaded.test) >= 3
+    assert all(one.id.startswith("2wikimultihopqa/") for one in loaded.train)
+    check_disjoint(loaded.train, loaded.test)
+    assert "is not empty" in refused(split_questions.main, flags)
+    assert "too few" in refused(split_questions.main, [*flags[:1], "--out", tmp_path / "other", "--test", "99"])
+    assert "--out is missing" in refused(split_questions.main, flags[:1])

@@ -1,0 +1,105 @@
+"""The functions of random_faults.py that need no job: schedule, damage and counts."""
+
+import http.server
+import json
+import random
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import random_faults
+from faulty_host import PHASES
+from run_job import LOG_LINES
+from search_service import MALFORMED_ROWS, GarbageHandler, write_questions
+
+from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.retrieval.server.client import SearchClient, ServiceUnavailable
+from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_step_except_the_first_has_a_fault(seed):
+    faults = random_faults.schedule(seed, 6, 2)
+    assert [fault.step for fault in faults] == [1, 2, 3, 4, 5]
+    assert [fault.number for fault in faults] == [0, 1, 2, 3, 4]
+    for fault in faults:
+        assert fault.phase in PHASES
+        assert fault.host in (0, 1)
+        assert fault.kind in random_faults.LOG_LINES
+        assert str(fault).startswith(f"{fault.kind} {fault.host}@step{fault.step}:")
+    kinds = [fault.kind for fault in faults]
+    assert kinds[-1] != "sigterm", "after the last step there is nothing to stop"
+    assert kinds.index("kill") > 0
+    assert kinds[kinds.index("kill") - 1] != "disk_full", "the job must have time to report the failed write"
+    assert faults == random_faults.schedule(seed, 6, 2)
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_consecutive_jobs_cover_every_kind_and_every_kill_phase(first):
+    two = [fault for seed in (first, first + 1) for fault in random_faults.schedule(seed, 6, 1)]
+    assert {fault.kind for fault in two} == set(random_faults.LOG_LINES) - {"damaged checkpoint", "malformed row"}
+    four = [fault for seed in range(first, first + 4) for fault in random_faults.schedule(seed, 6, 1)]
+    assert {fault.phase for fault in four if fault.kind == "kill"} == set(random_faults.KILL_PHASES)
+
+
+def test_a_client_retries_after_a_garbage_answer():
+    """A garbage answer has status 200; accepted as search results, it would change the training."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), GarbageHandler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        client = SearchClient(f"http://127.0.0.1:{server.server_port}", max_attempts=3, sleep=lambda seconds: None)
+        with pytest.raises(ServiceUnavailable, match=r"JSON.*\(attempt 3 of 3\)"):
+            client.search(["Who?"], 1)
+        server.shutdown()
+
+
+def checkpoint(out: Path, step: int) -> None:
+    folder = out / "checkpoints" / str(step)
+    (folder / "params").mkdir(parents=True)
+    (folder / "_CHECKPOINT_METADATA").write_text("{}")
+    for name in ("data", "_sharding"):  # a run does not read the second
+        (folder / "params" / name).write_bytes(bytes(5_000))
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_newest_of_several_checkpoints_is_damaged(seed, truncate, tmp_path):
+    checkpoint(tmp_path, 1)
+    assert random_faults.damage(random.Random(seed), tmp_path, truncate) == ""  # the only checkpoint is not damaged
+    checkpoint(tmp_path, 2)
+    done = random_faults.damage(random.Random(seed), tmp_path, truncate)
+    assert done == f"checkpoints/2/params/data: {'truncated' if truncate else 'bit flipped'}"
+    older, newest = ((tmp_path / "checkpoints" / str(step) / "params" / "data").read_bytes() for step in (1, 2))
+    assert older == bytes(5_000)
+    assert len(newest) == (2_500 if truncate else 5_000)
+    assert sum(byte.bit_count() for byte in newest) == (0 if truncate else 1)
+
+
+def test_lost_steps_are_reported_steps_without_a_checkpoint():
+    line = "host 0: train {}/6  reward 0.100  EM 0.000  rollout 1.0s  update 1.0s  left 0:00:09"
+    log = "\n".join([line.format(2), "host 0: train 2/6  write", line.format(3)])
+    assert [random_faults.lost_steps(log, newest) for newest in (1, 2, 3)] == [2, 1, 0]
+    assert random_faults.lost_steps("", 4) == 0
+
+
+def test_the_log_line_of_a_skipped_update_is_recognised():
+    lines = []
+    HealthMonitor(HealthConfig(), lines.append).check(5, {"skipped_updates": 1, "updates": 1})
+    (line,) = lines
+    assert re.search(random_faults.LOG_LINES["nan"], line)
+    assert LOG_LINES.search(line)
+
+
+def test_malformed_rows_do_not_change_the_other_questions(tmp_path):
+    """The questions and their order are those of the file without malformed rows."""
+    loaded = []
+    for malformed in (False, True):
+        file = tmp_path / f"{malformed}.jsonl"
+        flags = write_questions("nano", file, malformed=malformed)
+        assert flags == ["--data.train", str(file), "--data.malformed", ["error", "skip"][malformed]]
+        loaded.append(load(DataConfig(train=(flags[1],), malformed=flags[3]), tmp_path / f"data_{malformed}"))
+    complete, skipped = loaded
+    assert skipped.skipped_count == len(MALFORMED_ROWS)
+    assert json.dumps([problem.id for problem in skipped.train]) == json.dumps(
+        [problem.id for problem in complete.train]
+    )

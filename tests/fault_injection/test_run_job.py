@@ -1,0 +1,116 @@
+"""Jobs of several hosts that are killed and stopped, and the checks of run_job.py."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import run_job
+from faulty_host import Fault
+
+SMALL = """
+    --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8 --agent.max_turns 2
+    --sampling.slots 8 --rl.prompts_per_step 4 --rl.group_size 2 --rl.steps 4 --evaluation.max_questions 4
+"""
+
+
+def run(capsys, out: Path, flags: str, trainer: str) -> tuple[list[str], list[str]]:
+    """Runs a job; returns the lines about attempts, and all lines."""
+    run_job.main([*f"--config nano {flags} --out".split(), str(out), "--", *SMALL.split(), *trainer.split()])
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.startswith("attempt")], lines
+
+
+@pytest.mark.slow
+def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, fast_compile):
+    """The coordinator is killed during an update; another host gets SIGTERM during a rollout."""
+    flags = "--sigterm 1@step1:rollout --kill 0@step2:update --kill 1@step3:write+0.2"
+    attempts, lines = run(capsys, tmp_path / "all", flags, "--rl.checkpoint_every 1")
+    assert "host 0 stopped (85), host 1 stopped (85)" in attempts[0]
+    # A rollout of a fraction of a second may end before the host handles the signal: then it stops one step later.
+    assert attempts[0].endswith(("newest checkpoint: step 1", "newest checkpoint: step 2"))
+    assert "host 0 killed, host 1 stopped (85)" in attempts[1]
+    # The checkpoint of step 2 is written during step 3: after an earlier kill, step 2 is repeated.
+    assert attempts[1].endswith(("newest checkpoint: step 1", "newest checkpoint: step 2"))
+    assert "killed" in attempts[2]
+    assert "host 0 done, host 1 done" in attempts[3]
+    assert lines[-1] == "passed: 3 restarts; the result is bit-identical to a job without faults"
+    assert any(re.search(r"stopped after step [12] \(SIGTERM on host 1\); checkpoint saved", line) for line in lines)
+
+
+@pytest.mark.slow
+def test_carried_trajectories_survive_a_kill_and_a_stop(tmp_path, capsys, fast_compile):
+    """They are in the checkpoint, those of both hosts."""
+    flags = "--sigterm 1@step1:rollout --kill 0@step2:update"
+    _, lines = run(capsys, tmp_path / "all", flags, "--rl.checkpoint_every 1 --rl.carry_over 1")
+    assert lines[-1] == "passed: 2 restarts; the result is bit-identical to a job without faults"
+
+
+@pytest.mark.slow
+def test_a_single_host_saves_on_sigterm(tmp_path, capsys, fast_compile):
+    flags = "--hosts 1 --devices 8 --sigterm 0@step1:update --sigterm 0@step3:rollout"
+    attempts, lines = run(capsys, tmp_path / "all", flags, "--rl.checkpoint_every 4 --rl.evaluate_every 2")
+    # A phase of a fraction of a second may end before the host handles the signal: then it stops one step later, and
+    # after the last step not at all.
+    assert attempts[0].endswith(("newest checkpoint: step 2", "newest checkpoint: step 3"))
+    assert attempts[1].endswith(("newest checkpoint: step 3", "newest checkpoint: step 4"))
+    assert lines[-1].startswith(("passed: 1 restart", "passed: 2 restarts"))
+
+
+@pytest.mark.parametrize("text", ["1@step2:update", "0@step0:rollout+0.5"])
+def test_a_fault_round_trips(text):
+    assert str(Fault.parse("kill", text)) == f"kill {text}"
+
+
+@pytest.mark.parametrize("text", ["step2:update", "1@2:update", "1@step2:sleep", "1@step2", "1@step2:update+-1"])
+def test_a_malformed_fault_is_rejected(text):
+    with pytest.raises(ValueError, match="write HOST@stepN:PHASE"):
+        Fault.parse("kill", text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--config nano --kill 2@step0:update", "--kill: there is no host 2: they are 0 to 1"),
+        ("--config nano --kill step0:update", "write HOST@stepN:PHASE"),
+        ("--config nano -- --rl.stepz 3", "did you mean --rl.steps"),
+        ("--hosts 2", "--config"),
+    ],
+)
+def test_invalid_flags_are_rejected(flags, line, refused):
+    assert line in refused(run_job.main, flags.split())
+
+
+def finished(folder: Path, **changes) -> Path:
+    """Writes the files of a finished job that `differences` reads."""
+    values = {"checksum": "00ff", "position": 8, "loss": 0.5, "step": 2} | changes
+    step = folder / "checkpoints" / str(values["step"])
+    (step / "meta").mkdir(parents=True)
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    checksums = {item: {"embed": values["checksum"], "norm": "1"} for item in ("params", "optimizer")}
+    meta = {"checksums": checksums, "run": {"position": values["position"]}}
+    (step / "meta" / "metadata").write_text(json.dumps(meta))
+    lines = [{"step": step, "loss": values["loss"], "time/update": time.time()} for step in range(2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"checksum": "00fe"}, ["params: 1 of 2 arrays, such as embed", "optimizer: 1 of 2 arrays, such as embed"]),
+        ({"position": 9}, ["position: {'position': 8} and {'position': 9}"]),
+        ({"loss": 0.25}, ["loss of steps [0, 1]"]),
+        ({"step": 1}, ["the newest checkpoints are of steps 2 and 1"]),
+    ],
+)
+def test_differences_reports_every_difference(changes, expected, tmp_path):
+    assert run_job.differences(finished(tmp_path / "first"), finished(tmp_path / "other", **changes)) == expected
+
+
+def test_statuses_are_described():
+    assert run_job.describe([0, 85, -9, -14, 1]) == (
+        "host 0 done, host 1 stopped (85), host 2 killed, host 3 hung, host 4 failed (1)"
+    )

@@ -1,0 +1,62 @@
+"""The command that turns documents into a corpus, and a search over its result."""
+
+import json
+
+import pytest
+
+from memsearcher_jax.launch import build_corpus, build_index
+
+pytest.importorskip("pypdf")
+pytest.importorskip("bs4")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    (folder / "rivers.md").write_text("# Rivers\n\nThe Aare flows through Bern.\n\n## Lakes\n\nIt leaves Lake Thun.\n")
+    (folder / "towns.txt").write_text("Bern is a town.")
+    (folder / "image.png").write_bytes(b"")
+    return folder
+
+
+def test_documents_become_an_index(folder, tmp_path, capsys):
+    corpus, result = tmp_path / "passages.jsonl", tmp_path / "result.json"
+    build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
+    output = capsys.readouterr()
+    assert "3 passages of 2 documents, median 4 words; index them with" in output.out
+    assert "ignored 1 files of other formats: 1 .png" in output.err
+    assert json.loads(result.read_text())["passages"] == 3
+    build_index.main(f"--retrieval.corpus {corpus} --retrieval.index_type exact --out {tmp_path / 'index'}".split())
+    assert "3 passages" in capsys.readouterr().out
+
+
+def test_an_unreadable_document_is_an_error_or_skipped(folder, tmp_path, capsys, refused):
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    corpus = tmp_path / "passages.jsonl"
+    line = refused(build_corpus.main, [str(folder), "--out", str(corpus)])
+    assert "broken.pdf: not a PDF that can be read" in line and "--malformed skip" in line
+    assert not corpus.exists()
+    build_corpus.main([str(folder), "--out", str(corpus), "--malformed", "skip"])
+    output = capsys.readouterr()
+    assert "of 2 documents" in output.out and "skipped" in output.err and "broken.pdf" in output.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["nowhere"], "nowhere: no such directory"),
+        ([".", "--max_words", "0"], "--max_words is 0: it must be at least 1"),
+        ([".", "--out", "kept.jsonl"], "--out kept.jsonl exists"),
+        (["."], "contains no documents (.md"),
+        (["blank"], "blank: its documents contain no text"),
+    ],
+)
+def test_errors_are_one_line(flags, line, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept.jsonl").write_text("kept")
+    if flags == ["blank"]:
+        (tmp_path / "blank").mkdir()
+        (tmp_path / "blank" / "a.txt").write_text(" \n")
+    assert line in refused(build_corpus.main, flags)
+    assert (tmp_path / "kept.jsonl").read_text() == "kept"

@@ -1,0 +1,124 @@
+"""Runs with --out in a bucket, and --start_or_resume."""
+
+import contextlib
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.launch import cli, evaluate, export_hf, remote_output, tpu_train
+from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.runtime.remote_dir import RemoteDir
+from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
+
+ADDRESS = "gs://bucket/runs/a"
+
+
+@pytest.fixture
+def empty_bucket(bucket_server):
+    bucket_server.wipe(keep_buckets=True)
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def started_run(empty_bucket, tmp_path):
+    """A run in the bucket that has only written its config."""
+    remote = RemoteDir(ADDRESS, tmp_path / "a")
+    remote.link()
+    write_run_config(remote.folder, RunConfig())
+    remote.send()
+    gc.collect()  # open connections warn when they are collected: do it before the test
+
+
+def localize(arguments, stack):
+    source, _ = cli.parse_source(tpu_train.Train, arguments)
+    return source, *remote_output.localize(source, stack)
+
+
+def test_a_local_directory_is_unchanged(stack):
+    given, source, remote = localize(["--config", "nano", "--out", "runs/a", "--rl.steps", "3"], stack)
+    assert (source, remote) == (given, None)
+
+
+def test_start_or_resume_resumes_only_an_existing_run(stack, tmp_path):
+    arguments = ["--config", "nano", "--start_or_resume", "--out", str(tmp_path / "a")]
+    given, source, remote = localize(arguments, stack)
+    assert (source, remote) == (given, None)
+    (tmp_path / "a").mkdir()
+    write_run_config(tmp_path / "a", RunConfig())
+    given, source, remote = localize(arguments, stack)
+    assert (source, remote) == (replace(given, resume=True), None)
+
+
+@pytest.mark.parametrize("out", [["--out", ADDRESS], [f"--out={ADDRESS}"]])
+def test_a_new_run_in_a_bucket_has_a_temporary_local_directory(out, empty_bucket, stack):
+    given, source, remote = localize(["--start_or_resume", *out], stack)
+    assert remote.address == ADDRESS
+    assert source == replace(given, out=remote.folder)
+    assert remote.folder.is_dir()
+    stack.close()
+    assert not remote.folder.exists()
+
+
+def test_a_run_in_a_bucket_is_resumed(started_run, stack):
+    given, source, remote = localize(["--start_or_resume", "--out", ADDRESS], stack)
+    assert source == replace(given, out=remote.folder, resume=True)
+    assert (remote.folder / RUN_FILE).is_file()
+
+
+def test_an_existing_run_is_never_overwritten(started_run, refused):
+    assert f"--out {ADDRESS} holds a run" in refused(tpu_train.main, ["--out", ADDRESS])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--resume", "--out", ADDRESS], f"--out {ADDRESS} holds no run"),
+        (["--start_or_resume"], "--start_or_resume needs --out"),
+        (["--out", "gs://bucket"], "--out gs://bucket: give gs://BUCKET/DIR"),
+        (["--out", "s3://bucket/a"], "--out s3://bucket/a: give gs://BUCKET/DIR"),
+        (["--out", ADDRESS, "--config", "tiny_warmstart"], "rl.method sft cannot write to a bucket"),
+        (["--out", ADDRESS, "--checkpoint", "gs://bucket/b"], "--checkpoint gs://bucket/b: only --out of"),
+    ],
+)
+def test_invalid_flags_are_errors(arguments, line, empty_bucket, refused):
+    assert line in refused(tpu_train.main, arguments)
+    assert fsspec.filesystem("gs", use_listings_cache=False).find("bucket") == []
+
+
+@pytest.mark.parametrize("program", [evaluate.main, export_hf.main])
+@pytest.mark.parametrize("flag", ["--out", "--checkpoint"])
+def test_other_commands_need_a_local_copy(program, flag, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused(program, [flag, ADDRESS])
+    assert line.endswith(f"copy the directory first: gcloud storage cp --recursive {ADDRESS} DIR")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_complete_and_resumes_on_another_machine(small, empty_bucket, tmp_path, capsys):
+    arguments = [*small, "--start_or_resume", "--out", ADDRESS]
+    tpu_train.main([*arguments, "--rl.steps", "1", "--profile", "0"])
+    assert f"{ADDRESS}: step 1 done" in capsys.readouterr().out
+    tpu_train.main(arguments)
+    copy = tmp_path / "copy"
+    fsspec.filesystem("gs", use_listings_cache=False).get(ADDRESS, str(copy), recursive=True)
+    assert [line["step"] for line in read_metrics(copy / "metrics.jsonl")] == [0, 1]
+    assert {path.name for path in copy.iterdir()} == {
+        *("run.json", "metrics.jsonl", "tensorboard", "trajectories", "tokenizer", "checkpoints"),
+        *("curves.png", "report.html", "card.json", "profile"),
+    }
+    (trace,) = copy.rglob("*.xplane.pb")
+    assert all(phase in trace.read_bytes() for phase in (b"rollout", b"gather", b"update", b"write"))
+    export_hf.main(["--checkpoint", str(copy), "--out", str(tmp_path / "hf")])
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+    tpu_train.main(arguments)
+    assert f"{ADDRESS}: step 2 of 2 is already done" in capsys.readouterr().out

@@ -1,0 +1,72 @@
+"""A preset of a published model does not start on toy data: the first message names everything that is missing."""
+
+import pytest
+
+from memsearcher_jax.launch import ask, build_index, cli, evaluate, serve_search, tpu_train
+from memsearcher_jax.launch.pod import jobset
+
+PUBLISHED = sorted(path.stem for path in cli.PRESETS.glob("[!_]*.py") if cli.load_preset(path.stem).published_model)
+WEIGHTS, QUESTIONS, PASSAGES, ENCODER, TPU = (
+    *("--model.path DIR (its weights)", "--data.train FILE (questions)"),
+    "--retrieval.index DIR or --retrieval.corpus FILE (passages)",
+    *("--retrieval.encoder DIR (of E5, or hashing)", "a TPU"),
+)
+GIVEN = ["--model.path", "w", "--data.train", "q.jsonl", "--retrieval.index", "i", "--retrieval.encoder", "e5"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_new_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_preset_of_the_papers_is_for_a_published_model():
+    assert {"qwen05b", "qwen3b", "qwen7b", "qwen3_4b", "memalpha_4b", "search_r1_3b"} <= set(PUBLISHED)
+    assert all(cli.load_preset(name).retrieval.encoder == "" for name in PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_start_without_inputs_names_all_of_them(name, refused):
+    line = refused(tpu_train.main, ["--config", name])
+    searched = [] if name.startswith("memalpha") else [PASSAGES, ENCODER]
+    assert f"needs {', '.join([WEIGHTS, QUESTIONS, *searched, TPU])}; --smoke_test starts with random weights" in line
+
+
+def test_only_missing_inputs_are_named(refused, monkeypatch):
+    assert "model needs a TPU; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN])
+    assert f"model needs {ENCODER}, a TPU; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:-2]])
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    assert f"model needs {QUESTIONS}; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:2], *GIVEN[4:]])
+
+
+@pytest.mark.parametrize("retrieval", ["--retrieval.url http://h:1", "--retrieval.method bm25 --retrieval.corpus c"])
+def test_an_encoder_is_needed_only_where_vectors_are_searched(retrieval):
+    flags = cli.parse(tpu_train.Train, ["--config", "qwen7b", *GIVEN[:4], *retrieval.split()])
+    cli.require_inputs(flags.run, questions="data.train")
+
+
+def test_a_smoke_test_needs_nothing():
+    run = cli.parse(tpu_train.Train, ["--config", "qwen7b", "--smoke_test"]).run
+    cli.require_inputs(run, questions="data.train", accelerator=True)
+    assert run.retrieval.encoder == "hashing"
+    assert cli.parse(tpu_train.Train, ["--config", "qwen7b", "--smoke_test", *GIVEN]).run.retrieval.encoder == "e5"
+
+
+def test_the_launcher_refuses_a_job_that_a_pod_would_refuse(refused):
+    flags = "--topology v6e:4x8 --name a --image i --config qwen7b --out gs://b/a --dry_run"
+    argv = [*flags.split(), "--"]
+    assert f"needs {WEIGHTS}, {QUESTIONS}, {PASSAGES}, {ENCODER}; " in refused(jobset.main, argv)
+    assert f"needs {ENCODER}; " in refused(jobset.main, [*argv, *GIVEN[:-2]])
+
+
+def test_other_commands_name_what_they_need(refused, tmp_path_factory):
+    weights = str(tmp_path_factory.mktemp("weights"))
+    line = refused(evaluate.main, ["--config", "qwen7b", "--checkpoint", weights])
+    assert f"needs --data.test FILE (questions), {PASSAGES}, {ENCODER}; " in line
+    assert f"needs {PASSAGES}, {ENCODER}; " in refused(
+        ask.main, ["--config", "qwen7b", "--checkpoint", weights, "Who?"]
+    )
+    assert "--retrieval.index or --retrieval.corpus is missing" in refused(serve_search.main, ["--config", "qwen7b"])
+    corpus = ["--retrieval.corpus", "c.jsonl", "--out", "i"]
+    assert "retrieval.encoder is missing: give" in refused(build_index.main, ["--config", "qwen7b", *corpus])

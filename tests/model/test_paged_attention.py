@@ -1,0 +1,186 @@
+"""The kernels of the sampler, interpreted on a CPU, against plain attention over each context's entries."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+
+from memsearcher_jax.model import paged_attention as kernels
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.attention import apply_rope, combine, normalize, partial_attention, rope_rotation
+from memsearcher_jax.model.config import MeshConfig
+
+LAYERS, LAYER, PAGE, PAGES_PER_CHUNK = 2, 1, 8, 5
+LENGTHS = {
+    "ragged": (0, 5, 8, 40, 17, 1),  # a whole group of six chunks, one of them without entries
+    "empty_groups": (0, 0, 0, 0, 0, 33),
+    "all_empty": (0, 0, 0, 0, 0, 0),
+}
+HEADS = {"one": (1, 7, 16), "two": (2, 3, 16), "full": (1, 2, 128)}  # kv heads, queries of each, head size
+
+
+@pytest.fixture(scope="module")
+def attention():
+    """The kernel, compiled once for each shape, with two pages in a block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "BLOCK_ENTRIES", 2 * PAGE)
+        yield jax.jit(partial(kernels.paged_attention, interpret=True))
+
+
+@pytest.fixture
+def random():
+    rng = np.random.default_rng(0)
+    return lambda *shape: jnp.array(rng.normal(size=shape), jnp.float32)
+
+
+def page_table(chunks: int) -> jax.Array:
+    """Random pages; the chunks 1 and 2 share their first two, and pages that are not read have no valid number."""
+    table_AN = np.random.default_rng(1).permutation(chunks * PAGES_PER_CHUNK).reshape(chunks, -1).astype(np.int32)
+    table_AN[2, :2] = table_AN[1, :2]
+    return jnp.array(table_AN)
+
+
+def attention_to_pages(q_AKGWH, k_LPKHE, v_LPKEH, page_table_AN, length_A):
+    """The softmax over the entries, gathered."""
+    A, K, _, W, H = q_AKGWH.shape
+    k_AKHC = jnp.moveaxis(k_LPKHE[LAYER][page_table_AN], 1, 3).reshape(A, K, H, -1)
+    v_AKCH = jnp.moveaxis(v_LPKEH[LAYER][page_table_AN], 1, 2).reshape(A, K, -1, H)
+    mask_AWC = jnp.arange(k_AKHC.shape[3]) < jnp.broadcast_to(length_A[:, None, None], (A, W, 1))
+    return partial_attention(q_AKGWH, k_AKHC, v_AKCH, mask_AWC)
+
+
+def with_unread_pages_unknown(page_table_AN, length_A):
+    return jnp.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AN, 10**6)
+
+
+def pools(random, chunks, K, H):
+    pages = chunks * PAGES_PER_CHUNK
+    return random(LAYERS, pages, K, H, PAGE), random(LAYERS, pages, K, PAGE, H)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attention):
+    (K, G, H), A, W = heads, len(lengths), 3
+    q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), jnp.array(lengths)
+    expected = attention_to_pages(q_AKGWH, *pool, table_AN, length_A)
+    table_AN = with_unread_pages_unknown(table_AN, length_A)
+    softmax = attention(q_AKGWH, *pool, jnp.int32(LAYER), table_AN, length_A)
+    some = np.array(length_A) > 0
+    np.testing.assert_allclose(softmax.max_BKGT[some], expected.max_BKGT[some], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(softmax.sum_BKGT[some], expected.sum_BKGT[some], rtol=1e-4)
+    np.testing.assert_allclose(softmax.acc_BKGTH[some], expected.acc_BKGTH[some], rtol=1e-4, atol=1e-5)
+    # Combined with other keys, a chunk without entries has no weight.
+    other = partial_attention(q_AKGWH, random(A, K, H, 4), random(A, K, 4, H), jnp.ones((A, W, 4), bool))
+    combined, expected = normalize(combine([softmax, other])), normalize(combine([expected, other]))
+    np.testing.assert_allclose(combined, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "W"), [(HEADS["one"], 1), (HEADS["two"], 3), (HEADS["full"], 1)])
+def test_decoding_also_reads_the_decode_buffer_and_its_own_tokens(heads, W, random):
+    (K, G, H), lengths, J = heads, LENGTHS["ragged"], 4
+    A, length_A = len(lengths), jnp.array(lengths)
+    q_AKGWH, pool, table_AN = random(A, K, G, W, H), pools(random, A, K, H), page_table(A)
+    own, buffer = (random(A, K, W, H), random(A, K, W, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
+    own = (own[0], own[1].at[2, :, W - 1, 0].set(jnp.inf))
+    rotation = rope_rotation(length_A[:, None] + jnp.arange(W), H, 10_000.0)
+    # A key that is NaN says nothing to those who do not see it.
+    visible_AJ = jnp.array(np.random.default_rng(2).random((A, J)) < 0.5, jnp.int32).at[:, 1].set(0)
+    buffer = (buffer[0].at[:, :, :, 1].set(jnp.nan), buffer[1])
+    causal_AWW = jnp.broadcast_to(jnp.tril(jnp.ones((W, W), bool)), (A, W, W))
+    visible_AWJ = jnp.broadcast_to(visible_AJ[:, None] > 0, (A, W, J))
+    k_AKWH, v_AKWH = apply_rope(own[0], rotation).at[2, :, W - 1].set(jnp.nan), own[1].at[2, :, W - 1].set(0)
+    rotated_AKGWH = apply_rope(q_AKGWH.reshape(A, K * G, W, H), rotation).reshape(q_AKGWH.shape)
+    parts = [
+        attention_to_pages(rotated_AKGWH, *pool, table_AN, length_A),
+        partial_attention(rotated_AKGWH, jnp.swapaxes(k_AKWH, 2, 3), v_AKWH, causal_AWW),
+        partial_attention(rotated_AKGWH, jnp.swapaxes(buffer[0][LAYER], 2, 3), buffer[1][LAYER], visible_AWJ),
+    ]
+    table_AN = with_unread_pages_unknown(table_AN, length_A)
+    where = (jnp.int32(LAYER), table_AN, length_A)
+    out_AKGWH, *new = kernels.decode_attention(
+        rotation, q_AKGWH, *own, *pool, *buffer, visible_AJ, *where, interpret=True
+    )
+    np.testing.assert_allclose(out_AKGWH, normalize(combine(parts)), rtol=1e-4, atol=1e-5)
+    assert np.isnan(out_AKGWH[2, :, :, W - 1]).all() and np.isnan(out_AKGWH).sum() == K * G * H
+    np.testing.assert_allclose(new[0], k_AKWH, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(new[1], v_AKWH)
+
+
+@pytest.mark.parametrize(("K", "H"), [(2, 16), (1, 128)])
+@pytest.mark.parametrize(
+    ("W", "starts", "added"), [(6, (0, 6, 13, 5), (6, 5, 6, 0)), (20, (0, 20, 3, 17), (20, 3, 19, 20))]
+)
+def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, added, random):
+    """The chunks 0 and 1 follow each other in one context; a token whose keys are NaN changes that token only."""
+    A = len(starts)
+    pool, new = pools(random, A, K, H), [random(LAYERS, A, K, W, H), random(LAYERS, A, K, W, H)]
+    new[0] = new[0].at[:, 0, :, 1].set(jnp.nan)
+    table_AN = page_table(A).at[2, :2].set(jnp.array([10, 11])).at[1].set(page_table(A)[0])
+    k_LPKHE, v_LPKEH = map(np.array, pool)
+    for chunk in range(A):
+        for token in range(added[chunk]):
+            page, entry = divmod(starts[chunk] + token, PAGE)
+            k_LPKHE[:, table_AN[chunk, page], :, :, entry] = new[0][:, chunk, :, token]
+            v_LPKEH[:, table_AN[chunk, page], :, entry] = new[1][:, chunk, :, token]
+    result = kernels.append_to_pages(*pool, *new, table_AN, jnp.array(starts), jnp.array(added), interpret=True)
+    np.testing.assert_array_equal(result[0], k_LPKHE)
+    np.testing.assert_array_equal(result[1], v_LPKEH)
+
+
+SHAPES = {  # kv heads, queries of each, head size, layers: of one device
+    "7B, tensor 4": (1, 7, 128, 28),
+    "7B, tensor 2": (2, 7, 128, 28),
+    "7B": (4, 7, 128, 28),
+    "3B, tensor 2": (1, 8, 128, 36),
+    "3B": (2, 8, 128, 36),
+    "0.5B, tensor 2": (1, 7, 64, 24),
+    "0.5B": (2, 7, 64, 24),
+}
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(
+    ("shape", "topology"),
+    [*((shape, "v5e:2x2") for shape in SHAPES)]
+    + [(shape, topology) for shape in ("7B", "0.5B") for topology in ("v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")],
+)
+def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, monkeypatch):
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    devices = topologies.get_topology_desc(topology, platform="tpu").devices
+    mesh = sharding.make_mesh(MeshConfig(1, 1, -1), devices)
+    (K, G, H, L), E, N, P, J = SHAPES[shape], 128, 64, 1_024, 32
+
+    def array(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named_sharding(mesh, ()))
+
+    def step(k_LPKHE, v_LPKEH, rotation, chunk_q, q_AKGWH, own, buffer, visible_AJ, table, layer, start_A):
+        """A prefill chunk, a token, and the end of a call."""
+        prefill = kernels.paged_attention(chunk_q, k_LPKHE, v_LPKEH, layer, table[:16], start_A[:16])
+        pools = k_LPKHE, v_LPKEH
+        decode = kernels.decode_attention(rotation, q_AKGWH, *own, *pools, *buffer, visible_AJ, layer, table, start_A)
+        return kernels.append_to_pages(*pools, *buffer, table, start_A, start_A), prefill, decode
+
+    A, int32 = 64, jnp.int32
+    arguments = [
+        *(
+            array(L, P, K, H, E),
+            array(L, P, K, E, H),
+            (array(A, 1, H // 2, dtype=jnp.float32),) * 2,
+            array(16, K, G, 64, H),
+            array(A, K, G, 1, H),
+        ),
+        *((array(A, K, 1, H),) * 2, (array(L, A, K, J, H),) * 2, array(A, J, dtype=int32)),
+        *(array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)),
+    ]
+    with jax.set_mesh(mesh):
+        specs = jax.sharding.PartitionSpec()
+        local = jax.shard_map(step, in_specs=specs, out_specs=specs, check_vma=False)
+        memory = jax.jit(local, donate_argnums=(0, 1)).lower(*arguments).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == 2 * L * P * K * H * E * 2
+    assert memory.temp_size_in_bytes < 50e6

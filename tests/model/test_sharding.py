@@ -1,0 +1,211 @@
+"""Meshes of eight fake devices give the numbers of one device; meshes that do not divide a model are refused."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.axes import AXIS_RULES, MESH_AXES, _reduce_scatter_groups, constrain
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.model.kv_cache import CACHE_AXES, Cache, CacheView
+
+MESHES = [(2, 2, 2), (1, 8, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [((2, 2, 2), (2, 2, 2)), ((1, -1, 1), (1, 8, 1)), ((-1, 2, 2), (2, 2, 2)), ((2, 4, -1), (2, 4, 1))],
+)
+def test_a_mesh_uses_every_device(sizes, shape):
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
+    assert mesh.axis_names == MESH_AXES
+    assert mesh.devices.shape == shape
+    assert mesh.devices.ravel().tolist() == jax.devices()
+    assert mesh.axis_types == (AxisType.Auto,) * 3
+
+
+def test_a_mesh_of_given_devices():
+    mesh = sharding.make_mesh(MeshConfig(), jax.devices()[2:4])
+    assert mesh.devices.ravel().tolist() == jax.devices()[2:4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((3, -1, 1), "mesh data=3 fsdp=-1 tensor=1 does not fit 8 devices"),
+        ((2, 2, 1), "mesh data=2 fsdp=2 tensor=1 does not fit 8 devices"),
+        ((4, 2, 2), "must multiply to 8"),
+        ((16, -1, 1), "does not fit 8 devices"),
+        ((-1, -1, 1), "-1 .* at most once"),
+        ((0, 8, 1), "must be 1 or more"),
+        ((-2, 4, 1), "must be 1 or more"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_in_one_line(sizes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        sharding.make_mesh(MeshConfig(*sizes))
+    assert "\n" not in str(error.value)
+
+
+def test_every_weight_has_a_logical_axis_per_dimension(variant):
+    _, config = variant
+    for weight in jax.tree.leaves(qwen.param_specs(config)):
+        assert len(weight.axes) == len(weight.shape)
+        assert set(weight.axes) <= set(AXIS_RULES)
+        over = [mesh_axis for axis in weight.axes for mesh_axis in AXIS_RULES[axis]]
+        assert len(over) == len(set(over)), "a mesh axis cannot split two dimensions of one weight"
+        assert "head" not in weight.axes or not AXIS_RULES["head"]  # weights.py reads whole heads
+
+
+def test_param_shardings_follow_the_axis_rules(base):
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    shardings = sharding.param_shardings(base, mesh)
+    assert shardings["embed"].spec == PartitionSpec("tensor", "fsdp")
+    assert shardings["layers"]["wo"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert sharding.named_sharding(mesh, ("batch", None)).spec == PartitionSpec(("data", "fsdp"), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mesh_shape", "message"),
+    [
+        (
+            {},
+            {"data": 1, "fsdp": 1, "tensor": 4},
+            "mesh tensor=4 cannot split the 2 kv of layers.bk: choose a divisor of 2",
+        ),
+        ({}, {"data": 1, "fsdp": 3, "tensor": 1}, "mesh fsdp=3 cannot split the 32 embed of embed"),
+        ({"vocab_size": 97}, {"data": 2, "fsdp": 2, "tensor": 2}, "cannot split the 97 vocab of embed"),
+        ({"ffn_size": 49}, {"data": 1, "fsdp": 1, "tensor": 2}, "cannot split the 49 ffn of layers.down"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_the_model_is_refused(changes, mesh_shape, message, base):
+    config = replace(base, **changes)
+    with pytest.raises(ValueError, match=message):
+        sharding.check_divides(config, mesh_shape)
+
+
+def test_published_sizes_divide_over_the_usual_meshes():
+    seven_b = ModelConfig()
+    three_b = ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tie_embeddings=True)
+    sharding.check_divides(seven_b, {"data": 2, "fsdp": 64, "tensor": 4})
+    sharding.check_divides(three_b, {"data": 1, "fsdp": 32, "tensor": 2})
+    with pytest.raises(ValueError, match="mesh tensor=4 cannot split the 2 kv"):
+        sharding.check_divides(three_b, {"data": 1, "fsdp": 1, "tensor": 4})
+
+
+def test_constrain_without_a_mesh_is_the_identity():
+    x = jnp.ones((3, 5))
+    assert constrain(x, ("batch", None)) is x
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_gives_the_weights_logits_and_gradients_of_one_device(sizes, base, make_params, make_rows):
+    params, rows = make_params(base), make_rows(base, 8, 6)
+    # Packed and padded rows, so that every mask is sharded too.
+    rows = (rows[0], np.tile([0, 1, 2, 0, 1, 0], (8, 1)), np.tile([1, 1, 1, 2, 2, 0], (8, 1)))
+
+    def loss(params, *rows):
+        logits_BTV, _ = qwen.forward(params, base, *rows)
+        return jnp.sum(jnp.where(rows[2][..., None] > 0, jnp.square(logits_BTV), 0)) / logits_BTV.size, logits_BTV
+
+    step = jax.grad(loss, has_aux=True)
+    gradient, logits_BTV = jax.jit(step)(params, *rows)
+    start = qwen.init(jax.random.key(3), base)
+
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
+    with jax.set_mesh(mesh):
+        shardings = sharding.param_shardings(base, mesh)
+        mesh_init = jax.jit(lambda key: qwen.init(key, base), out_shardings=shardings)
+        mesh_start = mesh_init(jax.random.key(3))
+        placed = jax.device_put(rows, sharding.named_sharding(mesh, ("batch", None)))
+        mesh_step = jax.jit(step, out_shardings=(shardings, None))
+        mesh_gradient, mesh_logits_BTV = mesh_step(jax.device_put(params, shardings), *placed)
+    assert len(mesh_logits_BTV.sharding.device_set) == 8
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), mesh_start, start)
+    real = rows[2] > 0
+    np.testing.assert_allclose(np.asarray(mesh_logits_BTV)[real], np.asarray(logits_BTV)[real], atol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), mesh_gradient, gradient)
+
+
+def test_no_collective_moves_the_cache(base, make_params, make_rows):
+    """Same numbers as the full forward, and no collective of the program is as large as a row of the cache."""
+    params, (ids_BT, position_BT, segment_BT) = make_params(base), make_rows(base, 4, 5)
+    expected_BTV, _ = qwen.forward(params, base, ids_BT, position_BT, segment_BT)
+    page_tokens = 1024
+    table_BN = jnp.array([[0], [1], [0], [1]])  # a page for each row, numbered within the pages of its devices
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, sharding.param_shardings(base, mesh))
+        cache = jax.jit(lambda: Cache.empty(base, 8, page_tokens))()
+        assert cache.k_LPKHE.sharding.is_equivalent_to(sharding.named_sharding(mesh, CACHE_AXES), 5)
+
+        @partial(jax.jit, donate_argnums=1)
+        def step(params, cache, ids_BT, position_BT, segment_BT):
+            view = CacheView.of(cache, table_BN, position_BT[:, 0], position_BT[:, 0])
+            return qwen.forward(params, base, ids_BT, position_BT, segment_BT, view)
+
+        logits = []
+        for part in (slice(0, 3), slice(3, 4), slice(4, 5)):
+            logits_BTV, cache = step(params, cache, ids_BT[:, part], position_BT[:, part], segment_BT[:, part])
+            logits.append(logits_BTV)
+        program = step.lower(params, cache, ids_BT[:, :1], position_BT[:, :1], segment_BT[:, :1]).compile().as_text()
+    np.testing.assert_allclose(jnp.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
+    moved = [line for line in program.splitlines() if " all-gather(" in line or " all-to-all(" in line]
+    assert moved, "the program of this mesh must gather weights, or the search below proves nothing"
+    assert not [line for line in program.splitlines() if f",{page_tokens}" in line and " all-" in line]
+
+
+def test_a_single_row_runs_on_a_mesh_of_eight(base, make_params, make_rows, forward):
+    """Rows that the devices do not divide are replicated, in the activations and in the cache."""
+    params, rows = make_params(base), make_rows(base, 1, 4)
+    expected_BTV, _ = forward(params, base, *rows)
+    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, sharding.param_shardings(base, mesh))
+        view = CacheView.of(Cache.empty(base, 1, 8), jnp.zeros((1, 1), int), *[jnp.zeros(1, int)] * 2)
+        logits_BTV, cache = forward(params, base, *rows, view)
+    np.testing.assert_allclose(logits_BTV, expected_BTV, atol=1e-5)
+    written_E = np.asarray(jnp.any(cache.v_LPKEH != 0, axis=(0, 1, 2, 4)))
+    assert written_E.tolist() == [True] * 4 + [False] * 4
+
+
+def test_reshard_casts_moves_and_compiles_once(base, make_params):
+    params = make_params(base)
+    train, serve = (sharding.make_mesh(MeshConfig(*sizes)) for sizes in ((1, 8, 1), (4, 1, 2)))
+    placed = jax.device_put(params, sharding.param_shardings(base, train))
+    target = sharding.param_shardings(base, serve)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listener := lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    try:
+        first, second = (sharding.reshard_params(placed, target, "bfloat16") for _ in range(2))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert len(compiled) == 1
+    for path, weight in jax.tree.leaves_with_path(first):
+        assert weight.dtype == jnp.bfloat16, path
+        assert weight.sharding.mesh == serve, path
+    expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    jax.tree.map(np.testing.assert_array_equal, first, expected)
+    jax.tree.map(np.testing.assert_array_equal, second, expected)
+    assert not placed["embed"].is_deleted()
+
+
+@pytest.mark.parametrize("devices", [8, 16, 32, 64])
+def test_two_reduce_scatter_steps_equal_one(devices):
+    """Simulated with numpy: a second step needs more devices than run here."""
+    held = np.random.default_rng(0).integers(100, size=(devices, 2 * devices))
+    total = held.sum(axis=0)
+    for groups in _reduce_scatter_groups(devices):
+        parts = {}
+        for group in groups or [range(devices)]:
+            psum_grad = np.sum([held[member] for member in group], axis=0)
+            parts |= dict(zip(group, np.split(psum_grad, len(group)), strict=True))
+        held = [parts[device] for device in range(devices)]
+    np.testing.assert_array_equal(held, total.reshape(devices, -1))

@@ -1,0 +1,146 @@
+"""Roofline times against arithmetic by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.roofline import Phase, Workload
+from memsearcher_jax.training.config import TrainingConfig
+
+WORKLOAD = Workload(
+    contexts=4,
+    context_tokens=1_000,
+    generated_tokens=250,
+    shared_tokens=0,
+    prefilled_tokens=500,
+    packing_efficiency=1.0,
+    efficiency=0.5,
+)
+CONFIG = RunConfig(training=TrainingConfig(seq_len=8_000, minibatch_rows=64, grad_accum_steps=2, logit_chunk=1_000))
+V6E = roofline.make_slice("v6e", (4, 8), 32, 8)
+
+
+def test_a_phase_is_bound_by_its_largest_limit():
+    phase = Phase("update", compute=2.0, memory=1.0, links=3.0)
+    assert phase.seconds == 3.0 and phase.bound == "links"
+    phase = replace(phase, operations=4.0)
+    assert phase.seconds == 4.0 and phase.bound == "operations"
+
+
+def test_slices_without_rings_send_at_half_rate_and_tpu7x_chips_have_two_devices():
+    assert roofline.make_slice("v6e", (16, 16), 256, 64).phase("x", 0, 0, 400e9).links == 1.0
+    assert V6E.phase("x", 0, 0, 400e9).links == 2.0
+    assert roofline.make_slice("tpu7x", (2, 2, 2), 16, 2).chips == 8
+
+
+def test_a_step_has_the_rows_of_its_contexts_in_full_micro_batches():
+    trajectories = CONFIG.rl.prompts_per_step * CONFIG.rl.group_size
+    assert roofline.rows_per_step(CONFIG, WORKLOAD) == trajectories * 4 * 1_000 / 8_000 == 640
+    assert roofline.microbatches_per_step(CONFIG, WORKLOAD) == 20
+    assert roofline.microbatches_per_step(CONFIG, replace(WORKLOAD, packing_efficiency=0.99)) == 21
+    assert roofline.updates_per_step(CONFIG, WORKLOAD) == 10  # 20 micro-batches in pairs; 8 by contexts
+    paper = RunConfig()
+    assert roofline.updates_per_step(paper, roofline.Workload()) == 3  # one micro-batch of 256 rows each
+    paper = replace(paper, training=replace(paper.training, grad_accum_steps=8))
+    assert roofline.updates_per_step(paper, roofline.Workload()) == 7
+    assert roofline.logit_tokens_per_row(CONFIG, WORKLOAD) == 2_000  # a quarter of 8,000 in chunks of 1,000
+    assert roofline.logit_tokens_per_row(CONFIG, replace(WORKLOAD, generated_tokens=251)) == 3_000
+
+
+def test_a_row_holds_the_shared_tokens_once():
+    shared = replace(WORKLOAD, shared_tokens=500)
+    assert roofline.contexts_per_row(CONFIG, shared) == 15  # 500 + 15 x 500
+    assert roofline.rows_per_step(CONFIG, shared) == roofline.contexts_per_step(CONFIG, shared) / 15
+    assert roofline.logit_tokens_per_row(CONFIG, shared) == 4_000  # 15 x 250
+    short = replace(CONFIG, training=replace(CONFIG.training, seq_len=512))
+    assert roofline.contexts_per_row(short, shared) == 1
+
+
+def test_blocks_that_no_query_needs_cost_nothing():
+    """Of 8 blocks of 1,024 queries: 1 + 2 + 6 x 3 blocks of keys."""
+    shared = replace(WORKLOAD, shared_tokens=500)
+    assert roofline.attention_pairs_per_row(CONFIG, shared) == 21 * 1_024**2
+
+
+def test_training_time_is_that_of_its_flops():
+    """640 rows over 32 devices: 20 each, about 110 TFLOP forward each and four times that for an update."""
+    reference, update = roofline.training_phases(CONFIG, WORKLOAD, V6E, tensor=1, sent_bytes={"update": 40e9})
+    assert reference.bound == update.bound == "compute"
+    assert reference.compute == pytest.approx(20 * 118e12 / 918e12, rel=0.05)
+    assert update.links == pytest.approx(20 * 40e9 / 200e9)
+    full = replace(CONFIG, model=replace(CONFIG.model, remat="nothing_saveable"))
+    again = roofline.training_phases(full, WORKLOAD, V6E, tensor=1, sent_bytes={})[1]
+    assert again.compute / update.compute == pytest.approx(4 / 3, rel=0.1)
+
+
+def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
+    def names(config):
+        return [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={})]
+
+    config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=0.0))
+    assert names(config) == ["update"]
+    assert names(replace(config, training=replace(config.training, old_logprobs="trainer"))) == ["reference", "update"]
+
+
+def sampling_phases(config, **work):
+    work = {"sent_bytes": {}, "cycles": {}} | work
+    return {phase.name: phase for phase in roofline.sampling_phases(config, WORKLOAD, V6E, **work)}
+
+
+TOKENS_OF_HOST = 1_280 * 4 * 250 / 8
+WEIGHTS = 7.07e9 * 2 / 4
+CONTEXT = 2 * 28 * 4 * 128 * 2 * (750 + 64)
+"""Bytes of 750 cached tokens in pages of 128, of which the last is half full on average."""
+
+
+def decode_config(slots, carry_over=0):
+    sampling = replace(CONFIG.sampling, slots=slots, tensor=4, page_tokens=128)
+    return replace(CONFIG, sampling=sampling, rl=replace(CONFIG.rl, carry_over=carry_over))
+
+
+@pytest.mark.parametrize(("slots", "carry_over", "active"), [(64, 0, 64), (256, 0, 160), (256, 1, 256)])
+def test_decoding_reads_the_weights_once_for_all_active_slots_and_their_pages(slots, carry_over, active):
+    """A host has 160 trajectories; with `rl.carry_over` those of later steps use the other slots."""
+    decode = sampling_phases(decode_config(slots, carry_over))["decode"]
+    expected = TOKENS_OF_HOST / active * WEIGHTS + TOKENS_OF_HOST * CONTEXT / 4
+    assert decode.memory == pytest.approx(expected / 1_640e9, rel=0.01)
+    assert decode.bound == "memory"
+
+
+def test_the_longest_trajectory_decodes_its_tokens_one_after_the_other():
+    """1,665 tokens, when 160 active slots decode all others in 1,000 steps."""
+    phases = sampling_phases(decode_config(256))
+    assert phases["longest trajectory"].memory == pytest.approx(665 * WEIGHTS / 1_640e9, rel=0.01)
+    assert "longest trajectory" not in sampling_phases(decode_config(64))  # 2,500 steps
+    assert "longest trajectory" not in sampling_phases(decode_config(256, carry_over=1))
+
+
+def test_operations_and_draws_take_time_of_their_own():
+    phases = sampling_phases(decode_config(64), cycles={"decode": 7e6})
+    assert phases["decode"].operations == pytest.approx(TOKENS_OF_HOST / 64 * 7e6 / 1.75e9)
+    assert phases["decode"].bound == "operations"
+    logits = TOKENS_OF_HOST * 152_064 / 4
+    assert phases["draw"].memory == pytest.approx(16 * logits / 1_640e9)
+    assert phases["draw"].operations == pytest.approx(192 * logits / 4_096 / 1.75e9)
+
+
+def test_a_run_estimate_divides_by_the_assumed_efficiency():
+    estimate = roofline.estimate_run(CONFIG, WORKLOAD, V6E, [Phase("a", 10, 1, 1), Phase("b", 1, 20, 1)])
+    assert estimate["step_seconds"] == 60
+    assert estimate["tokens_per_second"] == 1_280 * 4 * 1_000 / 60
+    assert estimate["hours"] == CONFIG.rl.steps / 60 and estimate["chip_hours"] == 32 * estimate["hours"]
+
+
+def test_the_default_workload_is_that_of_the_benchmarks():
+    """Each number is the mean of benchmarks/workload.py, to a few tokens."""
+    workload, turns = Workload(), 3.5  # 1 to 6
+    fixed = 449 + 4 + 6 + 40.5
+    memory = 225 * (turns - 1) / turns  # the first turn has none
+    observation = 600 * (turns - 1) / turns  # the last turn has none
+    generated = 90 + memory
+    assert workload.contexts == turns
+    assert workload.generated_tokens == pytest.approx(generated, abs=5)
+    assert workload.context_tokens == pytest.approx(fixed + memory + observation + generated, abs=5)
+    assert workload.prefilled_tokens == pytest.approx(fixed - 449 + memory + observation, abs=5)

@@ -1,0 +1,330 @@
+"""The HTML of the report page: known values, and untrusted text."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.report.memory_quality import MemoryRules
+from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.report.page.html import write_page
+from memsearcher_jax.report.page.records import embedded_json
+from memsearcher_jax.report.trajectories import step_path, write_trajectories
+from memsearcher_jax.types import (
+    Context,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    ScoredTrajectory,
+    SearchResult,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+RULES = MemoryRules(reward.normalize, protocol.memory)
+EVIL = [
+    '<img src=x onerror="alert(1)">',
+    "</script><script>alert(2)</script>",
+    "<!-- <script> -->",
+    '"><b onclick=alert(3)>',
+    "&lt;i&gt; &amp;",
+    "a\u2028b \u202eright-to-left \x1b[31m \x00 \ud800",
+]
+
+
+def context(tokens, sampled=1):
+    return Context(tuple(range(tokens)), (0.0,) * tokens, (False,) * (tokens - sampled) + (True,) * sampled)
+
+
+ANSWERED = Turn("", "I know.</think> \\boxed{Ada}")
+
+
+def scored(correct=True, turns=(ANSWERED,), **changes):
+    problem = Problem(
+        changes.pop("id", "q1"),
+        changes.pop("question", "Who wrote it?"),
+        changes.pop("golden", ("Ada",)),
+        changes.pop("metadata", {}),
+    )
+    outcome = Outcome(changes.pop("stop", StopReason.ANSWERED), changes.pop("answer", "Ada"), tuple(turns))
+    contexts = changes.pop("contexts", tuple(context(10 * (number + 1)) for number in range(len(turns))))
+    trajectory = Trajectory(problem, 0, outcome, contexts, "")
+    score = {"exact_match": float(correct), "f1": float(correct), "cover_exact_match": float(correct)}
+    return ScoredTrajectory(
+        trajectory, changes.pop("reward", float(correct)), changes.pop("reason", ""), score, **changes
+    )
+
+
+def evaluation(folder, trajectories, *, results=None, settings=None):
+    write_trajectories(folder / "trajectories" / "shard_0000.jsonl.gz", trajectories)
+    if results is not None:
+        (folder / "results.json").write_text(json.dumps(results))
+    (folder / "run.json").write_text(json.dumps(settings or {"agent": {"workflow": "memsearcher"}}))
+    return folder
+
+
+class Page(HTMLParser):
+    """The parsed page: elements, text, data, table rows."""
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.data, self.raw, self.tables = [], [], {}, {}, {}
+        self._rows, self._open, self.text = [], None, ""
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attributes]
+        if tag in ("style", "script", "caption"):
+            self._open = (tag, dict(attributes).get("data-rows"))
+        if tag == "tr":
+            self._rows.append([])
+        if tag in ("th", "td"):
+            self._rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag in ("style", "script", "caption"):
+            self._open = None
+        if tag == "table":
+            self._rows = []
+
+    def handle_data(self, text):
+        match self._open:
+            case ("caption", _):
+                self._rows = self.tables[text] = []
+            case ("script", str(name)):
+                self.data.setdefault(name, []).append(json.loads(text))
+            case (tag, None):
+                self.raw[tag] = text
+            case None:
+                self.text += text
+                if self._rows and self._rows[-1]:
+                    self._rows[-1][-1] += text + " "
+
+
+def page_of(folder, **options):
+    out = folder.parent / "page.html"
+    counts = write_page(folder, out, RULES, **options)
+    return Page(out), counts
+
+
+def rows(page, caption):
+    return [[re.sub(r"\s+", " ", cell).strip() for cell in row] for row in page.tables[caption]]
+
+
+def test_an_evaluation_with_known_numbers(tmp_path):
+    turn = Turn("", "t</think> <tool_call>{}</tool_call>", new_memory="m", rewrite="m")
+    trajectories = [
+        scored(metadata={"hops": 1}),
+        scored(False, metadata={"hops": 1}, answer="Bo"),
+        scored(metadata={"hops": 2}, turns=(turn, Turn("m", "x"))),
+        scored(False, metadata={"hops": 2}, turns=(turn, turn), stop=StopReason.MAX_TURNS, answer=""),
+    ]
+    results = {"checkpoint": "x/qwen", "step": 30, "metrics": {"exact_match": 0.5, "nq": {"f1": 0.25}, "stop/fault": 0}}
+    page, counts = page_of(evaluation(tmp_path / "ev", trajectories, results=results))
+    assert counts == {"read": 4, "shown": 4}
+    assert "Evaluation of qwen, step 30. 4 trajectories." in page.text
+    assert rows(page, "Metrics") == [["metric", "value"], ["exact match", "0.5"], ["nq/f1", "0.25"]]
+    hops = rows(page, "Accuracy by hops")
+    assert [row[0] for row in hops] == ["hops", "1", "2"]
+    assert [row[1] for row in hops[1:]] == ["0.500 0.09 to 0.91, n 2"] * 2
+    assert [row[0] for row in rows(page, "Accuracy by turns")] == ["turns", "1", "2"]
+    assert rows(page, "Tokens by turn") == [["turn", "all"], ["1", "10 n 4"], ["2", "20 n 2"]]
+    stops = rows(page, "Stop reasons")
+    assert [[row[0].split()[0], row[1]] for row in stops[1:]] == [["answered", "75.0% 3"], ["max_turns", "25.0% 1"]]
+    assert [entry["correct"] for entry in page.data["index"][0]] == [True, False, True, False]
+
+
+def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
+    run = tmp_path / "run"
+    with MetricsWriter(run) as writer:
+        for step in range(8):
+            writer.write(step, {"reward": step / 10, "kl": math.nan if step == 7 else 0.5, "time/rollout": 1.0})
+    for step in range(8):
+        write_trajectories(step_path(run, step), [scored(correct=step >= 6), scored(correct=step >= 4)])
+    page, _ = page_of(run)
+    assert rows(page, "Metrics of 8 steps")[1:3] == [
+        ["reward", "0", "0.7", "0.35", "0", "0.7"],
+        ["kl", "0.5", "nan", "0.5", "0.5", "0.5"],
+    ]
+    folded = page.source.partition('<details class="metrics"><summary>Seconds of each phase</summary>')[2]
+    assert folded.partition("</details>")[0].count("time/rollout") == 1
+    assert 'http-equiv="refresh"' not in page.source
+    assert "1 not finite" in page.text
+    assert rows(page, "Accuracy by turns")[0] == ["turns", "steps 0 to 1", "steps 6 to 7"]
+    assert [cell[:5] for cell in rows(page, "Accuracy by turns")[1][1:]] == ["0.000", "1.000"]
+    figure = page.source.partition("<b>Reward</b>")[2].partition("</figure>")[0]
+    assert re.findall(r"<title>reward: (\S+) at (\S+)</title>", figure) == [
+        (f"{step / 10:.6g}", str(step)) for step in range(8)
+    ]
+    height = [float(y) for y in re.findall(r'cy="(\S+)"', figure)]
+    assert height == sorted(height, reverse=True)
+    assert {entry["step"] for entry in page.data["index"][0]} == set(range(8))
+
+
+def test_tokens_of_two_workflows_are_compared(tmp_path):
+    turns = (Turn("", "a"), Turn("m", "b"), Turn("m", "c"))
+    history = Context(tuple(range(9)), (0.0,) * 9, tuple(map(bool, (0, 0, 1, 0, 0, 1, 1, 0, 1))))
+    evaluation(tmp_path / "a", [scored(turns=turns, contexts=(context(4), context(5), context(4)))])
+    evaluation(tmp_path / "b", [scored(turns=turns, contexts=(history,))], settings={"agent": {"workflow": "react"}})
+    page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
+    assert rows(page, "Tokens by turn") == [
+        ["turn", "memsearcher (a)", "react (b)"],
+        *(["1", "4 n 1", "3 n 1"], ["2", "5 n 1", "7 n 1"], ["3", "4 n 1", "9 n 1"]),
+    ]
+    figure = page.source.partition("<b>Tokens by turn</b>")[2].partition("</figure>")[0]
+    assert re.findall(r"<title>react \(b\): (\S+) at (\S+)</title>", figure) == [("3", "1"), ("7", "2"), ("9", "3")]
+    settings = rows(page, "Settings, differences first")
+    assert settings[1] == ["agent.workflow", "memsearcher", "react"]
+    assert len(page.data["index"][0]) == 1, "the browser is about the run alone"
+
+
+def hostile(number):
+    """A trajectory with the same untrusted text in every field."""
+    text = EVIL[number]
+    passage = Passage("1", f'"{text}"\n{text} body', 0.5)
+    searched = Turn(
+        "", f"{text}</think>{text}", (text,), (Query(text, 1),), (SearchResult((passage,), text),), text, text, text
+    )
+    turns = (searched, Turn(text, text, rewrite=text))
+    return scored(
+        turns=turns, question=text, answer=text, golden=(text,), id=f"{number}", reason=text, metadata={"source": text}
+    )
+
+
+def test_untrusted_text_is_escaped(tmp_path):
+    settings = {"agent": {"workflow": EVIL[0], EVIL[1]: EVIL[2]}}
+    results = {"checkpoint": EVIL[0], "metrics": {EVIL[1]: 1.0, "nested": {EVIL[0]: 2}}}
+    folder = evaluation(tmp_path / "ev", [hostile(n) for n in range(len(EVIL))], results=results, settings=settings)
+    page, _ = page_of(folder, compare=folder)
+    tame = evaluation(tmp_path / "tame", [scored(), scored(metadata={"source": "nq"})], results={"metrics": {"f1": 1}})
+    plain, _ = page_of(tame, compare=tame)
+    assert set(page.tags) <= set(plain.tags) | {"mark"}
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert page.tags.count("script") == 5  # stop_descriptions, index, trajectories, passages, and the script itself
+    (index,), (records,), (passages,) = page.data["index"], page.data["trajectories"], page.data["passages"]
+    assert [entry["question"] for entry in index[:5]] == EVIL[:5]
+    assert index[5]["question"] == "a\u2028b \\u202eright-to-left \\x1b[31m \\x00 \\ud800", (
+        "invisible characters are escaped"
+    )
+    for text, record, passage in zip(EVIL[:5], records, passages, strict=False):
+        first = record["turns"][0]
+        assert (first["thought"], first["action"], first["new_memory"]) == (text, text, text)
+        assert first["searches"] == [{"query": text, "top_n": 1, "error": text, "passages": [[EVIL.index(text), 0.5]]}]
+        assert passage == f'"{text}"\n{text} body'
+    assert EVIL[1] in page.text and "</script><script>" not in page.source
+
+
+@given(st.recursive(st.text() | st.sampled_from(EVIL), lambda inner: st.dictionaries(st.text(), inner), max_leaves=5))
+def test_embedded_json_round_trips_and_cannot_end_its_element(value):
+    text = embedded_json(value)
+    assert json.loads(text) == value
+    assert not set(text) & set("<>&\u2028\u2029")
+    text.encode("utf-8")
+
+
+def test_the_page_is_self_contained_and_its_policy_allows_only_its_script(tmp_path):
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored()]))
+    links = [value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "xlink:href")]
+    assert links and all(value.startswith("#") for value in links)
+    assert not re.search(r"@import|url\(|https?:", page.raw["style"] + page.raw["script"])
+    policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
+    for kind in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.raw[kind].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert not [name for _, name, _ in page.attributes if name == "style"], "the policy blocks it"
+
+
+def test_each_text_is_stored_once(tmp_path):
+    found = (SearchResult((Passage("1", '"T"\nlong text'),)),)
+    turns = (
+        Turn("", "a", ("c",), (Query("q", 1),), found, 'shown: "T"\nlong text', "<memory>m</memory>", "m"),
+        Turn("m", "b", ("c",), (Query("q", 1),), found, "shown: lo", "nothing", ""),
+        Turn("", "c"),
+    )
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns), scored(turns=turns)]))
+    first, second, third = page.data["trajectories"][0][0]["turns"]
+    assert page.data["passages"] == [['"T"\nlong text']]
+    assert [turn["memory"] for turn in (first, second, third)] == [None, None, None]
+    assert (first["observation"], second["observation"]) == ("", "shown: lo"), "a clipped observation is stored"
+    assert (first["rewrite"], second["rewrite"]) == ("", "nothing")
+    assert "transcript" in page.data["trajectories"][0][0]
+
+
+def test_memory_metrics_are_those_of_memory_quality(tmp_path):
+    wrote = {"rewrite": "<memory>m</memory>"}
+    turns = (
+        Turn("", "a", observation="By Ada Lovelace, of Ockham", new_memory="Ada wrote it in Ockham", **wrote),
+        Turn("Ada wrote it in Ockham", "b", observation="no news", new_memory="it was Ockham", **wrote),
+        Turn("it was Ockham", "c"),
+    )
+    metadata = {"supporting_titles": ["Ockham", "London"]}
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns, metadata=metadata)]))
+    first, second, third = page.data["trajectories"][0][0]["turns"]
+    assert first["golden"] == {"shown": ["Ada"], "held": ["Ada"], "lost": []}
+    assert first["supporting"] == {"shown": ["Ockham"], "held": ["Ockham"], "lost": []}
+    assert second["golden"] == {"shown": [], "held": [], "lost": ["Ada"]}
+    assert third["golden"] == {"shown": None, "held": None, "lost": None}
+    assert (first["copied"], third["copied"]) == (0.0, None)
+    quality = {row[0]: row[1:] for row in rows(page, "Memory quality")}
+    assert quality["golden/lost"] == ["1 n 1", "1 n 1"]
+    assert quality["golden/held"] == ["0.5 n 2", "0 n 1"]
+
+
+def test_a_memory_that_was_not_carried_over_is_recorded(tmp_path):
+    turns = (Turn("", "a", rewrite="m", new_memory="m"), Turn("", "b", rewrite="n", new_memory="n"))
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns)]))
+    assert [turn["memory"] for turn in page.data["trajectories"][0][0]["turns"]] == [None, ""]
+
+
+def test_a_page_over_its_limit_samples_trajectories_and_says_so(tmp_path):
+    folder = evaluation(tmp_path / "ev", [scored(id=str(number)) for number in range(10)])
+    page, counts = page_of(folder, max_trajectories=4)
+    assert counts == {"read": 10, "shown": 4}
+    assert "The browser contains 4 of 10 trajectories, evenly spaced; tables and plots use all." in page.text
+    assert "The evaluation is not finished" in page.text
+    assert len(page.data["index"][0]) == 4
+
+
+def test_an_invalid_folder_keeps_the_old_page(tmp_path):
+    out = tmp_path / "page.html"
+    out.write_text("older")
+    with pytest.raises(FileNotFoundError, match="none: no such folder"):
+        write_page(tmp_path / "none", out, RULES)
+    with pytest.raises(ValueError, match=r"has neither metrics\.jsonl nor trajectories"):
+        write_page(tmp_path, out, RULES)
+    folder = evaluation(tmp_path / "ev", [scored()])
+    with pytest.raises(ValueError, match="must be at least 1"):
+        write_page(folder, out, RULES, max_trajectories=0)
+    (folder / "results.json").write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: not JSON"):
+        write_page(folder, out, RULES)
+    (folder / "results.json").unlink()
+    (folder / "trajectories" / "shard_0001.jsonl.gz").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"shard_0001\.jsonl\.gz: compressed data is damaged"):
+        write_page(folder, out, RULES)
+    assert out.read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
+
+
+def test_runs_without_trajectories_or_without_steps_have_a_page(tmp_path):
+    with MetricsWriter(tmp_path / "run") as writer:
+        writer.write(0, {"reward": 0.5})
+    page, counts = page_of(tmp_path / "run")
+    assert counts == {"read": 0, "shown": 0}
+    assert page.data["index"] == [[]]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "metrics.jsonl").write_text("")
+    assert "Training run. 0 trajectories." in page_of(tmp_path / "new")[0].text

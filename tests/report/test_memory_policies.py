@@ -1,0 +1,183 @@
+"""Memory metrics of scripted policies with known values, and means over trajectories."""
+
+import json
+
+import pytest
+
+from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memsearcher import memsearcher
+from memsearcher_jax.agent.prompts import load
+from memsearcher_jax.agent.react import react
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.report.memory_quality import Mean, MemoryRules, mean_metrics, memory_quality, tokenize
+from memsearcher_jax.testing import TinyIndex
+from memsearcher_jax.types import Completion, Outcome, Passage, Problem, Prompt, StopReason, Trajectory, Turn
+
+RULES = MemoryRules(reward.normalize, protocol.memory)
+
+
+class WordCounter:
+    """A token is a word."""
+
+    def count(self, text):
+        return len(text.split())
+
+    def clip(self, text, limit):
+        return " ".join(text.split()[:limit])
+
+
+TOWNS = (
+    Passage("1", '"Red Mill"\nThe Red Mill stands in Lakeside, says every guide to the valley.'),
+    Passage("2", '"Lakeside"\nLakeside was founded by Ada Byron in the spring of 1850.'),
+    Passage("3", '"Ada Byron"\nAda Byron was born in Porto and travelled north as a child.'),
+)
+QUESTION = Problem(
+    "towns",
+    "Where was the founder of the town of the Red Mill born?",
+    ("Porto",),
+    {"supporting_titles": [passage.title for passage in TOWNS], "hops": 3},
+)
+QUERIES = ("Red Mill stands", "Lakeside was founded", "Ada Byron was born")
+
+
+def run_policy(write, workflow=memsearcher, prompts="memsearcher", **settings):
+    """Search three times and answer; `write(old memory, passage text, turn)` returns the new memory."""
+    config = AgentConfig(workflow=workflow.__name__, prompts=prompts, max_turns=4, **settings)
+    memory, read = "", []
+
+    def find(request):
+        found = TinyIndex(TOWNS).answer(request)
+        read.append(found[0].passages[0])
+        return found
+
+    def speak(say):
+        nonlocal memory
+        if isinstance(say.text, Prompt):
+            memory = say.text["memory"]
+        elif workflow is memsearcher:
+            return Completion(f"<memory>{write(memory, body(read[-1]), len(read))}</memory>")
+        if len(read) == len(QUERIES):
+            return Completion("I know.</think>\n\\boxed{Porto}")
+        call = {"name": "wikipedia_search", "arguments": {"query": QUERIES[len(read)], "top_n": 1}}
+        return Completion(f"I look.</think>\n<tool_call>{json.dumps(call)}</tool_call>")
+
+    token_counter = WordCounter()
+    outcome = run_workflow(
+        workflow(QUESTION.question, config=config, prompts=load(config), token_counter=token_counter), speak, find
+    )
+    assert outcome.stop is StopReason.ANSWERED
+    rules = MemoryRules(reward.normalize, protocol.memory, token_counter, config.memory_tokens)
+    return memory_quality(Trajectory(QUESTION, 0, outcome, (), ""), rules)
+
+
+def body(passage):
+    return passage.contents.partition("\n")[2]
+
+
+def column(done, name):
+    return [turn.metrics.get(name) for turn in done.turns]
+
+
+def test_a_verbatim_copier_has_full_copying():
+    done = run_policy(lambda old, text, turn: text)
+    assert column(done, "memory/copied") == [1.0, 1.0, 1.0, None]
+    assert column(done, "memory/longest_run") == [*(len(tokenize(body(town))) for town in TOWNS), None]
+    assert column(done, "supporting/kept") == [1.0, 1.0, 1.0, None]
+
+
+def test_a_paraphrasing_policy_has_no_copying():
+    done = run_policy(lambda old, text, turn: "founder of this place still to be found; see elsewhere")
+    assert column(done, "memory/copied") == [0.0, 0.0, 0.0, None]
+    assert column(done, "memory/changed") == [None, 0.0, 0.0, None]
+
+
+def test_a_policy_that_keeps_everything_loses_nothing():
+    done = run_policy(lambda old, text, turn: f"{old} {text}".strip())
+    assert column(done, "supporting/held") == pytest.approx([2 / 3, 1.0, 1.0, None])
+    assert column(done, "supporting/kept") == [1.0, 1.0, 1.0, None]
+    assert column(done, "supporting/lost") == column(done, "supporting/forgotten") == [None, 0.0, 0.0, None]
+    assert column(done, "memory/removed") == [None, 0.0, 0.0, None]
+    assert column(done, "golden/held") == [0.0, 0.0, 1.0, None]
+    assert done.last["golden/held"] == 1.0
+
+
+def test_a_policy_that_forgets_after_turn_one_loses_exactly_those_names():
+    done = run_policy(lambda old, text, turn: text if turn == 1 else "nothing yet.")
+    assert column(done, "supporting/held") == pytest.approx([2 / 3, 0.0, 0.0, None])
+    assert column(done, "supporting/kept") == [1.0, 0.0, 0.0, None]
+    assert column(done, "supporting/lost") == [None, 1.0, None, None]  # nothing is left to lose at turn 3
+    assert column(done, "supporting/forgotten") == [None, 1.0, 1.0, None]
+    assert column(done, "memory/changed") == [None, 1.0, 0.0, None]
+    assert done.turns[1].supporting.lost == ("Red Mill", "Lakeside")
+    assert done.means["supporting/lost"] == 1.0
+
+
+def test_an_agent_that_carries_no_memory_holds_nothing_before():
+    """The ablation `agent.carry_memory false`: the policy writes memories that are not carried over."""
+    done = run_policy(lambda old, text, turn: text, carry_memory=False)
+    assert [turn.wrote_memory for turn in done.turns] == [True, True, True, False]
+    assert column(done, "supporting/held") == [0.0, 0.0, 0.0, None]
+    assert column(done, "memory/words") == column(done, "memory/cut") == [0.0, 0.0, 0.0, None]
+    assert "memory/copied" not in done.means
+
+
+def test_a_memory_over_its_budget_counts_as_cut():
+    done = run_policy(lambda old, text, turn: f"{old} {text}".strip(), memory_tokens=15)
+    assert column(done, "memory/tokens") == [12.0, 15.0, 15.0, None]
+    assert column(done, "memory/fill") == [0.8, 1.0, 1.0, None]
+    assert column(done, "memory/cut") == [0.0, 1.0, 1.0, None]
+    assert column(done, "memory/tokens_cut") == [0.0, 12 + 11 - 15, 15 + 12 - 15, None]
+    assert column(done, "golden/held") == [0.0, 0.0, 0.0, None]  # the end of the memory was cut
+
+
+def test_an_agent_without_a_memory_has_only_shown_metrics():
+    done = run_policy(None, workflow=react, prompts="react")
+    assert column(done, "supporting/shown") == pytest.approx([2 / 3, 2 / 3, 1 / 3, None])
+    assert {name.split("/")[1] for name in done.means} == {"shown", "any_shown"}
+    assert done.last == {}
+
+
+def searched(memory, observation, new_memory):
+    """A turn that searched and rewrote the memory."""
+    return Turn(memory, "...", observation=observation, rewrite=f"<memory>{new_memory}</memory>", new_memory=new_memory)
+
+
+def quality(*turns, **metadata):
+    problem = Problem("q", "Who?", ("Ada",), metadata)
+    return memory_quality(Trajectory(problem, 0, Outcome(StopReason.MAX_TURNS, turns=turns), (), ""), RULES)
+
+
+def test_means_over_turns_and_over_trajectories():
+    keeps = [searched("", "Ada", "Ada")] + [searched("Ada", "Ada", "Ada")] * 2
+    done = [quality(searched("", "Ada", "fog")), quality(*keeps), quality(*keeps[:1])]
+    over_turns = mean_metrics(turn.metrics for one in done for turn in one.turns)
+    over_trajectories = mean_metrics(one.means for one in done)
+    assert over_turns["golden/held"] == Mean(4 / 5, 5)
+    assert over_trajectories["golden/held"] == Mean(2 / 3, 3)
+    assert over_turns["golden/lost"] == Mean(0.0, 2)
+    assert over_trajectories["golden/lost"] == Mean(0.0, 1)
+    assert mean_metrics(one.last for one in done)["golden/held"] == Mean(2 / 3, 3)
+    assert mean_metrics([]) == {}
+
+
+def test_an_oracle_holds_every_name_of_real_questions(shared):
+    """An oracle copies its supporting passages into the memory, which then holds every name of the data."""
+    folder = shared / "data" / "wiki_mini"
+    wanted = {}
+    for line in (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
+        passage = Passage(**json.loads(line))
+        wanted.setdefault(passage.title, passage.contents)
+    done = []
+    for line in (folder / "hotpotqa" / "dev.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        problem = Problem(row["id"], row["question"], tuple(row["golden_answers"]), row["metadata"])
+        shown = "\n\n".join(wanted[title] for title in row["metadata"]["supporting_titles"] if title in wanted)
+        outcome = Outcome(StopReason.MAX_TURNS, turns=(searched("", shown, shown),))
+        done.append(memory_quality(Trajectory(problem, 0, outcome, (), ""), RULES))
+    means = mean_metrics(turn.metrics for one in done for turn in one.turns)
+    assert means["supporting/shown"].value > 0.95
+    assert means["supporting/kept"] == Mean(1.0, len(done))
+    assert means["memory/copied"] == Mean(1.0, len(done))
+    assert means["golden/shown"].value > 0.9
+    assert 0 < means["golden/held"].count < len(done)  # yes and no are not names

@@ -1,0 +1,281 @@
+"""Memory metrics against hand-computed values and against their definitions."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.report.memory_quality import (
+    MemoryRules,
+    common_runs,
+    copied_fraction,
+    golden_names,
+    memory_quality,
+    shown_text,
+    supporting_names,
+    tokenize,
+)
+from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn
+
+RULES = MemoryRules(reward.normalize, protocol.memory)
+words = st.lists(st.sampled_from("abcd"), max_size=12)
+
+
+class WordCounter:
+    """A token is a word."""
+
+    def count(self, text):
+        return len(text.split())
+
+    def clip(self, text, limit):
+        return " ".join(text.split()[:limit])
+
+
+def searched(memory, observation, new_memory, calls=()):
+    """A turn that searched and rewrote the memory."""
+    rewrite = f"I keep this.\n<memory> {new_memory} </memory>"
+    return Turn(memory, "...", calls, observation=observation, rewrite=rewrite, new_memory=new_memory)
+
+
+def trajectory(*turns, golden=("Ada",), titles=("Mill", "Lake (town)"), stop=StopReason.MAX_TURNS, id="q", **metadata):
+    metadata = metadata | ({"supporting_titles": list(titles)} if titles else {})
+    return Trajectory(Problem(id, "Who?", golden, metadata), 0, Outcome(stop, turns=turns), (), "")
+
+
+def quality(*turns, rules=RULES, **changes):
+    return memory_quality(trajectory(*turns, **changes), rules)
+
+
+# --- what stood where ---
+
+
+def test_metrics_of_one_turn_equal_hand_computed_values():
+    turn = searched("", "The Mill stands at Lake; Ada built it.", "Ada built the mill.")
+    (one,) = quality(turn).turns
+    assert one.golden.wanted == one.golden.shown == one.golden.held == ("Ada",)
+    assert one.supporting.shown == ("Mill", "Lake (town)")  # the sentence has no qualifier
+    assert one.supporting.held == ("Mill",)
+    assert one.metrics == pytest.approx(
+        {
+            "golden/shown": 1.0,
+            "golden/any_shown": 1.0,
+            "golden/held": 1.0,
+            "golden/any_held": 1.0,
+            "golden/kept": 1.0,
+            "supporting/shown": 1.0,
+            "supporting/any_shown": 1.0,
+            "supporting/held": 0.5,
+            "supporting/any_held": 1.0,
+            "supporting/kept": 0.5,
+            "memory/words": 4.0,
+            "memory/cut": 0.0,
+            "memory/copied": 0.0,  # the longest run, "Ada built", has two tokens
+            "memory/longest_run": 2.0,
+        }
+    )
+
+
+def test_kept_is_a_fraction_of_shown():
+    """`held` counts all names, `kept` those that this observation showed; the other came from the old memory."""
+    turn = searched("Lake is known.", "The Mill is old.", "Lake is known.")
+    numbers = quality(turn).turns[0].metrics
+    assert (numbers["supporting/held"], numbers["supporting/kept"], numbers["supporting/lost"]) == (0.5, 0.0, 0.0)
+
+
+def test_an_undefined_fraction_is_absent():
+    numbers = quality(searched("", "Nothing of use.", "Nothing yet.")).turns[0].metrics
+    assert numbers["golden/shown"] == numbers["golden/held"] == 0.0
+    assert not {"golden/kept", "golden/lost", "golden/forgotten", "memory/changed"} & numbers.keys()
+
+
+def test_uninformative_names_are_not_tracked():
+    def names(*golden):
+        return golden_names(Problem("q", "?", golden), reward.normalize)
+
+    assert names("Yes", "no.", "The", "...") == {}  # almost every text contains them
+    assert list(names("The Beatles", "Beatles", "beatles!")) == ["The Beatles"]  # one name per normalised form
+    turn = searched("", "No, yes.", "yes")
+    assert quality(turn, golden=("yes",)).turns[0].golden is None
+    assert quality(turn, titles=()).turns[0].supporting is None
+
+
+def test_a_title_counts_with_and_without_its_qualifier():
+    titles = {"supporting_titles": ["Fame (2009 Film)", "(I)", "AC/DC"]}
+    names = supporting_names(Problem("q", "?", (), titles), reward.normalize)
+    assert names == {"Fame (2009 Film)": ("fame 2009 film", "fame"), "(I)": ("i",), "AC/DC": ("acdc",)}
+
+
+@pytest.mark.parametrize("titles", ["Mill", ["Mill", 3], {"title": "Mill"}])
+def test_invalid_titles_raise(titles):
+    with pytest.raises(ValueError, match=r"problem 'q': metadata\.supporting_titles must be a list of strings, not"):
+        quality(titles=(), supporting_titles=titles)
+
+
+@given(st.text(), st.text(min_size=1))
+def test_holding_an_answer_agrees_with_cover_exact_match(text, golden):
+    one = quality(searched("", text or " ", "x"), golden=(golden,)).turns[0].golden
+    if one is None:
+        assert reward.normalize(golden) in ("", "yes", "no", "noanswer")
+    else:
+        assert bool(one.shown) == bool(reward.cover_exact_match(text, (golden,)))
+
+
+def test_repeated_tool_calls_do_not_count_as_shown():
+    """The observation repeats each call, and a call may guess the answer."""
+    call = '{"name": "wikipedia_search", "arguments": {"query": "Ada of the Mill"}}'
+    observation = f"<tool_response>{call}\nNothing about it.\n</tool_response>"
+    assert quality(searched("", observation, "?", (call,))).turns[0].golden.shown == ()
+    assert quality(searched("", observation, "?", ())).turns[0].golden.shown == ("Ada",)
+    twice = Turn("", "", (call, call), observation=f"{call} Ada {call} Lake")
+    assert shown_text(twice).split() == ["Ada", "Lake"]
+    assert shown_text(Turn("", "", ("", "gone"), observation="as it was")) == "as it was"
+
+
+def test_turns_without_an_observation_or_a_memory():
+    """An answering turn has neither; a failed rewrite has no memory and loses no names."""
+    first = searched("", "Ada of the Mill.", "Ada of the Mill.")
+    failed = Turn(first.new_memory, "...", observation="Lake", rewrite="no tags")
+    bad = quality(first, failed, stop=StopReason.BAD_MEMORY)
+    assert bad.turns[1].metrics == {
+        "golden/shown": 0.0,
+        "golden/any_shown": 0.0,
+        "supporting/shown": 0.5,
+        "supporting/any_shown": 1.0,
+    }
+    answered = quality(first, Turn(first.new_memory, "\\boxed{Ada}"), stop=StopReason.ANSWERED)
+    assert answered.turns[1].metrics == {}
+    assert answered.turns[1].golden.held_before == ("Ada",)
+    assert answered.last == bad.last == answered.turns[0].metrics
+    assert quality(stop=StopReason.CONTEXT_FULL).turns == ()
+    assert quality(stop=StopReason.CONTEXT_FULL).last == quality().means == {}
+
+
+def test_lost_refers_to_the_previous_memory_and_forgotten_to_all_of_them():
+    """Held, lost, still missing, held again."""
+    memories = ("", "Ada, Mill", "Mill", "Mill, Lake", "Ada, Mill, Lake")
+    turns = quality(*(searched(old, "-", new) for old, new in itertools.pairwise(memories))).turns
+    assert [turn.golden.lost for turn in turns] == [(), ("Ada",), (), ()]
+    assert [turn.golden.forgotten for turn in turns] == [(), ("Ada",), ("Ada",), ()]
+    assert [turn.metrics.get("golden/lost") for turn in turns] == [None, 1.0, None, None]
+    assert [turn.metrics.get("golden/forgotten") for turn in turns] == [None, 1.0, 1.0, 0.0]
+    assert [turn.metrics.get("supporting/lost") for turn in turns] == [None, 0.0, 0.0, 0.0]
+
+
+# --- copying ---
+
+
+@pytest.mark.parametrize(
+    ("memory", "source", "runs"),
+    [
+        ("a b c", "x a b c y", [1, 2, 3]),
+        ("a b c", "a b x b c", [1, 2, 2]),
+        ("a b a b", "a b", [1, 2, 1, 2]),  # source tokens may be reused
+        ("a z b", "b a", [1, 0, 1]),
+        ("a a a", "a a", [1, 2, 2]),
+        ("a", "", [0]),
+        ("", "a", []),
+    ],
+)
+def test_runs_equal_hand_computed_values(memory, source, runs):
+    assert common_runs(memory.split(), source.split()).tolist() == runs
+
+
+@given(words, words)
+def test_runs_by_definition(memory, source):
+    joined = f" {' '.join(source)} "
+    for end, length in enumerate(common_runs(memory, source).tolist(), start=1):
+        holds = [f" {' '.join(memory[start:end])} " in joined for start in range(end)]
+        assert length == next((end - start for start in range(end) if holds[start]), 0)
+
+
+@given(words.filter(len), words, st.integers(1, 6))
+def test_copied_tokens_by_definition(memory, source, minimum):
+    """A token is copied if a window of the minimum length around it occurs in the source."""
+    min_copied_run, joined = min(minimum, len(memory)), f" {' '.join(source)} "
+    copied = set()
+    for start in range(len(memory) - min_copied_run + 1):
+        if f" {' '.join(memory[start : start + min_copied_run])} " in joined:
+            copied |= set(range(start, start + min_copied_run))
+    assert copied_fraction(common_runs(memory, source), minimum) == pytest.approx(len(copied) / len(memory))
+
+
+def test_runs_below_the_minimum_do_not_count_as_copied():
+    source = "one two three four five six seven"
+    turn = searched("", source, "one two three four X three four five six seven")
+    numbers = quality(turn).turns[0].metrics
+    assert numbers["memory/copied"] == 0.5  # "one two three four" is below the minimum of five
+    assert numbers["memory/longest_run"] == 5.0
+    shorter = MemoryRules(reward.normalize, protocol.memory, min_copied_run=4)
+    assert quality(turn, rules=shorter).turns[0].metrics["memory/copied"] == 0.9
+
+
+def test_a_memory_shorter_than_the_minimum_is_copied_if_it_is_one_run():
+    assert quality(searched("", "Ada Lovelace was here.", "Ada Lovelace")).turns[0].metrics["memory/copied"] == 1.0
+    assert quality(searched("", "Ada Lovelace was here.", "Ada was")).turns[0].metrics["memory/copied"] == 0.0
+
+
+def test_copying_is_case_sensitive_and_ignores_white_space():
+    assert tokenize("Ada's  mill,\n1850.") == ["Ada", "'", "s", "mill", ",", "1850", "."]
+    numbers = quality(searched("", "She built the old mill.", "she\nbuilt  the old mill .")).turns[0].metrics
+    assert numbers["memory/copied"] == pytest.approx(5 / 6)
+
+
+# --- length and change ---
+
+
+def test_length_against_the_budget_and_cuts():
+    rules = MemoryRules(reward.normalize, protocol.memory, token_counter=WordCounter(), budget=4)
+    complete, cut = searched("", "-", "one two three"), searched("one two three", "-", "one two three four five six")
+    cut = Turn(cut.memory, cut.reply, observation="-", rewrite=cut.rewrite, new_memory="one two three four")
+    first, second = (turn.metrics for turn in quality(complete, cut, rules=rules).turns)
+    names = ("memory/words", "memory/tokens", "memory/fill", "memory/cut", "memory/tokens_cut")
+    assert [first[name] for name in names] == [3, 3, 0.75, 0, 0]
+    assert [second[name] for name in names] == [4, 4, 1.0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed", "removed", "added"),
+    [
+        ("a b c d", "a b c d", 0.0, 0.0, 0.0),
+        ("a b c d", "x y", 1.0, 1.0, 1.0),
+        ("a b c d", "a b x", 3 / 7, 0.5, 1 / 3),
+        ("a b", "a b c d", 2 / 6, 0.0, 0.5),
+        ("a  b", "a\nb", 0.0, 0.0, 0.0),
+    ],
+)
+def test_change_between_memories(old, new, changed, removed, added):
+    numbers = quality(searched(old, "-", new)).turns[0].metrics
+    measured = [numbers[f"memory/{name}"] for name in ("changed", "removed", "added")]
+    assert measured == pytest.approx([changed, removed, added])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_copied_run": 0}, "min_copied_run is 0"),
+        ({"token_counter": WordCounter()}, "budget is 0: with a token_counter"),
+    ],
+)
+def test_invalid_rules_raise(changes, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryRules(reward.normalize, protocol.memory, **changes)
+
+
+names = st.sampled_from(["Ada", "Mill", "Lake", "fog", "rain", ""])
+texts = st.lists(names, max_size=6).map(" ".join)
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=5), st.sampled_from(StopReason))
+@settings(max_examples=150)
+def test_fractions_are_in_range(pairs, stop):
+    memories = ["", *(new for _, new in pairs)]
+    turns = [searched(memories[at], shown, new) for at, (shown, new) in enumerate(pairs)]
+    for turn in quality(*turns, stop=stop).turns:
+        for name, value in turn.metrics.items():
+            assert value >= 0
+            assert name in ("memory/words", "memory/longest_run") or value <= 1
+        for part in (turn.golden, turn.supporting):
+            assert part.held is None or set(part.lost) == set(part.held_before) - set(part.held)
+            assert part.lost is None or set(part.lost) <= set(part.forgotten)

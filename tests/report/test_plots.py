@@ -1,0 +1,77 @@
+"""Training curves: panels, values, gaps and errors."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.report.metric_names import MetricName
+from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.report.plots import PANELS, draw_panels, family_panels, running_mean, training_curves
+
+
+def test_a_png_is_written_from_a_metrics_file(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(30):
+            writer.write(step, {name: 0.1 * step for name in MetricName} | {"time/rollout": 2.0, "time/update": 1.0})
+    training_curves(tmp_path / "metrics.jsonl", tmp_path / "plots" / "curves.png")
+    assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_measured_metrics_have_panels(tmp_path):
+    steps = [{"step": step, "reward": step / 10, "time/a": 1.0, "time/b": 2.0} for step in (3, 4, 5)]
+    reward = next(panel for panel in PANELS if panel.metrics == (MetricName.REWARD,))
+    figure = draw_panels([reward, *family_panels(steps)], steps)
+    left, right = figure.axes
+    assert left.get_title(loc="left") == "Reward"
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[3, 0.3], [4, 0.4], [5, 0.5]])
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_a_family_has_a_line_for_each_member_that_ever_occurred():
+    steps = [
+        {"step": 0, "exact_match": 0.5, "exact_match/1_hops": 0.5, "stop/answered": 1.0, "stop/fault": 0.0},
+        {"step": 1, "exact_match": 0.4, "exact_match/1_hops": 0.0, "exact_match/3_hops": 0.4, "stop/max_turns": 0.1},
+    ]
+    assert {panel.title: panel.metrics for panel in family_panels(steps)} == {
+        "Exact match by hops": ("exact_match/1_hops", "exact_match/3_hops"),
+        "Stop reasons": ("stop/answered", "stop/max_turns"),
+    }
+    (axes, _) = draw_panels(family_panels(steps), steps).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1 hops", "3 hops"]
+
+
+def test_non_finite_values_are_gaps_and_counted():
+    steps = [{"step": step, "kl": value} for step, value in enumerate([0.1, math.nan, math.inf, 0.2])]
+    panel = next(panel for panel in PANELS if panel.metrics == (MetricName.KL,))
+    (axes,) = draw_panels([panel], steps).axes
+    np.testing.assert_array_equal(np.isfinite(axes.lines[0].get_ydata()), [True, False, False, True])
+    assert "2 not finite" in [text.get_text() for text in axes.texts]
+
+
+def test_every_metric_name_except_the_rates_has_a_panel():
+    shown = {name for panel in PANELS for name in panel.metrics}
+    rates = {MetricName.TOKENS_PER_SECOND, MetricName.PASSAGES_PER_SECOND, MetricName.UNSCORED}
+    assert shown == set(MetricName) - rates
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "has no steps"), ('{"step": 0, "odd": 1}\n', "none of the metrics")]
+)
+def test_nothing_to_plot_raises_and_writes_nothing(tmp_path, content, message):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        training_curves(path, tmp_path / "curves.png")
+    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@given(st.lists(st.floats(-100, 100) | st.just(math.nan), min_size=1, max_size=20), st.integers(1, 25))
+def test_running_mean_is_the_mean_of_the_window(values, window):
+    value_T = np.array(values)
+    for index, mean in enumerate(running_mean(value_T, window)):
+        known = [value for value in values[max(0, index - window + 1) : index + 1] if not math.isnan(value)]
+        expected = sum(known) / len(known) if known else math.nan
+        np.testing.assert_allclose(mean, expected, atol=1e-9)

@@ -1,0 +1,167 @@
+"""Trajectories on disk: exact round trip, atomic writes, errors."""
+
+import gzip
+import json
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memsearcher_jax.report.trajectories import read_trajectories, step_path, write_trajectories
+from memsearcher_jax.types import (
+    Context,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    ScoredTrajectory,
+    SearchResult,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+# A model can write lone surrogates and line separators, which break careless writers.
+text = st.text() | st.sampled_from(["\ud800", "a\u2028b\x85c\r\n", "\x1b[31m", "<|im_end|>"])
+number = st.floats(allow_nan=False)
+passages = st.lists(st.builds(Passage, text, text, number), max_size=2).map(tuple)
+turns = st.builds(
+    Turn,
+    memory=text,
+    reply=text,
+    calls=st.lists(text, max_size=2).map(tuple),
+    queries=st.lists(st.builds(Query, text, st.integers()), max_size=2).map(tuple),
+    results=st.lists(st.builds(SearchResult, passages, text), max_size=2).map(tuple),
+    observation=text,
+    rewrite=text,
+    new_memory=text,
+)
+contexts = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans()), max_size=5).map(
+    lambda tokens: Context(*(tuple(column) for column in zip(*tokens, strict=True))) if tokens else Context((), (), ())
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | text, lambda inner: st.lists(inner) | st.dictionaries(text, inner)
+)
+trajectories = st.builds(
+    Trajectory,
+    problem=st.builds(
+        Problem, text, text, st.lists(text, max_size=2).map(tuple), st.dictionaries(text, json_values, max_size=2)
+    ),
+    rollout=st.integers(0, 9),
+    outcome=st.builds(
+        Outcome,
+        st.sampled_from(StopReason),
+        text,
+        st.lists(turns, max_size=2).map(tuple),
+        st.dictionaries(text, st.integers(), max_size=2),
+        text,
+    ),
+    contexts=st.lists(contexts, max_size=2).map(tuple),
+    transcript=text,
+)
+scored = st.builds(
+    ScoredTrajectory, trajectories, number, text, st.dictionaries(text, number, max_size=2), st.lists(number).map(tuple)
+)
+
+
+def simple(**changes):
+    problem = Problem("q1", "Who?", ("Ada",), changes.pop("metadata", {}))
+    context = Context((1, 2), (0.0, -0.5), (False, True))
+    return ScoredTrajectory(
+        Trajectory(problem, 0, Outcome(StopReason.ANSWERED, "Ada"), (context,), "text"), 1.0, "correct", **changes
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(scored, max_size=3))
+def test_round_trip(tmp_path_factory, records):
+    path = tmp_path_factory.mktemp("round") / "step.jsonl.gz"
+    write_trajectories(path, records)
+    assert list(read_trajectories(path)) == records
+
+
+def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
+    path = step_path(tmp_path, 12)
+    write_trajectories(path, [simple(scores={"kl": math.nan}), simple()])
+    assert path == tmp_path / "trajectories" / "step_000012.jsonl.gz"
+    first, second = gzip.decompress(path.read_bytes()).decode("ascii").splitlines()
+    record = json.loads(first, parse_constant=pytest.fail)
+    assert record["scores"] == {"kl": "NaN"}
+    assert record["contexts"] == [{"ids": [1, 2], "logprobs": [0.0, -0.5], "sampled": [0, 1], "version": 0}]
+    assert record["outcome"]["stop"] == "answered"
+    assert set(json.loads(second)) == {
+        "problem", "rollout", "reward", "reason", "scores", "context_rewards", "outcome", "contexts",
+        "transcript",
+    }  # fmt: skip
+
+
+def test_fields_that_only_a_workflows_outcome_has_are_not_stored(tmp_path):
+    @dataclass(frozen=True)
+    class StreamOutcome(Outcome):
+        memory: frozenset = frozenset({"core"})
+
+    path, scored = tmp_path / "x.jsonl.gz", simple()
+    shared = scored.trajectory.outcome
+    outcome = StreamOutcome(shared.stop, shared.answer, shared.turns, shared.counts, shared.error)
+    write_trajectories(path, [replace(scored, trajectory=replace(scored.trajectory, outcome=outcome))])
+    assert list(read_trajectories(path)) == [scored]
+
+
+def test_equal_trajectories_give_equal_bytes(tmp_path):
+    write_trajectories(tmp_path / "one.gz", [simple()])
+    write_trajectories(tmp_path / "two.gz", [simple()])
+    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = step_path(tmp_path, 3)
+    write_trajectories(path, [simple()])
+
+    def broken():
+        yield simple()
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_trajectories(path, broken())
+    assert list(read_trajectories(path)) == [simple()]
+    assert [one.name for one in path.parent.iterdir()] == ["step_000003.jsonl.gz"]
+
+
+def test_metadata_that_json_cannot_represent_raises(tmp_path):
+    with pytest.raises(ValueError, match="problem 'q1' cannot be written as JSON"):
+        write_trajectories(tmp_path / "x.gz", [simple(metadata={"set": {1}})])
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_files_raise(tmp_path):
+    path = tmp_path / "x.jsonl.gz"
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        list(read_trajectories(path))
+    path.write_bytes(b"plain text")
+    with pytest.raises(ValueError, match="damaged after line 0"):
+        list(read_trajectories(path))
+    write_trajectories(path, [simple()] * 50)
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(ValueError, match="damaged after line"):
+        list(read_trajectories(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.pop("outcome"), ":1: not a trajectory, 'outcome' is missing"),
+        (lambda record: record["outcome"].update(stop="tired"), ":1: not a trajectory: 'tired'"),
+        (lambda record: record["contexts"][0]["ids"].append(3), "differ in length"),
+        (lambda record: record.update(reward="much"), "'much' is not a number"),
+    ],
+)
+def test_an_invalid_line_raises(tmp_path, change, message):
+    path = tmp_path / "x.jsonl.gz"
+    write_trajectories(path, [simple()])
+    record = json.loads(gzip.decompress(path.read_bytes()))
+    change(record)
+    path.write_bytes(gzip.compress(json.dumps(record).encode()))
+    with pytest.raises(ValueError, match=message):
+        list(read_trajectories(path))

@@ -1,0 +1,125 @@
+"""TrajectoryLog: readable after a kill at any byte, by `read_log` and by `read_trajectories`."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from memsearcher_jax.report.trajectories import (
+    TrajectoryLog,
+    read_log,
+    read_trajectories,
+    truncate_incomplete,
+    write_trajectories,
+)
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
+
+
+def scored(number):
+    outcome = Outcome(StopReason.ANSWERED, "Ada", (Turn("", f"reply {number} \ud800 é"),))
+    context = Context((1, number), (0.0, -0.5), (False, True))
+    return ScoredTrajectory(Trajectory(Problem(f"q{number}", "Who?", ("Ada",)), 0, outcome, (context,), "text"), 1.0)
+
+
+def write(path, numbers):
+    with TrajectoryLog(path) as log:
+        for number in numbers:
+            log.append(scored(number))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "trajectories" / "shard_0000.jsonl.gz"
+
+
+def test_both_readers_read_appended_trajectories(log):
+    write(log, range(2))
+    write(log, range(2, 5))
+    assert list(read_log(log)) == list(read_trajectories(log)) == [scored(number) for number in range(5)]
+
+
+def test_a_trajectory_can_be_read_as_soon_as_it_is_appended(log):
+    with TrajectoryLog(log) as one:
+        for number in range(3):
+            one.append(scored(number))
+            assert len(list(read_log(log))) == number + 1
+
+
+def test_a_file_cut_at_any_byte_keeps_its_complete_trajectories_and_accepts_more(log):
+    write(log, [0])
+    first = log.stat().st_size
+    write(log, [1])
+    both = log.read_bytes()
+    for size in range(len(both) + 1):
+        log.write_bytes(both[:size])
+        whole = 2 if size == len(both) else int(size >= first)
+        assert list(read_log(log)) == [scored(number) for number in range(whole)]
+        assert truncate_incomplete(log) == size - [0, first, len(both)][whole]
+        write(log, [7])
+        assert list(read_trajectories(log)) == [*map(scored, range(whole)), scored(7)]
+
+
+def test_a_complete_file_is_not_truncated(log, tmp_path):
+    assert truncate_incomplete(log) == 0
+    write_trajectories(log, map(scored, range(50)))  # one member, as training writes it
+    before = log.read_bytes()
+    assert truncate_incomplete(log) == 0
+    assert log.read_bytes() == before
+    assert len(list(read_trajectories(log))) == 50
+
+
+def test_damage_before_the_end_raises_and_truncates_nothing(log):
+    write(log, range(3))
+    damaged = bytearray(log.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    log.write_bytes(damaged)
+    for use in (lambda: list(read_log(log)), lambda: TrajectoryLog(log)):
+        with pytest.raises(ValueError, match=r"shard_0000.jsonl.gz: compressed data is damaged after byte \d+.*move"):
+            use()
+    assert log.read_bytes() == damaged
+
+
+def test_a_line_that_is_not_a_trajectory_raises_with_its_number(log):
+    write(log, [0])
+    log.write_bytes(log.read_bytes() + gzip.compress(b'{"problem": 1}\n'))
+    with pytest.raises(ValueError, match=r"shard_0000.jsonl.gz:2: not a trajectory"):
+        list(read_log(log))
+
+
+def test_trajectories_longer_than_the_read_buffer(log):
+    noise = os.urandom(1 << 20).hex()  # compresses to more than one chunk
+    long = scored(0)
+    long = replace(long, trajectory=replace(long.trajectory, transcript=noise * 2))
+    with TrajectoryLog(log) as one:
+        for _ in range(3):
+            one.append(long)
+    assert list(read_log(log)) == [long] * 3
+
+
+def test_a_killed_process_loses_no_appended_trajectory(log):
+    program = f"""
+        import sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from pathlib import Path
+        from test_trajectory_log import TrajectoryLog, scored
+        with TrajectoryLog(Path({str(log)!r})) as log:
+            for number in range(10**9):
+                log.append(scored(number))
+                print(number, flush=True)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line == "20\n":
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        printed = int((process.stdout.read().split() or ["20"])[-1])
+    kept = list(read_log(log))
+    assert kept == [scored(number) for number in range(len(kept))]
+    assert len(kept) >= printed + 1

@@ -1,0 +1,305 @@
+"""Builds that are interrupted, resumed, changed, or impossible."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.builder import index_builder
+from memsearcher_jax.retrieval.builder.build_dir import locked, staging_dir
+from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index, prepare_corpus
+from memsearcher_jax.retrieval.corpus import make_corpus
+from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
+from memsearcher_jax.retrieval.index import IndexConfig, open_index
+from memsearcher_jax.types import Passage
+
+PASSAGES = [Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40)]
+CORPUS = make_corpus(PASSAGES)
+ENCODER = fit_hashing(CORPUS.texts(0, 40), 32)
+CONFIG = IndexConfig(encoder=ENCODER.name, batch_size=8, shard_rows=16)
+reopen = partial(open_index, encoder=ENCODER.name)
+
+
+@pytest.fixture
+def corpus_file(tmp_path):
+    def write(passages=PASSAGES, name="corpus.jsonl"):
+        rows = [json.dumps({"id": passage.id, "contents": passage.contents}) for passage in passages]
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+        return tmp_path / name
+
+    return write
+
+
+class RecordingEncoder:
+    """An encoder that records its texts, and raises an error at one of them."""
+
+    def __init__(self, stop_at="", error=KeyboardInterrupt):
+        self.texts, self.stop_at, self.error = [], stop_at, error
+
+    def __call__(self, texts):
+        if self.stop_at and any(self.stop_at in text for text in texts):
+            raise self.error
+        self.texts += texts
+        return ENCODER(texts)
+
+
+def vectors_of(directory):
+    """The vectors that an opened folder searches."""
+    return reopen(directory, index_type="exact").index.vectors_RD
+
+
+def test_an_interrupted_build_continues(tmp_path):
+    first, second = RecordingEncoder("number 35."), RecordingEncoder()
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, first, tmp_path / "i", CONFIG)
+    assert not (tmp_path / "i").exists()
+    build_index(CORPUS, second, tmp_path / "i", CONFIG)
+    assert second.texts == [CORPUS.contents[0], *CORPUS.texts(32, 40)], "the first text determines the size"
+    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+    assert sorted(path.name for path in (tmp_path / "i").iterdir()) == sorted(
+        ["contents.bin", "contents.offset.npy", "embeddings", "ids.bin", "ids.offset.npy", "manifest.json"]
+    )
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.builder.index_builder import build_index, prepare_corpus
+from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
+from memsearcher_jax.retrieval.index import IndexConfig
+
+scann_index.MIN_TREE_ROWS = 100
+corpus = prepare_corpus(Path(sys.argv[1]), Path(sys.argv[2]))
+encoder = fit_hashing(corpus.texts(0, len(corpus)), 32)
+def slowly(texts):
+    time.sleep(0.15)  # a fast machine must not finish before three kills
+    return encoder(texts)
+build_index(corpus, slowly, Path(sys.argv[2]), IndexConfig(encoder.name, batch_size=16, shard_rows=32))
+"""
+
+
+@pytest.mark.slow
+def test_a_build_survives_kills(tmp_path, corpus_file):
+    """SIGKILL at random moments: the finished index equals that of an uninterrupted build."""
+    passages = [Passage(str(row), f"Passage {row} of {row % 7} and {row % 11}.") for row in range(2_000)]
+    file, out = corpus_file(passages), tmp_path / "killed"
+    draw, kills = random.Random(0), 0
+    while not out.exists():
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, file, out])
+        time.sleep(draw.uniform(0.6, 2.0) if kills < 20 else 60)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        assert process.wait() in (0, -9)
+    assert kills >= 3
+    subprocess.run([sys.executable, "-c", PROGRAM, file, tmp_path / "whole"], check=True)
+    encoder = fit_hashing([passage.contents for passage in passages], 32)
+    killed, whole = (open_index(tmp_path / name, encoder=encoder.name) for name in ("killed", "whole"))
+    assert killed.manifest["checksum"] == whole.manifest["checksum"]
+    assert killed.index.settings.leaves == 89
+    exact = [
+        open_index(tmp_path / name, encoder=encoder.name, index_type="exact").index for name in ("killed", "whole")
+    ]
+    np.testing.assert_array_equal(exact[0].vectors_RD, exact[1].vectors_RD)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
+
+
+def test_an_unfinished_build_cannot_be_opened(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; import numpy as np\n"
+        "from memsearcher_jax.types import Passage\n"
+        "from memsearcher_jax.retrieval.builder.index_builder import build_index\n"
+        "from memsearcher_jax.retrieval.corpus import make_corpus\n"
+        "from memsearcher_jax.retrieval.index import IndexConfig\n"
+        "corpus = make_corpus(Passage(str(row), 'text') for row in range(4))\n"
+        "calls = []\n"
+        "def killed(texts):\n"
+        "    calls.append(texts)\n"
+        "    return np.ones((1, 8), np.float32) if len(calls) < 4 else os._exit(9)\n"
+        "build_index(corpus, killed, Path(sys.argv[1]), IndexConfig(encoder='e', batch_size=1, shard_rows=1))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "i")]).returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert left == staging_dir(tmp_path / "i")
+    for folder in (left, tmp_path / "i"):
+        with pytest.raises(FileNotFoundError, match="not an index folder"):
+            open_index(folder, encoder="e")
+
+
+def test_a_build_with_other_settings_is_an_error(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, RecordingEncoder("number 35."), tmp_path / "i", CONFIG)
+    changed = make_corpus([*PASSAGES[1:], Passage("p0", "changed")])
+    for corpus, config, message in [
+        (changed, CONFIG, "was started with checksum"),
+        (CORPUS, replace(CONFIG, encoder="another"), f"was started with encoder '{ENCODER.name}', not 'another'"),
+        (CORPUS, replace(CONFIG, dtype="bfloat16"), "was started with dtype 'float32'"),
+        (CORPUS, replace(CONFIG, shard_rows=8), "was started with shard_rows 16"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build_index(corpus, ENCODER, tmp_path / "i", config)
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+
+
+def test_concurrent_builds_of_one_index_are_an_error(tmp_path):
+    with (
+        locked(staging_dir(tmp_path / "i"), "shard0"),
+        pytest.raises(ValueError, match="another process is building"),
+    ):
+        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+
+
+def test_processes_build_one_shard_each(tmp_path, monkeypatch):
+    encoders = [RecordingEncoder(), RecordingEncoder(), RecordingEncoder()]
+    for number in (2, 1):
+        build_index(CORPUS, encoders[number], tmp_path / "i", CONFIG, shard=BuildShard(number, 3))
+        assert not (tmp_path / "i").exists()
+    build_index(CORPUS, encoders[0], tmp_path / "i", CONFIG, shard=BuildShard(0, 3))
+    assert [len(encoder.texts) - 1 for encoder in encoders] == [16, 16, 8], "one file each"
+    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
+    with pytest.raises(ValueError, match="shard 3/3: shards are numbered from 0 to 2"):
+        BuildShard(3, 3)
+
+
+def test_shard_0_waits_for_the_others(tmp_path, monkeypatch):
+    waits = []
+
+    def build_other_shard(seconds):
+        waits.append(seconds)
+        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, shard=BuildShard(1, 2))
+
+    monkeypatch.setattr(index_builder.time, "sleep", build_other_shard)
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, shard=BuildShard(0, 2))
+    assert len(waits) == 1
+    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
+
+
+def test_a_corpus_is_read_once(tmp_path, corpus_file):
+    file, out = corpus_file(), tmp_path / "i"
+    corpus = prepare_corpus(file, out)
+    assert corpus.checksum == CORPUS.checksum
+    assert corpus.texts(0, 40) == CORPUS.texts(0, 40)
+    made = (staging_dir(out) / "contents.bin").stat().st_mtime_ns
+    os.utime(file, ns=(0, 0))  # the content is unchanged
+    assert prepare_corpus(file, out).checksum == CORPUS.checksum
+    assert (staging_dir(out) / "contents.bin").stat().st_mtime_ns == made
+    corpus_file(PASSAGES[:39])
+    with pytest.raises(ValueError, match=r"corpus\.jsonl changed since the build of .*\.i\.building started: delete"):
+        prepare_corpus(file, out)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "x", "contents": "cut o', ":41: not JSON"),
+        ('{"id": "p7", "contents": "again"}', ':41: id "p7" is already the id of line 8'),
+        ('{"id": "x"}', ':41: no field "contents"'),
+    ],
+)
+def test_an_invalid_corpus_leaves_no_files(tmp_path, corpus_file, line, message):
+    file = corpus_file()
+    with file.open("a") as more:
+        more.write(line)
+    with pytest.raises(ValueError, match=message):
+        prepare_corpus(file, tmp_path / "i")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        prepare_corpus(tmp_path / "none", tmp_path / "i")
+
+
+def test_invalid_vectors_are_errors(tmp_path):
+    def not_finite(texts):
+        vectors = ENCODER(texts)
+        for row, text in enumerate(texts):
+            if "number 21." in text:
+                vectors[row, 3] = np.nan
+        return vectors
+
+    with pytest.raises(ValueError, match='passage "p21" is not finite'):
+        build_index(CORPUS, not_finite, tmp_path / "i", CONFIG)
+    with pytest.raises(ValueError, match=r"returned shape \(7, 32\) for 8 texts"):
+        build_index(CORPUS, lambda texts: ENCODER(texts[: max(1, len(texts) - 1)]), tmp_path / "j", CONFIG)
+    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+
+
+def test_a_full_disk(tmp_path):
+    """Writes to /dev/full fail as on a full disk."""
+    with pytest.raises(KeyboardInterrupt):
+        build_index(CORPUS, RecordingEncoder("number 20."), tmp_path / "i", CONFIG)
+    blocked = staging_dir(tmp_path / "i") / "embeddings" / "000001.partial"
+    blocked.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"\.i\.building: the disk is full; free some space and rerun the command"):
+        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    blocked.unlink()
+    again = RecordingEncoder()
+    build_index(CORPUS, again, tmp_path / "i", CONFIG)
+    assert len(again.texts) == 1 + 24, "the finished file is not written again"
+
+
+def test_the_disk_space_is_checked_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000})())
+    counting = RecordingEncoder()
+    with pytest.raises(OSError, match=r"i\.building: needs 5\.12e-06 GB, but the disk has 1e-06 GB free: free"):
+        build_index(CORPUS, counting, tmp_path / "i", CONFIG)
+    assert len(counting.texts) == 1
+
+
+def test_precomputed_vectors_are_not_embedded(tmp_path):
+    vectors, counting = ENCODER(CORPUS.texts(0, 40)), RecordingEncoder()
+    build_index(CORPUS, counting, tmp_path / "i", CONFIG, precomputed=vectors.astype(np.float16))
+    assert len(counting.texts) == index_builder.COMPARED_ROWS
+    np.testing.assert_allclose(vectors_of(tmp_path / "i"), vectors, atol=1e-3)
+
+
+def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
+    vectors = ENCODER(CORPUS.texts(0, 40))
+    damaged = vectors.copy()
+    damaged[13, 2] = np.inf
+    for precomputed, message in [
+        (vectors[:39], "there are 39 precomputed vectors and 40 passages"),
+        (vectors[:, :16], "have 16 dimensions, the encoder's 32"),
+        (vectors[:, ::-1], "are from another encoder: on 32 passages their median cosine with this encoder's is -?0"),
+        (vectors[::-1], "check the encoder, its prompts and the order of the corpus"),
+        (damaged, 'the embedding of passage "p13" is not finite'),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, precomputed=precomputed)
+
+
+def test_recall_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
+    steps = []
+    build_index(
+        CORPUS, ENCODER, tmp_path / "i", CONFIG, on_progress=lambda step, done, total: steps.append((step, done, total))
+    )
+    manifest = json.loads((tmp_path / "i" / "manifest.json").read_text())
+    assert manifest["recall"] >= 0.9
+    assert manifest["measured_on"] > 200
+    assert [step for step, _, _ in steps[-3:]] == ["building the tree", "measuring recall", "computing checksums"]
+    assert [done for step, done, total in steps if step == "embedding"] == [0, 8, 16, 24, 32, 40]
+    assert not [path for path in Path(tmp_path / "i").iterdir() if path.name == index_builder.FLOATS]
+
+
+def test_an_unreachable_recall_fails_and_a_lower_one_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
+    counting = RecordingEncoder()
+    with monkeypatch.context() as patched:
+        patched.setattr(scann_index, "recall_at_n", lambda result_QN, exact_QN: 0.5)
+        with pytest.raises(ValueError, match=r"a recall of 0\.500 .* lower retrieval\.target_recall from 0\.98"):
+            build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    build_index(CORPUS, counting, tmp_path / "i", replace(CONFIG, target_recall=0.9))
+    assert not set(counting.texts) & set(CORPUS.texts(1, 40)), "passages are not embedded again"

@@ -1,0 +1,376 @@
+"""The service in this process behind a real server on loopback: valid and invalid requests."""
+
+import asyncio
+import concurrent.futures
+import http.client
+import json
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memsearcher_jax.retrieval.config import ServiceLimits
+from memsearcher_jax.retrieval.server.app import MicroBatcher, Overloaded, make_app
+from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
+from memsearcher_jax.retrieval.server.connections import limited_protocol
+from memsearcher_jax.types import Passage
+
+LIMITS = ServiceLimits(
+    max_query_chars=100,
+    max_queries_per_request=8,
+    max_top_n=20,
+    max_body_bytes=5_000,
+    max_waiting_queries=40,
+    request_timeout=2.0,
+    read_timeout=1.0,
+    max_connections=64,
+    max_buffered_bytes=12_000,
+)
+
+
+class Echo:
+    """A search whose first passage repeats the query. It records its batches and can be blocked."""
+
+    def __init__(self):
+        self.batches, self.unblocked = [], threading.Event()
+        self.unblocked.set()
+
+    def __call__(self, queries, top_n):
+        self.batches.append((list(queries), top_n))
+        self.unblocked.wait(5)
+        if "poison" in queries:
+            raise RuntimeError("a bug")
+        return [[Passage(str(n), f'"{query}"\ntext', 1.0 / (n + 1)) for n in range(top_n)] for query in queries]
+
+
+@pytest.fixture(scope="module")
+def echo():
+    return Echo()
+
+
+@pytest.fixture(scope="module")
+def port(echo):
+    """A running server."""
+    app, protocol = make_app(echo, LIMITS, {"passages": 7}), limited_protocol(64, LIMITS.read_timeout)
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def reset_echo(echo):
+    echo.batches.clear()
+    yield
+    echo.unblocked.set()
+
+
+def call(port, path, body, method="POST"):
+    """Return status and JSON of the response; `body` is sent unchanged if it is bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+DOCUMENTS = [{"id": "0", "contents": '"Who?"\ntext'}, {"id": "1", "contents": '"Who?"\ntext'}]
+
+
+def test_search_endpoint_of_memsearcher(port, echo):
+    assert call(port, "/search", {"query": "Who?", "top_n": 2}) == (200, DOCUMENTS)
+    assert call(port, "/search", {"query": "Who?", "top_n": 2, "return_score": True}) == (200, [DOCUMENTS, [1.0, 0.5]])
+    status, documents = call(port, "/search", {"query": "東京 人口", "extra": [1]})
+    assert (status, len(documents), documents[0]["contents"]) == (200, 10, '"東京 人口"\ntext')
+
+
+def test_recorded_requests_of_memsearcher(port, shared):
+    """Requests of its agent to its server, checked by the contents that its client reads."""
+    file = shared / "reference" / "memsearcher" / "rollout_trace.jsonl"
+    traces = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    recorded = [
+        (request["json"], response)
+        for trace in traces
+        for request, response in zip(trace["retriever_requests"], trace["retriever_outputs"], strict=False)
+    ]
+    assert len(recorded) > 20
+    for body, response in recorded:
+        status, documents = call(port, "/search", body)
+        if response.get("status") == 422:
+            assert status == 422
+        else:
+            assert status == 200
+            contents = [document["contents"] for document in documents]
+            assert contents == [f'"{body["query"]}"\ntext'] * body.get("top_n", 10)
+
+
+def test_batch_search(port):
+    body = {"query": ["Who?", "Why?"], "top_n": 1}
+    expected = [[{"id": "0", "contents": f'"{query}"\ntext'}] for query in body["query"]]
+    assert call(port, "/batch_search", body) == (200, expected)
+    assert call(port, "/batch_search", body | {"return_score": True}) == (200, [expected, [[1.0], [1.0]]])
+
+
+def test_retrieve_endpoint_of_search_r1(port):
+    scored = [{"document": document, "score": score} for document, score in zip(DOCUMENTS, (1.0, 0.5), strict=True)]
+    body = {"queries": ["Who?"], "topk": 2, "return_scores": True}
+    assert call(port, "/retrieve", body) == (200, {"result": [scored]})
+    assert call(port, "/retrieve", body | {"return_scores": False}) == (200, {"result": [DOCUMENTS]})
+    status, answer = call(port, "/retrieve", {"queries": ["a", "b"], "topk": None})
+    assert (status, [len(hits) for hits in answer["result"]]) == (200, [3, 3])
+
+
+def test_search_client(port):
+    results = SearchClient(f"http://127.0.0.1:{port}").search(["Who?", "\u202e\x00 control"], 2)
+    assert results[0] == [Passage("0", '"Who?"\ntext', 1.0), Passage("1", '"Who?"\ntext', 0.5)]
+    assert results[1][0].contents == '"\u202e\x00 control"\ntext'
+    SearchClient(f"http://127.0.0.1:{port}").check()
+    with pytest.raises(RequestRejected, match=r"status 400: .*9 queries in one request: at most 8 are allowed"):
+        SearchClient(f"http://127.0.0.1:{port}").search([str(n) for n in range(9)], 1)
+
+
+def test_health(port):
+    status, answer = call(port, "/health", b"", "GET")
+    assert (status, answer["status"], answer["passages"]) == (200, "healthy", 7)
+    assert answer["limits"]["max_queries_per_request"] == 8
+
+
+def nested(values):
+    names = st.sampled_from(("query", "queries", "top_n", "topk", "return_score", "return_scores"))
+    return st.lists(values, max_size=4) | st.dictionaries(names, values, max_size=6)
+
+
+BAD = [
+    ("/search", {"query": ""}, 400, "the query is empty"),
+    ("/search", {"query": " \n\t"}, 400, "the query is empty"),
+    ("/search", {"query": "x" * 101}, 400, "query 0 has 101 characters: at most 100 are allowed"),
+    ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
+    ("/search", {"query": "Who?", "top_n": 0}, 422, "top_n: Input should be greater than or equal to 1"),
+    ("/search", {"query": "Who?", "top_n": -5}, 422, "top_n: "),
+    ("/search", {"query": "Who?", "top_n": 21}, 400, "21 passages per query: at most 20 are allowed"),
+    ("/search", {"query": "Who?", "top_n": 10**30}, 400, "at most 20 are allowed"),
+    ("/search", {"query": "Who?", "top_n": "many"}, 422, "top_n: Input should be a valid integer"),
+    ("/search", {"query": "Who?", "top_n": 1.5}, 422, "top_n: "),
+    ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
+    ("/search", {"query": "Who?", "top_n": None}, 422, "top_n: Input should be a valid integer"),
+    ("/search", b'{"query": "Who?", "top_n": NaN}', 422, "top_n: "),
+    ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
+    ("/search", {"query": 5, "extra": [1]}, 422, "query: Input should be a valid string"),
+    ("/search", {"query": ["Who?"]}, 422, "query: Input should be a valid string"),
+    ("/search", {}, 422, "query: Field required"),
+    ("/search", [], 422, "body: a JSON object is needed, with Content-Type: application/json"),
+    ("/search", b"", 422, "body: a JSON object is needed"),
+    ("/search", b"{", 422, "body: JSON decode error"),
+    ("/search", b"\xff\xfe", 422, "body: JSON decode error"),
+    ("/search", b'{"query": "\xff"}', 400, "error parsing the body"),
+    ("/search", b"[" * 4_000, 400, "error parsing the body"),
+    ("/search", b'{"query": "x\\ud800"}', 400, "query 0 is not valid Unicode (lone surrogate at 1)"),
+    ("/search", {"query": "Who?", "return_score": "perhaps"}, 422, "return_score: "),
+    ("/batch_search", {"query": []}, 400, "there is no query"),
+    ("/batch_search", {"query": ["Who?", ""]}, 400, "query 1 is empty"),
+    ("/batch_search", {"query": "Who?"}, 422, "query: Input should be a valid list"),
+    ("/batch_search", {"query": ["Who?", 5]}, 422, "query.1: Input should be a valid string"),
+    ("/batch_search", {"query": ["x"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
+    ("/batch_search", {"query": ["Who?"] * 10_000}, 413, "the body is larger than 5000 bytes"),
+    ("/retrieve", {"queries": []}, 400, "there is no query"),
+    ("/retrieve", {"query": ["Who?"]}, 422, "queries: Field required"),
+    ("/retrieve", {"queries": ["Who?", "y" * 101]}, 400, "query 1 has 101 characters"),
+    ("/retrieve", {"queries": ["Who?"], "topk": 0}, 422, "topk: "),
+    ("/nowhere", {}, 404, "Not Found"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "reason"), BAD, ids=range(len(BAD)))
+def test_invalid_requests_get_a_reason(port, echo, path, body, status, reason):
+    got, answer = call(port, path, body)
+    assert got == status
+    assert set(answer) == {"detail"} and reason in answer["detail"] and "\n" not in answer["detail"]
+    assert echo.batches == []
+    assert call(port, "/search", {"query": "Who?", "top_n": 2}) == (200, DOCUMENTS), "the service continues"
+
+
+@given(
+    st.binary(max_size=300) | st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), nested)
+)
+@settings(max_examples=60, deadline=None)
+def test_no_body_causes_a_server_error(port, body):
+    for path in ("/search", "/batch_search", "/retrieve"):
+        status, answer = call(port, path, body)
+        assert status == 200 or (400 <= status < 500 and isinstance(answer["detail"], str))
+
+
+def test_wrong_method(port):
+    assert call(port, "/search", b"", "GET") == (405, {"detail": "Method Not Allowed"})
+
+
+def test_an_empty_query_does_not_fail_the_others_of_search_r1(port, echo):
+    """The searcher returns nothing for a blank query."""
+    assert call(port, "/retrieve", {"queries": ["Who?", ""], "topk": 2})[0] == 200
+    assert echo.batches == [(["Who?", ""], 2)]
+
+
+def send(port, text):
+    """A connection on which this text was sent."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(text.encode())
+    return client
+
+
+def headers(length, *more):
+    return "\r\n".join(["POST /search HTTP/1.1", "Host: x", f"Content-Length: {length}", *more, "", ""])
+
+
+def reply(client):
+    """All that the server sends until it closes the connection."""
+    with client:
+        return b"".join(iter(lambda: client.recv(65_536), b"")).decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "POST /search HTTP/1.1\r\nHost", "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /he"]
+)
+def test_a_request_without_complete_headers_is_closed_in_time(port, text):
+    start = time.monotonic()
+    answer = reply(send(port, text))
+    assert 0.5 < time.monotonic() - start < 5
+    assert answer == "" or answer.startswith("HTTP/1.1 200")
+
+
+def test_a_slow_body_is_rejected_in_time(port):
+    start = time.monotonic()
+    answer = reply(send(port, headers(100) + "{"))
+    assert 0.5 < time.monotonic() - start < 5
+    assert answer.startswith("HTTP/1.1 408") and "the body did not arrive within 1 s" in answer
+
+
+def test_a_body_with_a_length_over_the_limit_is_rejected_before_it_is_sent(port):
+    start = time.monotonic()
+    answer = reply(send(port, headers(5_001, "Expect: 100-continue")))
+    assert time.monotonic() - start < 0.5
+    assert answer.startswith("HTTP/1.1 413") and "larger than 5000 bytes" in answer
+
+
+def test_the_bytes_of_all_bodies_are_limited(port):
+    """Two unfinished bodies of 5,000 bytes leave no room for a third of 3,000 within 12,000."""
+    unfinished = [send(port, headers(5_000) + "{") for _ in range(2)]
+    time.sleep(0.2)
+    answer = reply(send(port, headers(3_000, "Expect: 100-continue")))
+    assert answer.startswith("HTTP/1.1 503") and "too many requests are being received" in answer
+    assert call(port, "/search", {"query": "Who?"})[0] == 200
+    assert all("408" in reply(client) for client in unfinished)
+    assert call(port, "/search", {"query": "x" * 90})[0] == 200
+
+
+def test_connections_are_limited(port):
+    idle = [send(port, "") for _ in range(64)]
+    time.sleep(0.2)
+    answer = reply(send(port, ""))
+    assert answer.startswith("HTTP/1.1 503") and "too many connections; retry later" in answer
+    assert all(reply(client) == "" for client in idle)
+    assert call(port, "/search", {"query": "Who?"})[0] == 200
+
+
+def test_an_endless_body_is_rejected(port):
+    """Chunked encoding has no length: the limit counts received bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(
+        "POST", "/search", iter([b" " * 1_000] * 50), {"Transfer-Encoding": "chunked"}, encode_chunked=True
+    )
+    response = connection.getresponse()
+    assert response.status == 413 and "larger than 5000 bytes" in response.read().decode()
+    connection.close()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 3
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def send_concurrently(port, echo, bodies):
+    """Send the requests while a first search is blocked, so that all of them wait."""
+    echo.unblocked.clear()
+    with concurrent.futures.ThreadPoolExecutor(1 + len(bodies)) as pool:
+        first = pool.submit(call, port, "/search", {"query": "first"})
+        wait_for(lambda: echo.batches)
+        answers = [pool.submit(call, port, "/batch_search", body) for body in bodies]
+        time.sleep(0.2)
+        echo.unblocked.set()
+        assert first.result()[0] == 200
+        return [answer.result() for answer in answers]
+
+
+def test_waiting_requests_are_batched(port, echo):
+    answers = send_concurrently(port, echo, [{"query": [f"{n}a", f"{n}b"], "top_n": 2} for n in range(5)])
+    for number, (status, found) in enumerate(answers):
+        titles = [f'"{number}{letter}"\ntext' for letter in "ab"]
+        assert status == 200 and [hits[0]["contents"] for hits in found] == titles
+    assert [len(queries) for queries, _ in echo.batches] == [1, 10]
+
+
+def test_a_failing_request_does_not_fail_the_others(port, echo, caplog):
+    answers = send_concurrently(port, echo, [{"query": [name], "top_n": 2} for name in ("a", "poison", "b")])
+    assert [status for status, _ in answers] == [200, 500, 200]
+    assert answers[1][1] == {"detail": "search failed (RuntimeError); see the server's log"}
+    assert "a bug" in caplog.text
+
+
+def test_requests_beyond_the_queue_limit_are_rejected(port, echo):
+    bodies = [{"query": [str(n)] * 8} for n in range(6)]  # 48 queries, and 40 may wait
+    answers = send_concurrently(port, echo, bodies)
+    assert sorted(status for status, _ in answers) == [200] * 5 + [503]
+    (reason,) = (answer["detail"] for status, answer in answers if status == 503)
+    assert reason == "overloaded: 40 queries are already waiting; retry later"
+
+
+def test_a_batch_is_bounded_and_has_one_top_n():
+    """Without a server, so that the order of arrival is known."""
+    seen = []
+
+    def search(queries, top_n):
+        seen.append((queries, top_n))
+        return [[] for _ in queries]
+
+    async def run():
+        batcher = MicroBatcher(search, max_batch_queries=3)
+        requests = [(["a"], 1), (["b", "c"], 1), (["d"], 1), (["e"], 2), (["f"] * 5, 2), (["g"], 2)]
+        answers = [asyncio.create_task(batcher.search(*request)) for request in requests]
+        await asyncio.sleep(0)
+        worker = asyncio.create_task(batcher.run())
+        assert [len(await answer) for answer in answers] == [1, 2, 1, 1, 5, 1]
+        worker.cancel()
+
+    asyncio.run(run())
+    assert [(len(queries), top_n) for queries, top_n in seen] == [(3, 1), (1, 1), (1, 2), (5, 2), (1, 2)]
+
+
+def test_requests_that_timed_out_are_not_searched():
+    seen = []
+
+    def search(queries, top_n):
+        seen.append(queries)
+        return [[] for _ in queries]
+
+    async def run():
+        batcher = MicroBatcher(search, timeout=0.05)
+        with pytest.raises(Overloaded, match=r"no result within 0\.05 s"):
+            await batcher.search(["gone"], 1)  # the worker is not running yet
+        worker = asyncio.create_task(batcher.run())
+        assert await batcher.search(["here"], 1) == [[]]
+        worker.cancel()
+
+    asyncio.run(run())
+    assert seen == [["here"]]

@@ -1,0 +1,282 @@
+"""Search over HTTP against a local server with injected faults."""
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.retrieval.server.client import (
+    MAX_QUERY_CHARS,
+    CircuitBreaker,
+    RequestRejected,
+    SearchClient,
+    ServiceUnavailable,
+)
+from memsearcher_jax.types import Passage
+
+
+def good(handler, request):
+    """Return one passage per query, whose title is the query."""
+    documents = [[{"id": str(row), "contents": f'"{query}"\ntext'}] for row, query in enumerate(request["query"])]
+    reply(handler, [documents, [[0.5 + row] for row in range(len(documents))]])
+
+
+def reply(handler, value, status=200, length=None, raw=None):
+    data = json.dumps(value).encode() if raw is None else raw
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(data) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def status(code, text="no luck"):
+    return lambda handler, request: reply(handler, {"detail": text}, code)
+
+
+def answering(value=None, raw=None):
+    return lambda handler, request: reply(handler, value, raw=raw)
+
+
+def truncates(handler, request):
+    reply(handler, None, raw=b"[[[", length=500)
+
+
+def closes(handler, request):
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def sleeps(handler, request):
+    time.sleep(1.0)
+
+
+def drips(handler, request):
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(20):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def sends_garbage(handler, request):
+    handler.wfile.write(b"220 mail server ready\r\n\r\n")
+
+
+@pytest.fixture
+def serving():
+    """Start a server whose n-th request is handled by the n-th function, and all later ones by the last."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(*handlers):
+            requests, actions = [], itertools.chain(handlers, itertools.repeat(handlers[-1]))
+
+            class Handler(BaseHTTPRequestHandler):
+                def do_POST(self):
+                    requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                    with contextlib.suppress(OSError):  # the client has disconnected
+                        next(actions)(self, requests[-1])
+
+                def do_GET(self):
+                    next(actions)(self, None)
+
+                def log_message(self, *args):
+                    pass
+
+            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}", requests
+
+        yield serve
+
+
+class Clock:
+    """A clock that only `sleep` advances."""
+
+    def __init__(self):
+        self.now, self.pauses = 100.0, []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def service(url, clock, *, timeout=5.0, max_attempts=4, failure_threshold=3):
+    breaker = CircuitBreaker(failure_threshold, reset_timeout=30.0, clock=clock)
+    return SearchClient(url, timeout, max_attempts, breaker, sleep=clock.sleep, jitter=lambda: 0.5)
+
+
+def test_queries_and_passages(serving):
+    url, requests = serving(good)
+    found = service(url, Clock()).search(["Who?", "誰 \u2028 \x00"], 3)
+    assert found == [[Passage("0", '"Who?"\ntext', 0.5)], [Passage("1", '"誰 \u2028 \x00"\ntext', 1.5)]]
+    assert requests == [{"query": ["Who?", "誰 \u2028 \x00"], "top_n": 3, "return_score": True}]
+
+
+def test_queries_are_made_valid_and_truncated(serving):
+    """One invalid query must not fail its batch."""
+    url, requests = serving(good)
+    service(url, Clock()).search(["half \ud800 pair", "x" * 1_000_000], 1)
+    assert requests[0]["query"] == ["half ? pair", "x" * MAX_QUERY_CHARS]
+
+
+@pytest.mark.parametrize(
+    "fault", [status(500), status(503), status(429), truncates, closes, sends_garbage, answering(raw=b"<html>")]
+)
+def test_transient_failures_are_retried(serving, fault):
+    url, requests = serving(fault, fault, good)
+    clock = Clock()
+    assert len(service(url, clock).search(["Who?"], 1)[0]) == 1
+    assert len(requests) == 3
+    assert clock.pauses == [0.5 * 0.4, 0.5 * 0.8], "pauses grow"
+
+
+@pytest.mark.parametrize("fault", [sleeps, drips])
+def test_an_attempt_respects_its_timeout(serving, fault):
+    url, requests = serving(fault)
+    started = time.monotonic()
+    with pytest.raises(ServiceUnavailable, match=r"timeout \(attempt 2 of 2\)"):
+        service(url, Clock(), timeout=0.2, max_attempts=2).search(["Who?"], 1)
+    assert time.monotonic() - started < 0.9
+    assert len(requests) == 2
+
+
+def test_the_final_error_is_one_line(serving):
+    url, requests = serving(status(500, "out\nof memory"))
+    with pytest.raises(ServiceUnavailable) as caught:
+        service(url, Clock()).search(["Who?"], 1)
+    assert str(caught.value) == f'{url} returned status 500: {{"detail": "out\\nof memory"}} (attempt 4 of 4)'
+    assert len(requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (status(400, "query 0 is too long"), "rejected the request with status 400: .*query 0 is too long"),
+        (status(404), "rejected the request with status 404"),
+        (answering({"result": []}), "did not return passages"),
+        (answering([]), "did not return passages"),
+        (answering([[], []]), r"did not return passages \(0 rankings for 1 queries\)"),
+        (answering([[["text"]], [[1.0]]]), "did not return passages"),
+        (answering([[[{"id": "1"}]], [[1.0]]]), r"did not return passages \('contents'\)"),
+        (answering([[[{"id": "1", "contents": 3}]], [[1.0]]]), "contents of type int"),
+        (answering([[[{"id": "1", "contents": "x"}]], [["high"]]]), "did not return passages"),
+        (answering([[[{"id": "1", "contents": "x"}]], [[]]]), "did not return passages"),
+    ],
+)
+def test_permanent_failures_are_not_retried(serving, fault, message):
+    url, requests = serving(fault)
+    with pytest.raises(RequestRejected, match=message) as caught:
+        service(url, Clock()).search(["Who?"], 1)
+    assert "\n" not in str(caught.value)
+    assert len(requests) == 1
+
+
+def test_the_circuit_opens_and_admits_a_trial_later(serving):
+    url, requests = serving(*[status(503)] * 5, good)
+    clock = Clock()
+    client = service(url, clock, max_attempts=2, failure_threshold=2)
+    for _ in range(2):
+        with pytest.raises(ServiceUnavailable, match="status 503"):
+            client.search(["Who?"], 1)
+    assert len(requests) == 4
+    with pytest.raises(ServiceUnavailable, match="keeps failing: requests are suspended for another 30 s"):
+        client.search(["Who?"], 1)
+    assert len(requests) == 4, "no request was sent"
+    clock.now += 31
+    with pytest.raises(ServiceUnavailable, match=r"attempt 1 of 1"):
+        client.search(["Who?"], 1)
+    assert len(requests) == 5, "one trial"
+    with pytest.raises(ServiceUnavailable, match="are suspended"):
+        client.search(["Who?"], 1)
+    clock.now += 31
+    assert client.search(["Who?"], 1) and client.search(["Who?"], 1)
+    assert len(requests) == 7
+
+
+def test_a_rejection_closes_the_circuit(serving):
+    url, _ = serving(status(400), status(503), status(400))
+    client = service(url, Clock(), max_attempts=1, failure_threshold=2)
+    for error in (RequestRejected, ServiceUnavailable, RequestRejected, RequestRejected):
+        with pytest.raises(error):
+            client.search(["Who?"], 1)
+
+
+def test_an_open_circuit_admits_one_trial():
+    clock = Clock()
+    breaker = CircuitBreaker(failure_threshold=1, reset_timeout=10.0, clock=clock)
+    breaker.record_failure()
+    assert breaker.acquire() == 10.0
+    clock.now += 10
+    assert [breaker.acquire() > 0 for _ in range(3)] == [False, True, True]
+    breaker.record_success()
+    assert [breaker.acquire() for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("url", ["", "host:8000", "ftp://host", "http://", "http://host:port", "http://host:99999"])
+def test_invalid_addresses(url):
+    with pytest.raises(ValueError, match="is not a valid address: write it like http://host:8000"):
+        SearchClient(url)
+
+
+def test_an_address_with_a_path_and_one_without_a_server(serving):
+    url, _ = serving(
+        lambda handler, request: reply(handler, [[[]], [[]]], 200 if handler.path == "/a/batch_search" else 404)
+    )
+    assert service(f"{url}/a/", Clock()).search(["Who?"], 1) == [[]]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # not listening
+        with pytest.raises(ServiceUnavailable, match=r"does not respond: .*refused"):
+            service(f"http://127.0.0.1:{taken.getsockname()[1]}", Clock(), max_attempts=1).search(["Who?"], 1)
+
+
+def test_a_searcher_over_a_service(serving, tmp_path):
+    """It batches, caches, and checks that the service is available before the run starts."""
+    url, requests = serving(answering({"status": "healthy"}), good)
+    searcher = open_searcher(RetrievalConfig(url=(url,), max_batch_size=2), tmp_path / "index", ())
+    found = searcher.search(["a", "", "b", "a", "c"], 1)
+    assert [hits[0].title if hits else None for hits in found] == ["a", None, "b", "a", "c"]
+    assert [request["query"] for request in requests] == [["a", "b"], ["c"]]
+    assert searcher.search(["a"], 1) == found[:1] and len(requests) == 2
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"corpus": "x.jsonl"}, "leave out retrieval.corpus and index"),
+        ({"index": "x"}, "leave out retrieval.corpus and index"),
+        ({}, "returned status 503"),
+    ],
+)
+def test_an_unavailable_service_is_an_error_at_once(serving, tmp_path, changes, message):
+    url, _ = serving(status(503))
+    with pytest.raises((OSError, ValueError), match=message):
+        open_searcher(RetrievalConfig(url=(url,), **changes), tmp_path / "index", ())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [({"scale": "dense/a"}, {"scale": "dense/b"}), ({}, {}), ({"scale": "dense/a"}, ["healthy"])]
+)
+def test_shards_with_incomparable_scores_are_rejected(serving, tmp_path, first, second):
+    urls = tuple(serving(answering(health))[0] for health in (first, second))
+    with pytest.raises(ValueError, match=f"the scores of {urls[0]} .* and {urls[1]} .* are not comparable"):
+        open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
+
+
+def test_services_with_shards_of_a_corpus(serving, tmp_path):
+    health = answering({"scale": "dense/a"})
+    urls = tuple(serving(health, good)[0] for _ in range(2))
+    searcher = open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
+    (hits,) = searcher.search(["Who?"], 5)
+    assert [(hit.title, hit.score) for hit in hits] == [("Who?", 0.5), ("Who?", 0.5)]

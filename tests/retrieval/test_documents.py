@@ -1,0 +1,175 @@
+"""Folders of documents as passages."""
+
+import re
+
+import matplotlib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.documents import (
+    WORD,
+    UnreadableDocument,
+    find_documents,
+    read_passages,
+    split_text,
+)
+
+pytest.importorskip("pypdf")
+pytest.importorskip("bs4")
+
+GUIDE = """---
+author: someone
+---
+Before any heading.
+
+# The guide
+
+First words. More words!
+
+```
+# not a heading
+```
+
+## Install *it*
+
+Run the command.
+
+> # A quoted heading
+
+### Notes
+
+Deep.
+
+## Use
+
+Last.
+"""
+
+
+def passages(path, max_words=100):
+    return [passage.to_json() for passage in read_passages(path.parent, path, max_words)]
+
+
+def titles_and_texts(path, **options):
+    return [tuple(row["contents"].split("\n", 1)) for row in passages(path, **options)]
+
+
+def write(path, text):
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_markdown_is_divided_at_its_headings(tmp_path, line_end):
+    path = write(tmp_path / "guide.md", GUIDE.replace("\n", line_end))
+    assert titles_and_texts(path) == [
+        ('"guide"', "Before any heading."),
+        ('"The guide"', "First words. More words!\n\n```\n# not a heading\n```"),
+        ('"The guide > Install it"', "Run the command.\n\n> # A quoted heading"),
+        ('"The guide > Install it > Notes"', "Deep."),
+        ('"The guide > Use"', "Last."),
+    ]
+
+
+def test_offsets_find_the_passage_in_the_document(tmp_path):
+    path = write(tmp_path / "guide.md", GUIDE)
+    for row in passages(path, max_words=2):
+        start, end = row["metadata"]["start"], row["metadata"]["end"]
+        assert GUIDE[start:end] == row["contents"].partition("\n")[2]
+        assert row["id"] == f"guide.md:{start}"
+
+
+def test_html_keeps_the_content_of_the_page(tmp_path):
+    page = """<html><head><title>A &amp; B</title><style>p {}</style></head><body><nav>Home</nav>
+        <p>One <b>bold</b>word<br>next line</p><!-- comment --><script>run()</script>
+        <h2>Part <i>two</i></h2><ul><li>first</li><li>second</li></ul></body></html>"""
+    assert titles_and_texts(write(tmp_path / "page.html", page)) == [
+        ('"A & B"', "One boldword\n\nnext line"),
+        ('"A & B > Part two"', "first\n\nsecond"),
+    ]
+
+
+def write_pdf(path, pages):
+    import matplotlib.pyplot as plt
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    with matplotlib.rc_context({"pdf.fonttype": 42}), PdfPages(path) as file:
+        for text in pages:
+            figure = plt.figure()
+            figure.text(0.1, 0.5, text)
+            file.savefig(figure)
+            plt.close(figure)
+    return path
+
+
+def test_a_pdf_has_a_section_per_page(tmp_path):
+    path = write_pdf(tmp_path / "paper.pdf", ["The first page.", "The second\npage is divi-\nded."])
+    rows = passages(path)
+    assert [row["contents"] for row in rows] == ['"paper"\nThe first page.', '"paper"\nThe second page is divided.']
+    assert [row["metadata"]["page"] for row in rows] == [1, 2]
+    assert rows[1]["id"] == "paper.pdf#page=2:0"
+
+
+def test_unreadable_documents_say_why(tmp_path):
+    broken = tmp_path / "broken.pdf"
+    broken.write_bytes(write_pdf(tmp_path / "whole.pdf", ["text"]).read_bytes()[:300])
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("Zürich".encode("latin-1"))
+    for path, reason in [
+        (broken, "not a PDF that can be read"),
+        (write(tmp_path / "text.pdf", "not a PDF"), "not a PDF that can be read"),
+        (write_pdf(tmp_path / "scan.pdf", [""]), "contains no text"),
+        (latin, "not UTF-8 (byte 1)"),
+    ]:
+        with pytest.raises(UnreadableDocument, match=re.escape(f"{path}: {reason}")) as error:
+            passages(path)
+        assert "\n" not in str(error.value)
+
+
+def test_an_encrypted_pdf_is_named(tmp_path):
+    from pypdf import PdfWriter
+
+    writer = PdfWriter(clone_from=write_pdf(tmp_path / "open.pdf", ["secret"]))
+    writer.encrypt("password", algorithm="RC4-128")
+    writer.write(tmp_path / "closed.pdf")
+    with pytest.raises(UnreadableDocument, match="is encrypted"):
+        passages(tmp_path / "closed.pdf")
+
+
+def test_the_folder_is_searched_without_hidden_files_and_links(tmp_path):
+    (tmp_path / "deep" / ".git").mkdir(parents=True)
+    for name in ("b.TXT", "deep/a.md", "deep/.git/c.md", ".hidden.md", "data.csv"):
+        write(tmp_path / name, "text")
+    (tmp_path / "link.md").symlink_to(tmp_path / "b.TXT")
+    documents, others = find_documents(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in documents] == ["b.TXT", "deep/a.md"]
+    assert [path.name for path in others] == ["data.csv"]
+
+
+@given(st.text(alphabet='ab .!?\n文。é"', max_size=200), st.integers(1, 8))
+def test_passages_hold_every_word_once_in_order(text, max_words):
+    spans = list(split_text(text, max_words))
+    assert [word for start, end in spans for word in WORD.findall(text[start:end])] == WORD.findall(text)
+    assert all(0 < len(WORD.findall(text[start:end])) <= max_words for start, end in spans)
+    assert all(text[start:end].strip() == text[start:end] for start, end in spans)
+
+
+def test_passages_end_where_sentences_end():
+    text = "One two. Three four five. Six seven eight nine ten."
+    assert [text[start:end] for start, end in split_text(text, 4)] == [
+        "One two.",
+        "Three four five.",
+        "Six seven eight nine",
+        "ten.",
+    ]
+
+
+def test_the_rows_are_a_corpus(tmp_path):
+    import json
+
+    path = write(tmp_path / "guide.md", GUIDE.replace("The guide", 'The "guide"'))
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in passages(path)))
+    corpus = read_corpus(tmp_path / "corpus.jsonl")
+    assert corpus.passage(1).title == "The 'guide'"

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.retrieval.fusion import HybridRetriever, pad_rankings, top_k
+from memsearcher_jax.retrieval.fusion import reciprocal_rank_fusion as fuse
+
+
+def ids(*rows):
+    return np.array(rows, np.int64)
+
+
+def test_fusion_sums_reciprocal_ranks():
+    """Row 7 is second and first, row 3 first and absent, row 5 absent and second."""
+    rows, scores = fuse([ids(3, 7, -1), ids(7, 5)], [1.0, 0.5], 5)
+    assert rows.tolist() == [7, 3, 5]
+    assert scores == pytest.approx([1 / 5 + 0.5 / 4, 1 / 4, 0.5 / 5])
+
+
+def split(weighted):
+    return [retriever for retriever, _ in weighted], [weight for _, weight in weighted]
+
+
+rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(lambda rows: ids(*rows)), max_size=4)
+
+
+@given(rankings, st.integers(1, 12), st.randoms())
+def test_fusion_is_invariant_to_the_order_of_the_rankings(rankings, top_n, random):
+    weighted = [(retriever, 1.0 / number) for number, retriever in enumerate(rankings, start=1)]
+    shuffled = random.sample(weighted, len(weighted))
+    for first, second in zip(fuse(*split(weighted), top_n), fuse(*split(shuffled), top_n), strict=True):
+        assert first == pytest.approx(second)
+
+
+@given(rankings, st.integers(1, 12), st.integers(1, 12))
+def test_fewer_results_are_a_prefix_of_more(rankings, few, more):
+    few, more = sorted((few, more))
+    weights = [1.0] * len(rankings)
+    assert fuse(rankings, weights, few)[0].tolist() == fuse(rankings, weights, more)[0][:few].tolist()
+
+
+@given(st.lists(st.integers(0, 3).map(float), max_size=20), st.integers(1, 8))
+def test_top_k_equals_a_full_sort(scores, top_n):
+    rows, sorted_scores = top_k(np.arange(len(scores)), np.array(scores, np.float32), top_n)
+    expected = sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:top_n]
+    assert rows.tolist() == expected
+    assert sorted_scores.tolist() == [scores[row] for row in expected]
+
+
+def test_short_rankings_are_padded():
+    ids_QN, scores_QN = pad_rankings(
+        [(ids(4), np.float32([2])), (ids(), np.float32([])), (ids(1, 2), np.float32([3, 1]))]
+    )
+    assert ids_QN.tolist() == [[4, -1], [-1, -1], [1, 2]]
+    assert scores_QN.tolist() == [[2, -np.inf], [-np.inf, -np.inf], [3, 1]]
+    assert pad_rankings([])[0].shape == (0, 0)
+
+
+class FixedRetriever:
+    """A retriever that returns the first rows of a fixed ranking and records each `top_n`."""
+
+    def __init__(self, *rows):
+        self.rows, self.depths = ids(*rows), []
+
+    def search(self, queries, top_n):
+        self.depths.append(top_n)
+        return pad_rankings([(self.rows[:top_n], np.zeros(len(self.rows[:top_n])))] * len(queries))
+
+
+def test_retrievers_rank_deeper_than_the_result():
+    """Row 9 is first in neither ranking and best in their fusion."""
+    retrievers = FixedRetriever(1, 9, 3), FixedRetriever(2, 9, 4)
+    hybrid = HybridRetriever(retrievers, (1.0, 1.0), depth=3)
+    assert hybrid.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
+    assert hybrid.search(["a"], 5)[0].tolist() == [[9, 1, 2, 3, 4]]
+    assert [retriever.depths for retriever in retrievers] == [[3, 5], [3, 5]]
+
+
+def test_links_of_the_best_passage_rise():
+    """Row 9 is best in both rankings and links to 4 and 7: 4 overtakes others, and 7 is appended."""
+    retrievers = FixedRetriever(9, 2, 4), FixedRetriever(9, 3, 5)
+    plain = HybridRetriever(retrievers, (1.0, 1.0), depth=3)
+    assert plain.search(["a"], 5)[0].tolist() == [[9, 2, 3, 4, 5]]
+    leading = HybridRetriever(retrievers, (1.0, 1.0), depth=3, linked_rows={9: ids(4, 7)}.__getitem__, link_weight=0.5)
+    rows_1N, scores_1N = leading.search(["a"], 5)
+    assert rows_1N.tolist() == [[9, 4, 2, 3, 5]]
+    assert scores_1N[0] == pytest.approx([2 / 4, 1 / 6 + 0.5 / 4, 1 / 5, 1 / 5, 1 / 6])
+    assert leading.search(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
+    assert leading.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
+
+
+def test_empty_rankings_have_no_links():
+    hybrid = HybridRetriever((FixedRetriever(), FixedRetriever(-1)), (1.0, 1.0), linked_rows={}.__getitem__)
+    assert hybrid.search(["a"], 5)[0].shape == (1, 0)

@@ -1,0 +1,87 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, fit_hashing
+
+TEXTS = [
+    '"Marie Curie"\nMarie Curie was a physicist who was born in Warsaw.',
+    '"Warsaw"\nWarsaw is the capital of Poland, on the river Vistula.',
+    '"Vistula"\nThe Vistula is the longest river in Poland.',
+    '"Radium"\nRadium is an element which a physicist discovered.',
+]
+
+
+def test_shape_type_and_norm():
+    encoder = fit_hashing(TEXTS, 64)
+    vectors = encoder([*TEXTS, "", " ?! ", "a"])
+    assert vectors.shape == (7, 64)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 1, 1, 0, 0, 1], atol=1e-6)
+    assert encoder([]).shape == (0, 64)
+
+
+def test_finds_the_matching_passage():
+    encoder = fit_hashing(TEXTS, 1024)
+    passages = encoder(TEXTS)
+    queries = ["Where was Marie Curie born?", "WÁRSAW", "longest river", "radium discoverer"]
+    assert (encoder(queries) @ passages.T).argmax(axis=1).tolist() == [0, 1, 2, 3]
+
+
+def test_vectors_do_not_depend_on_the_batch():
+    encoder = fit_hashing(TEXTS, 256)
+    alone = np.concatenate([encoder([text]) for text in TEXTS])
+    np.testing.assert_allclose(encoder(TEXTS * 100)[-4:], alone, atol=1e-6)
+
+
+def test_the_projection_preserves_inner_products():
+    """It is unbiased, so two projections with many dimensions agree."""
+    wide, wider = fit_hashing(TEXTS, 4096)(TEXTS), fit_hashing(TEXTS, 16384)(TEXTS)
+    np.testing.assert_allclose(wide @ wide.T, wider @ wider.T, atol=0.08)
+
+
+def test_a_common_word_weighs_less_than_a_rare_one():
+    encoder = fit_hashing([*TEXTS, *["the river"] * 20], 1024)
+    score = encoder(["the", "vistula"]) @ encoder(["the vistula"]).T
+    assert score[0, 0] < 0.3 < 0.9 < score[1, 0]
+
+
+def test_vectors_are_the_same_in_every_process():
+    code = (
+        "import hashlib; from memsearcher_jax.retrieval.hashing_encoder import fit_hashing;"
+        f"texts = {TEXTS!r}; print(hashlib.sha256(fit_hashing(texts, 64)(texts).round(5).tobytes()).hexdigest())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_idf_is_the_only_state():
+    encoder = fit_hashing(TEXTS, 128)
+    again = HashingEncoder(encoder.idf_F.copy(), 128)
+    assert again.name == encoder.name
+    np.testing.assert_array_equal(again(TEXTS), encoder(TEXTS))
+
+
+@pytest.mark.slow
+def test_supporting_titles_of_real_questions(shared):
+    """Measured: .75 / .68 / .55 in the top five with 1,024 dimensions (BM25 without stemming: .77 / .75 / .52)."""
+    folder = shared / "data" / "wiki_mini"
+    corpus = read_corpus(folder / "corpus.jsonl")
+    texts = corpus.texts(0, len(corpus))
+    encoder = fit_hashing(texts, 1024)
+    passages = encoder(texts)
+    for name, minimum in (("2wikimultihopqa", 0.72), ("hotpotqa", 0.65), ("musique", 0.52)):
+        rows = [json.loads(line) for line in (folder / name / "dev.jsonl").open()]
+        top = np.argsort(-(encoder([row["question"] for row in rows]) @ passages.T), axis=1)[:, :5]
+        wanted = [set(row["metadata"]["supporting_titles"]) for row in rows]
+        found = [titles & {corpus.passage(row).title for row in ids} for titles, ids in zip(wanted, top, strict=True)]
+        assert sum(map(len, found)) / sum(map(len, wanted)) > minimum

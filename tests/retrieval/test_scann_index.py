@@ -1,0 +1,112 @@
+"""ScaNN against exact search: recall, tuning, and errors."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.config import MAX_TOP_N
+from memsearcher_jax.retrieval.index import ExactIndex
+
+
+def clustered(rows, size=32, clusters=50, spread=0.5, seed=0):
+    """Unit vectors around common centres, like those of a trained encoder."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((clusters, size))
+    vectors = centres[rng.integers(clusters, size=rows)] + spread * rng.standard_normal((rows, size))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+VECTORS = clustered(8_000)
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return scann_index.build_tree(VECTORS, scann_index.untuned_settings(*VECTORS.shape))
+
+
+def tuned(tree, recall, seed=2):
+    probes = clustered(200, seed=seed)
+    return scann_index.tune(tree, probes, ExactIndex(VECTORS).search(probes, 5)[0], recall)
+
+
+def test_a_tuned_tree_reaches_its_target_recall(tree):
+    index, queries = tuned(tree, 0.95), clustered(300, seed=1)
+    assert index.settings.leaves_searched < index.settings.leaves, "clustered vectors do not need all leaves"
+    assert index.settings.recall >= 0.95
+    ids, scores = index.search(queries, 5)
+    assert scann_index.recall_at_n(ids, ExactIndex(VECTORS).search(queries, 5)[0]) > 0.93
+    # Candidates are rescored in bfloat16.
+    np.testing.assert_allclose(scores, np.take_along_axis(queries @ VECTORS.T, ids, 1), atol=5e-3)
+
+
+def test_a_higher_recall_costs_more(tree):
+    lower, higher = (tuned(tree, recall).settings for recall in (0.8, 0.97))
+    assert (higher.leaves_searched, higher.candidates) != (lower.leaves_searched, lower.candidates)
+    assert higher.recall > lower.recall
+
+
+def test_an_unreachable_recall_is_an_error(tree):
+    probes = clustered(100, seed=3)
+    wrong = np.full((100, 5), -7)
+    with pytest.raises(
+        ValueError, match=r"ScaNN reaches a recall of 0\.000 in the exact top 5: lower retrieval\.target_recall"
+    ):
+        scann_index.tune(tree, probes, wrong, 0.9)
+
+
+def test_parallel_batches_equal_single_queries(tree):
+    index, queries = tuned(tree, 0.95), clustered(70, seed=1)
+    ids, scores = index.search(queries, 5)
+    for row in range(0, 70, 7):
+        alone_ids, alone_scores = index.search(queries[row : row + 1], 5)
+        np.testing.assert_array_equal(alone_ids[0], ids[row])
+        np.testing.assert_allclose(alone_scores[0], scores[row], atol=1e-6)
+
+
+def test_results_do_not_depend_on_the_number_of_results(tree):
+    """A searcher calls with the largest top_n of a batch."""
+    index, queries = tuned(tree, 0.5), clustered(200, seed=1)
+    ids, scores = index.search(queries, MAX_TOP_N)
+    for top_n in (1, 5, 20):
+        fewer_ids, fewer_scores = index.search(queries, top_n)
+        np.testing.assert_array_equal(fewer_ids, ids[:, :top_n])
+        np.testing.assert_array_equal(fewer_scores, scores[:, :top_n])
+
+
+def test_short_results_are_padded(tree):
+    """One leaf has fewer rows than the result; ScaNN pads it with row 0 and NaN."""
+    index = tuned(tree, 0.01)
+    ids, scores = index.search(VECTORS[:3], 5_000)
+    assert ids.shape == (3, 5_000)
+    assert (ids == -1).any()
+    np.testing.assert_array_equal(ids == -1, np.isneginf(scores))
+    for row in ids:
+        found = row[row >= 0]
+        assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "leaves", "block_size"),
+    [(9_002, 384, 189, 2), (1_000_000, 384, 4_000, 2), (21_015_324, 768, 18_336, 3), (10_000, 1_024, 200, 4)],
+)
+def test_untuned_settings_depend_on_rows_and_size(rows, size, leaves, block_size):
+    settings = scann_index.untuned_settings(rows, size)
+    assert (settings.leaves, settings.block_size) == (leaves, block_size)
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    """A limit on the file size in a subprocess simulates a full disk."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path; import numpy as np\n"
+        "from memsearcher_jax.retrieval import scann_index\n"
+        "tree = scann_index.build_tree(np.eye(300, 64, dtype=np.float32), scann_index.TreeSettings(4, 2, 4))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))\n"
+        "scann_index.save_tree(tree, Path(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "scann"], capture_output=True, text=True)
+    assert "OSError" in done.stderr
+    assert "ScaNN cannot write its files" in done.stderr

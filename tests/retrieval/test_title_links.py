@@ -1,0 +1,135 @@
+"""Which titles a passage mentions, their order, and the stored folder."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.retrieval.corpus import make_corpus
+from memsearcher_jax.retrieval.title_links import (
+    MAX_TITLE_WORDS,
+    MAX_WORDS,
+    open_title_links,
+    title_keys,
+)
+from memsearcher_jax.types import Passage
+
+TITLES = [
+    "Lianna (film)",  # 0
+    "John Sayles",
+    "John",
+    "Paris (Texas)",
+    "Paris",  # 4
+    "Paris",
+    "film",
+    "São Paulo",
+    "The Return of the Secaucus 7",
+    "A very long title that nobody will ever write out like that",  # 9
+    "—",
+    "東京",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return make_corpus(Passage(str(row), f'"{title}"\nText of {row}.') for row, title in enumerate(TITLES))
+
+
+@pytest.fixture(scope="module")
+def links(corpus, tmp_path_factory):
+    return open_title_links(corpus, tmp_path_factory.mktemp("links") / "links")
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("was made by John Sayles.", [1]),
+        ("John, and not John Sayles", [1, 2]),
+        ("Lianna is a film by john sayles", [0]),
+        ("PARIS, then Sao  Paulo", [7, 4]),
+        ("Paris (Texas) is in Texas", [3]),
+        ("John Sayles made The Return of the Secaucus 7 and Lianna", [8, 1, 0]),
+        ("A very long title that nobody will ever write out like that", []),
+        ("東京 is not Kyoto", [11]),
+        ("", []),
+        ("\x00\u202e— 7", []),
+    ],
+)
+def test_mentioned_titles_are_linked(links, text, rows):
+    """Longest first, then in the order of the text; no mention begins with a lowercase letter; full titles first."""
+    assert links.linked_rows(f'"Elsewhere"\n{text}').tolist() == rows
+
+
+def test_a_passage_does_not_link_to_itself(links):
+    assert links.linked_rows('"Lianna (film)"\nLianna by John Sayles.').tolist() == [1]
+    assert links.linked_rows('"Paris"\nParis and John').tolist() == [2]
+    assert links.linked_rows("no second line: John Sayles").tolist() == []
+
+
+def test_only_the_first_words_of_a_page_are_searched(links):
+    assert links.linked_rows('"X"\n' + "word " * (MAX_WORDS - 1) + "John Sayles").tolist() == [2]
+    assert links.linked_rows('"X"\n' + "word " * MAX_WORDS + "John Sayles").tolist() == []
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_accepted(links, text):
+    rows = links.linked_rows(text)
+    assert rows.dtype == np.int64 and len(set(rows.tolist())) == len(rows)
+    assert all(0 <= row < len(TITLES) for row in rows)
+
+
+@given(st.sampled_from(TITLES), st.sampled_from(TITLES))
+def test_every_short_title_is_found_among_other_words(links, first, second):
+    found = links.linked_rows(f'"Elsewhere"\nwas {first}, with {second}.').tolist()
+    for title in (first, second):
+        if title[0].isupper() and len(title.split()) <= MAX_TITLE_WORDS:
+            assert title in [TITLES[row] for row in found]
+
+
+def test_keys_do_not_depend_on_the_process():
+    """Unlike `hash`."""
+    code = "from memsearcher_jax.retrieval.title_links import title_keys; print(title_keys('Lianna (film)'))"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found == [f"{title_keys('Lianna (film)')}\n"] * 2
+
+
+def test_a_folder_is_built_once_and_damage_is_an_error(corpus, tmp_path):
+    open_title_links(corpus, tmp_path / "links")
+    made = (tmp_path / "links" / "keys.npy").stat().st_mtime_ns
+    open_title_links(corpus, tmp_path / "links")
+    assert (tmp_path / "links" / "keys.npy").stat().st_mtime_ns == made
+    with pytest.raises(ValueError, match="was built from another corpus"):
+        open_title_links(make_corpus([Passage("0", "Oslo")]), tmp_path / "links")
+    manifest = json.loads((tmp_path / "links" / "manifest.json").read_text())
+    for name, content in [
+        ("manifest.json", "{"),
+        ("manifest.json", "[]"),
+        ("manifest.json", json.dumps(manifest | {"format": 0})),
+        ("keys.npy", "damaged"),
+        ("rows.npy", ""),
+    ]:
+        kept = (tmp_path / "links" / name).read_bytes()
+        (tmp_path / "links" / name).write_text(content)
+        with pytest.raises(ValueError, match=r"links: cannot be read as title links .* delete it") as caught:
+            open_title_links(corpus, tmp_path / "links")
+        assert "\n" not in str(caught.value)
+        (tmp_path / "links" / name).write_bytes(kept)
+
+
+def test_a_corpus_without_titles(tmp_path):
+    links = open_title_links(make_corpus([Passage("0", '"—"\nJohn')]), tmp_path / "links")
+    assert links.linked_rows('"Elsewhere"\nJohn').tolist() == []

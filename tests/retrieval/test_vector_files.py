@@ -1,0 +1,128 @@
+"""Vectors on disk: their types, missing and damaged shards, and precomputed embeddings."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsearcher_jax.retrieval.vector_files import EmbeddingShards, read_embeddings
+
+VECTORS = np.random.default_rng(0).standard_normal((25, 6)).astype(np.float32)
+
+# faiss.write_index of an IndexFlatIP(2) that holds [[1, 2], [-0.5, 0.25], [3, 4]], written by faiss-cpu 1.15.1
+FLAT = bytes.fromhex(
+    "4978464902000000030000000000000000001000000000000000100000000000010000000006000000000000000000803f00000040"
+    "000000bf0000803e0000404000008040"
+)
+
+
+def shards(directory, dtype="float32", shard_rows=10):
+    return EmbeddingShards(directory, 25, 6, dtype, shard_rows)
+
+
+def write_all(stored):
+    for shard in range(stored.count):
+        rows = stored.row_range(shard)
+        stored.write(shard, VECTORS[rows.start : rows.stop])
+    return stored
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("float16", 1e-3), ("bfloat16", 4e-3)])
+def test_shards_round_trip(tmp_path, dtype, tolerance):
+    stored = write_all(shards(tmp_path, dtype))
+    assert stored.missing() == []
+    np.testing.assert_allclose(stored[:], VECTORS, rtol=tolerance)
+    for start, stop in [(0, 1), (9, 11), (8, 25), (24, 40), (3, 3)]:
+        np.testing.assert_allclose(stored[start:stop], VECTORS[start:stop], rtol=tolerance)
+        assert stored[start:stop].dtype == np.float32
+
+
+def test_missing_shards(tmp_path):
+    stored = write_all(shards(tmp_path))
+    stored.path(1).unlink()
+    assert stored.missing() == [1]
+    (tmp_path / "000001.partial").write_bytes(b"half of it")
+    assert stored.missing() == [1]
+    stored.write(1, VECTORS[10:20])
+    np.testing.assert_array_equal(stored[:], VECTORS)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["000000.npy", "000001.npy", "000002.npy"]
+
+
+def test_a_damaged_shard_is_an_error(tmp_path):
+    stored = write_all(shards(tmp_path))
+    stored.path(2).write_bytes(stored.path(2).read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"000002\.npy: is damaged"):
+        stored.missing()
+    np.save(stored.path(2), VECTORS[:4])
+    with pytest.raises(ValueError, match=r"000002\.npy: has another shape than this index"):
+        stored.missing()
+    np.save(stored.path(2), VECTORS[20:].astype(np.float64))
+    with pytest.raises(ValueError, match="contains float64, expected float32"):
+        stored.missing()
+
+
+def test_float16_overflow_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="too large for float16: store these vectors as bfloat16"):
+        shards(tmp_path, "float16").write(0, 1e5 * VECTORS[:10])
+    shards(tmp_path, "bfloat16").write(0, 1e5 * VECTORS[:10])
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=6, max_size=6))
+def test_bfloat16_rounds_to_nearest(tmp_path_factory, row):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    stored = EmbeddingShards(tmp_path_factory.mktemp("b"), 1, 6, "bfloat16", 1)
+    stored.write(0, np.array([row], np.float32))
+    np.testing.assert_array_equal(stored[:][0], np.array(row, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_reads_npy(tmp_path, dtype):
+    np.save(tmp_path / "v.npy", VECTORS.astype(dtype))
+    np.testing.assert_allclose(read_embeddings(tmp_path / "v.npy"), VECTORS, rtol=1e-3)
+
+
+def test_reads_a_flat_index(tmp_path):
+    (tmp_path / "e5_Flat.index").write_bytes(FLAT)
+    found = read_embeddings(tmp_path / "e5_Flat.index")
+    np.testing.assert_array_equal(found, [[1, 2], [-0.5, 0.25], [3, 4]])
+    assert isinstance(found, np.memmap)
+
+
+@pytest.mark.parametrize("kind", ["IndexFlatIP", "IndexFlatL2"])
+def test_reads_files_of_faiss(tmp_path, kind):
+    faiss = pytest.importorskip("faiss", reason="FAISS is in the extra 'bench'")
+    unit = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
+    index = getattr(faiss, kind)(6)
+    index.add(unit)
+    faiss.write_index(index, str(tmp_path / "i"))
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "i"), unit)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is neither a .npy array nor a flat FAISS index"),
+        (b"IwFl" + FLAT[4:], r"is neither a .npy array nor a flat FAISS index \(it begins with b'IwFl'\)"),
+        (FLAT[:30], "is truncated"),
+        (FLAT[:-1], "has 68 bytes, but 3 x 2 vectors need 69; join the parts"),
+        (FLAT + b"x", "has 70 bytes, but 3 x 2 vectors need 69"),
+        (FLAT.replace(struct.pack("<?i", True, 0), struct.pack("<?i", True, 1), 1), "its vectors do not have norm 1"),
+        (b"\x93NUMPY\x01\x00", "is truncated, or not an array"),
+    ],
+)
+def test_other_files_are_errors(tmp_path, content, message):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_embeddings(tmp_path / "file")
+    assert str(caught.value).startswith(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 2), int), np.zeros((0, 4)), np.array([["a"]])])
+def test_arrays_of_another_shape_or_type_are_errors(tmp_path, array):
+    np.save(tmp_path / "v.npy", array)
+    with pytest.raises(ValueError, match="expected rows of floating-point numbers"):
+        read_embeddings(tmp_path / "v.npy")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_embeddings(tmp_path / "none.npy")

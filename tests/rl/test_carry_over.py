@@ -1,0 +1,258 @@
+"""Trajectories that are carried over: each is trained once, and each context is of one policy, at most K steps old."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+import pytest
+
+from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.rl import carry_over
+from memsearcher_jax.rl.carry_over import Carried, nothing_carried
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
+from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
+from memsearcher_jax.types import (
+    Context,
+    Generate,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    ScoredTrajectory,
+    Search,
+    StopReason,
+    TextSpan,
+    Trajectory,
+    Turn,
+)
+
+TOKENIZER = byte_tokenizer()
+STEPS, PROMPTS, GROUP = 6, 3, 2
+TURNS = (1, 7, 2, 1, 4, 1, 2, 1, 9)  # of consecutive problems
+
+
+def problems(step):
+    numbers = range(step * PROMPTS, (step + 1) * PROMPTS)
+    return [Problem(f"q{n}", f"Who is {n}?", (), {"turns": TURNS[n % len(TURNS)]}) for n in numbers]
+
+
+def workflow(problem):
+    """As many contexts as the problem says, each of two generations."""
+    turns = []
+    for turn in range(problem.metadata["turns"]):
+        first = yield Generate(make_prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "\n"), 6)
+        second = yield Generate((TextSpan("and", True),), 4)
+        turns.append(Turn(first.text, second.text))
+    return Outcome(StopReason.ANSWERED, turns[-1].reply, tuple(turns))
+
+
+def searching(problem):
+    """Searches in every context; one problem is faulty."""
+    for turn in range(problem.metadata["turns"]):
+        yield Generate(make_prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "\n"), 6)
+        (result,) = yield Search((Query("title", 1),))
+        if problem.id == "q3":
+            raise KeyError("lost")
+        yield Generate((TextSpan(result.passages[0].contents, False),), 4)
+    return Outcome(StopReason.ANSWERED, turns=(Turn("", "", results=(result,)),))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    return Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Those of each step."""
+    init = jax.jit(lambda key: qwen.init(key, NANO))
+    return [init(jax.random.key(step)) for step in range(STEPS)]
+
+
+@dataclass
+class Steps:
+    driver: RolloutDriver
+    params: list
+    settings: RLConfig
+
+    def rollout(self, step, carried):
+        key = jax.random.key(100 + step)
+        args = (self.driver, carried, problems, self.params[step], key, step, self.settings, lambda line: None)
+        return carry_over.rollout(*args)
+
+    def run(self, carried=None, start=0, stop=STEPS):
+        """[(trajectories, what is carried on)] of each step."""
+        carried, done = carried or nothing_carried(start, PROMPTS), []
+        for step in range(start, stop):
+            trajectories, carried, _ = self.rollout(step, carried)
+            done.append((trajectories, carried))
+        return done
+
+
+@pytest.fixture
+def steps(engine, params):
+    def make(carry_over, workflow=workflow):
+        settings = RLConfig(steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, carry_over=carry_over)
+        executor = WorkflowExecutor(engine, TOKENIZER, TinyIndex((Passage("0", '"Title"\nText.'),)))
+        return Steps(RolloutDriver(executor, workflow), params, settings)
+
+    return make
+
+
+def test_without_carry_over_a_step_trains_what_it_began(steps):
+    run = steps(0)
+    for step, (trajectories, carried) in enumerate(run.run(stop=2)):
+        jobs, key = make_jobs(problems(step), GROUP), jax.random.key(100 + step)
+        expected, _ = run.driver.rollout(jobs, run.params[step], key, lambda line: None)
+        assert [replace(one, contexts=()) for one in trajectories] == [replace(one, contexts=()) for one in expected]
+        for ours, theirs in zip(trajectories, expected, strict=True):
+            assert ours.contexts == tuple(replace(context, version=step) for context in theirs.contexts)
+        assert carried == nothing_carried(step + 1, PROMPTS)
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_every_trajectory_is_trained_once_and_none_is_discarded(steps, bound):
+    done = steps(bound).run()
+    assert [len(trajectories) for trajectories, _ in done] == [PROMPTS * GROUP] * STEPS
+    trained = [one for trajectories, _ in done for one in trajectories]
+    everything = [problem for step in range(STEPS) for problem in problems(step)]
+    assert Counter((one.problem.id, one.rollout) for one in trained) == Counter(
+        (problem.id, copy) for problem in everything for copy in range(GROUP)
+    )
+    for one in trained:
+        assert len(one.contexts) == one.problem.metadata["turns"] and one.outcome.stop is StopReason.ANSWERED
+    for step, (trajectories, carried) in enumerate(done):
+        versions = [context.version for one in trajectories for context in one.contexts]
+        assert all(step - bound <= version <= step for version in versions)
+        assert all(group.begun > step - bound for group in carried.groups)
+        assert [one.problem.id for one in trajectories[::GROUP]] == [one.problem.id for one in trajectories[1::GROUP]]
+    assert any(len({context.version for context in one.contexts}) > 1 for one in trained)
+    assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
+
+
+def test_each_context_is_sampled_by_the_policy_of_its_version(steps, params):
+    forward = jax.jit(lambda params, *row: jax.nn.log_softmax(qwen.forward(params, NANO, *row)[0][0]))
+    checked = Counter()
+    for step, (trajectories, _) in enumerate(steps(1).run(stop=4)):
+        for context in (context for one in trajectories for context in one.contexts):
+            length, position_1T = len(context.ids), np.arange(96)[None]
+            ids_1T = np.pad(context.ids, (0, 96 - length))[None]
+            logprob_TV = np.asarray(forward(params[context.version], ids_1T, position_1T, (position_1T < length) + 0))
+            expected_T = np.take_along_axis(logprob_TV[: length - 1], ids_1T[0, 1:length, None], 1)[:, 0]
+            sampled_T = np.array(context.sampled[1:])
+            np.testing.assert_allclose(np.array(context.logprobs[1:])[sampled_T], expected_T[sampled_T], atol=1e-4)
+            checked[step - context.version] += 1
+    assert checked[0] and checked[1]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_resumed_run_equals_an_undisturbed_one(steps, stop):
+    run = steps(2)
+    done = run.run()
+    carried = done[stop - 1][1]
+    text = carry_over.to_text(carried, Hosts())
+    carry_over.check_carried(text, stop, run.settings)
+    restored = carry_over.restored(text, stop, problems, run.driver, run.settings, Hosts())
+    assert restored == carried
+    assert run.run(restored, start=stop) == done[stop:]
+
+
+def test_searches_and_faults_survive_a_restart(steps):
+    run = steps(2, searching)
+    kept = Counter()
+    for _, carried in run.run(stop=3):
+        text = carry_over.to_text(carried, Hosts())
+        assert carry_over.from_text(text, problems, run.driver) == carried
+        kept.update(type(one) for group in carried.groups for one in group.rollouts)
+    assert kept[PausedWorkflow] and kept[FinishedWorkflow]
+
+
+def test_any_number_of_hosts_takes_up_what_is_carried(steps, monkeypatch):
+    run = steps(1)
+    whole = run.run(stop=2)[-1][1]
+    assert whole.groups
+    first, second = (whole.share(index, 2) for index in range(2))
+    assert (set(first.next_steps), set(second.next_steps)) == ({0}, {1, 2})
+    contents = []
+    monkeypatch.setattr(Hosts, "exchange", lambda self, content: contents.append(content) or contents)
+    carry_over.to_text(first, Hosts())
+    text = carry_over.to_text(second, Hosts())
+    assert carry_over.from_text(text, problems, run.driver) == whole
+
+
+def test_settings_that_the_carried_trajectories_need_must_stay(steps):
+    run = steps(2)
+    carried = run.run(stop=3)[-1][1]
+    text = carry_over.to_text(carried, Hosts())
+    for change, message in (
+        ({"carry_over": 0}, "began 1 steps ago, and rl.carry_over is 0"),
+        ({"group_size": 3}, "rl.group_size 2: leave them"),
+        ({"prompts_per_step": 4}, "rl.prompts_per_step 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            carry_over.check_carried(text, 3, replace(run.settings, **change))
+
+
+def test_an_interrupted_step_changes_nothing(steps):
+    """What it began with is what a checkpoint saves."""
+    run = steps(1)
+    (_, carried), *_ = run.run(stop=1)
+    before = carry_over.to_text(carried, Hosts())
+    calls = Counter()
+
+    def stop():
+        calls["n"] += 1
+        if calls["n"] > 3:
+            raise KeyboardInterrupt
+
+    interrupted = replace(run, driver=replace(run.driver, executor=replace(run.driver.executor, check=stop)))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.rollout(1, carried)
+    assert carry_over.to_text(carried, Hosts()) == before
+    assert run.run(carried, start=1) == run.run()[1:]
+
+
+def test_staleness_metrics():
+    def summary(*versions):
+        contexts = tuple(Context((1,), (0.0,), (True,), version) for version in versions)
+        trajectory = Trajectory(Problem("q", "?", ()), 0, Outcome(StopReason.ANSWERED), contexts, "")
+        return summarize_trajectory(ScoredTrajectory(trajectory, 0.0))
+
+    metrics = staleness_metrics([summary(3, 3), summary(2, 3)], 3, RolloutStats(drain_seconds=0.5))
+    assert metrics == {
+        "staleness/0": 0.75,
+        "staleness/1": 0.25,
+        "staleness": 0.25,
+        "mixed_policy": 0.5,
+        "drain_seconds": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": {"workflow": "react", "prompts": "react"}}, "rl.carry_over 1 swaps weights between contexts"),
+        ({"training": {"old_logprobs": "trainer"}}, "set training.old_logprobs to sampler"),
+        ({"training": {"old_logprobs": "checked", "tis_cap": 2.0}}, "checked takes staleness for a fault"),
+    ],
+)
+def test_settings_that_exclude_carry_over(changes, message):
+    config = RunConfig(rl=RLConfig(carry_over=1))
+    check(config)
+    check(replace(config, training=replace(config.training, old_logprobs="trainer", tis_cap=2.0)))
+    with pytest.raises(ValueError, match=message):
+        check(replace(config, **{name: replace(getattr(config, name), **values) for name, values in changes.items()}))
+
+
+def test_problems_begin_once_for_each_host_in_order():
+    whole = Carried({0: 4, 1: 5, 2: 4, 3: 4})
+    assert [whole.share(index, 3).next_steps for index in range(3)] == [{0: 4}, {1: 5}, {2: 4, 3: 4}]

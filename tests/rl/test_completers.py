@@ -1,0 +1,251 @@
+"""Completers of answers and judgements: frozen weights on a sampling engine, or a chat service with injected errors."""
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.retrieval.lru_cache import LRUCache
+from memsearcher_jax.rl import completers
+from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
+from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.rl.rollout import WorkflowExecutor
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.testing import NANO, NANO_SAMPLING, byte_tokenizer, make_prompt
+from memsearcher_jax.types import Completion, Prompt
+
+KEY = jax.random.key(0)
+TOKENIZER = byte_tokenizer()
+
+
+def prompt(question: str, memory: str = "m") -> Prompt:
+    return make_prompt(
+        "<|im_start|>system\nAnswer. ",
+        memory,
+        "<|im_end|>\n<|im_start|>user\n",
+        question,
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+def completion(text):
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+@pytest.fixture
+def serving():
+    """Starts a chat service that replies with `behave(user message, number of requests with it)`."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(behave):
+            requests, request_counts, busy, lock = [], Counter(), Counter(), threading.Lock()
+
+            class Handler(BaseHTTPRequestHandler):
+                def do_POST(self):
+                    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                    user = body["messages"][1]["content"]
+                    with lock:
+                        requests.append((self.path, dict(self.headers), body))
+                        request_counts[user] += 1
+                        busy["now"] += 1
+                        busy["max"] = max(busy["max"], busy["now"])
+                    status, value = behave(user, request_counts[user])
+                    with lock:
+                        busy["now"] -= 1
+                    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    with contextlib.suppress(OSError):
+                        self.wfile.write(data)
+
+                def log_message(self, *args):
+                    pass
+
+            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}/v1", requests, busy
+
+        yield serve
+
+
+def open_openai_completer(url, **settings):
+    config = CompleterConfig(backend="openai", url=url, model="judge-32b", **settings)
+    return completers.open_openai_completer(config, section="judge", max_tokens=9, temperature=0.5)
+
+
+def test_a_completion_request_has_the_openai_format(serving, monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "secret")
+    url, requests, _ = serving(lambda user, times: completion(f"about {user}"))
+    completer = open_openai_completer(url, api_key_env="THEIR_KEY")
+    assert completer.complete([prompt("a"), prompt("b")], KEY) == [Completion("about a"), Completion("about b")]
+    path, headers, body = next(request for request in requests if request[2]["messages"][1]["content"] == "a")
+    assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer secret")
+    assert body == {
+        "model": "judge-32b",
+        "messages": [{"role": "system", "content": "Answer. m"}, {"role": "user", "content": "a"}],
+        "max_tokens": 9,
+        "temperature": 0.5,
+    }
+
+
+def test_transient_errors_are_retried_and_other_errors_are_returned(serving):
+    def behave(user, times):
+        replies = {
+            "busy": (503, {"error": "busy"}) if times < 3 else completion("at last"),
+            "down": (500, {"error": "no luck"}),
+            "wrong": (400, {"error": "too long"}),
+            "empty": completion(" "),
+            "other": (200, {"choices": []}),
+            "no json": (200, b"<html>"),
+        }
+        return replies.get(user, completion("fine"))
+
+    url, requests, _ = serving(behave)
+    questions = ["busy", "down", "wrong", "empty", "other", "no json", "good"]
+    completions = dict(
+        zip(
+            questions,
+            open_openai_completer(url, max_attempts=3).complete(list(map(prompt, questions)), KEY),
+            strict=True,
+        )
+    )
+    assert (completions["busy"], completions["good"]) == (Completion("at last"), Completion("fine"))
+    for question, reason in [
+        ("down", 'returned status 500: {"error": "no luck"} (attempt 3 of 3)'),
+        ("wrong", "rejected the request with status 400"),
+        ("empty", "answered with an empty text"),
+        ("other", "did not return a chat completion"),
+        ("no json", "did not return JSON: <html> (attempt 3 of 3)"),
+    ]:
+        assert completions[question].text == "" and reason in completions[question].error, question
+    request_counts = Counter(body["messages"][1]["content"] for _, _, body in requests)
+    assert request_counts == {"busy": 3, "down": 3, "wrong": 1, "empty": 1, "other": 1, "no json": 3, "good": 1}
+
+
+def test_a_timeout_is_an_error(serving):
+    def behave(user, times):
+        time.sleep(0.6 if user == "slow" else 0.0)
+        return completion("done")
+
+    url, _, _ = serving(behave)
+    slow, quick = open_openai_completer(url, max_attempts=1, timeout=0.3).complete(
+        [prompt("slow"), prompt("quick")], KEY
+    )
+    assert quick == Completion("done") and "timeout (attempt 1 of 1)" in slow.error
+
+
+def test_concurrent_requests_are_limited(serving):
+    def behave(user, times):
+        time.sleep(0.05)
+        return completion("done")
+
+    url, requests, busy = serving(behave)
+    open_openai_completer(url, max_concurrency=3).complete([prompt(str(number)) for number in range(12)], KEY)
+    assert len(requests) == 12 and 2 <= busy["max"] <= 3
+
+
+def test_an_unreachable_endpoint_is_an_error():
+    (result,) = open_openai_completer("http://127.0.0.1:9/v1", max_attempts=1).complete([prompt("a")], KEY)
+    assert "does not respond" in result.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": ""}, r"judge.backend is openai: set judge.url and judge.model"),
+        ({"url": "host:8000"}, r"answerer.url or judge.url 'host:8000' is not a valid address"),
+        (
+            {"url": "http://h", "api_key_env": "NO_SUCH_KEY"},
+            r"judge.api_key_env: the environment holds no variable of that name$",
+        ),
+    ],
+)
+def test_incomplete_settings_are_errors(settings, message):
+    with pytest.raises(ValueError, match=message):
+        open_openai_completer(**settings)
+
+
+class EchoCompleter:
+    """Repeats questions, fails at prompts whose memory is in `failing`, and records the memories of all prompts."""
+
+    def __init__(self, *failing):
+        self.failing, self.received = set(failing), []
+
+    def complete(self, prompts, key):
+        self.received += [prompt["memory"] for prompt in prompts]
+        return [
+            Completion(error="no")
+            if prompt["memory"] in self.failing
+            else Completion(f"{prompt['question']}:{prompt['memory']}")
+            for prompt in prompts
+        ]
+
+
+def test_completions_are_cached_and_failures_are_retried():
+    echo = EchoCompleter("b")
+    completer = CachedCompleter(echo, LRUCache(100))
+    prompts = [prompt("a"), prompt("b"), prompt("a"), prompt("a", memory="other")]
+    assert completer.complete(prompts, KEY) == [
+        Completion("m:a"),
+        Completion(error="no"),
+        Completion("m:a"),
+        Completion("other:a"),
+    ]
+    assert echo.received == ["a", "b", "a"]
+    echo.failing.clear()
+    assert completer.complete(prompts, KEY)[1] == Completion("m:b")
+    assert echo.received == ["a", "b", "a", "b"]
+
+
+def test_the_cache_size_is_bounded():
+    echo = EchoCompleter()
+    completer = CachedCompleter(echo, LRUCache(1))
+    assert completer.complete([prompt("a"), prompt("b")], KEY) == [Completion("m:a"), Completion("m:b")]
+    completer.complete([prompt("b")], KEY)
+    completer.complete([prompt("a")], KEY)
+    assert echo.received == ["a", "b", "a"]
+
+
+def test_cache_keys_distinguish_the_segments_of_a_prompt():
+    echo = EchoCompleter()
+    completer = CachedCompleter(echo, LRUCache(9))
+    assert completer.complete([prompt("b", "a"), prompt("", "ab")], KEY) == [Completion("a:b"), Completion("ab:")]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    return Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
+
+
+def test_engine_completions_are_reproducible_and_independent_of_the_batch(engine):
+    params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
+    completer = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), params, max_tokens=6)
+    prompts = [prompt(f"q{number}") for number in range(7)]
+    completions = completer.complete(prompts, KEY)
+    assert not any(reply.error for reply in completions) and len({reply.text for reply in completions}) > 1
+    assert completer.complete(prompts, KEY) == completions and engine.free_slots == [0, 1, 2]
+    assert completer.complete(prompts[4:5], KEY) == completions[4:5]
+    assert completer.complete([prompts[2]] * 2, KEY)[0] == completions[2]
+
+
+def test_too_long_prompts_and_nonfinite_weights_are_errors(engine):
+    params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
+    long, short = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), params, 6).complete(
+        [prompt("x" * 140), prompt("q")], KEY
+    )
+    assert long.error == "the prompt does not fit the context" and short.text
+    broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    (result,) = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), broken, 6).complete([prompt("q")], KEY)
+    assert result == Completion(error="the policy's logits were not finite")

@@ -1,0 +1,233 @@
+"""Rewards of Mem-alpha per chunk from answers and verdicts; failed requests give no reward instead of zero."""
+
+import json
+import math
+from dataclasses import replace
+
+import jax
+import pytest
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memalpha import prompts
+from memsearcher_jax.agent.memalpha.config import MemalphaConfig
+from memsearcher_jax.agent.memalpha.workflow import memalpha
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.rl import stream_reward
+from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.metrics import stream_metrics
+from memsearcher_jax.rl.stream_reward import StreamRewardFn
+from memsearcher_jax.testing import byte_tokenizer
+from memsearcher_jax.types import (
+    Completion,
+    Context,
+    FinishReason,
+    Outcome,
+    Problem,
+    StopReason,
+    Stream,
+    StreamQuestion,
+    Trajectory,
+)
+
+AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=2_000)
+CONFIG = MemalphaConfig()
+PROMPTS = prompts.load(AGENT)
+TOKEN_COUNTER = byte_tokenizer()
+KEY = jax.random.key(0)
+STREAM = Stream(
+    "generated",
+    ("Ann works for Belkan Mills. It rained all day long, and all night.", "Bob lives in Kelford, a town by the sea."),
+    (
+        StreamQuestion("Who does Ann work for?", "Belkan Mills", "person"),
+        StreamQuestion("Where is Bob?", "Kelford", "town"),
+    ),
+)
+
+
+def insert(content, store="semantic_memory"):
+    arguments = json.dumps({"memory_type": store, "content": content})
+    return f"✿FUNCTION✿: new_memory_insert\n✿ARGS✿: {arguments}\n"
+
+
+def trajectory(*replies, stream=STREAM, config=CONFIG):
+    """The trajectory of the workflow when the policy gives these replies."""
+    waiting = iter(replies)
+    workflow = memalpha(stream, agent=AGENT, config=config, prompts=PROMPTS, token_counter=TOKEN_COUNTER)
+    outcome = run_workflow(workflow, lambda request: next(waiting), search=None)
+    context = Context((1, 2), (0.0, -0.5), (False, True))
+    return Trajectory(Problem.of_stream("s", stream), 0, outcome, (context,) * len(outcome.turns), "")
+
+
+def completions(*replies):
+    return [reply if isinstance(reply, Completion) else Completion(reply) for reply in replies]
+
+
+class ReadingAnswerer:
+    """Answers with its complete prompt; fails at prompts with a word of `failing`."""
+
+    def __init__(self, *failing):
+        self.failing, self.prompts = failing, []
+
+    def complete(self, prompts, key):
+        self.prompts += prompts
+        texts = [prompt["memory"] + prompt["question"] for prompt in prompts]
+        return [
+            Completion(error="no luck") if any(word in text for word in self.failing) else Completion(text)
+            for text in texts
+        ]
+
+
+class Judge:
+    """Replies `replies[word]` to prompts with the word, and VALID to all others."""
+
+    def __init__(self, **replies):
+        self.replies, self.prompts = replies, []
+
+    def complete(self, prompts, key):
+        self.prompts += prompts
+        valid = Completion('```json\n{"VALID": true}\n```')
+        return [
+            next((reply for word, reply in self.replies.items() if word in str(prompt)), valid) for prompt in prompts
+        ]
+
+
+def score(*trajectories, answerer=None, judge=None, config=CONFIG, evaluation=False):
+    reward_fn = StreamRewardFn(config, PROMPTS, TOKEN_COUNTER, answerer or ReadingAnswerer(), judge, evaluation)
+    return reward_fn(trajectories, KEY, lambda line: None)
+
+
+def test_rewards_of_a_stream_by_hand():
+    (scored,) = score(trajectory(*completions(insert("Ann: Belkan Mills"), insert("x", "core_memory"))), judge=Judge())
+    memory, stream = TOKEN_COUNTER.count("Ann: Belkan Mills"), sum(map(TOKEN_COUNTER.count, STREAM.chunks))
+    shared = 0.5 + 0.05 * (1 - memory / stream)
+    assert scored.context_rewards == pytest.approx((shared + 1 + 0.1, shared + 0 + 0.1))
+    assert scored.reward == pytest.approx(sum(scored.context_rewards) / 2)
+    assert scored.scores == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "accuracy/generated": 0.5,
+            "accuracy/generated/person": 1.0,
+            "accuracy/generated/town": 0.0,
+            "compression": 1 - memory / stream,
+            "calls_reward": 0.5,
+            "content_reward": 1.0,
+        }
+    )
+    assert scored.trajectory.outcome.answer.startswith(
+        "[1] Who does Ann work for? -> semantic memory: 1. Ann: Belkan Mills"
+    )
+    assert scored.trajectory.outcome.counts["questions"] == 2
+
+
+def test_there_is_no_content_reward_without_a_judge():
+    (scored,) = score(trajectory(*completions(insert("Ann: Belkan Mills"), "Done")))
+    assert "content_reward" not in scored.scores
+    assert scored.context_rewards[0] - scored.context_rewards[1] == pytest.approx(1.0)
+
+
+def test_a_failed_answer_is_counted_and_excluded_from_means():
+    (scored,) = score(
+        trajectory(*completions(insert("Ann: Belkan Mills"), "Done")), answerer=ReadingAnswerer("Where is Bob?")
+    )
+    assert scored.scores["accuracy"] == 1.0 and "accuracy/generated/town" not in scored.scores
+    assert scored.trajectory.outcome.counts["answers_failed"] == 1
+    assert "[?] Where is Bob? -> failed: no luck" in scored.trajectory.outcome.answer
+
+
+def test_a_trajectory_without_answers_has_no_reward_and_is_not_trained():
+    poor, rich = trajectory(*completions("Done", insert("Kelford"))), trajectory(*completions(insert("Mills"), "Done"))
+    batch = score(poor, rich, answerer=ReadingAnswerer("Kelford"))
+    assert math.isnan(batch[0].reward) and all(map(math.isnan, batch[0].context_rewards))
+    assert batch[0].reason == "no answer could be scored: no luck"
+    assert batch[0].trajectory.outcome.counts["answers_failed"] == 2
+    for baseline in ("pooled", "position", "trajectory"):
+        assert len(multi_context_advantages(batch, [0, 0], RLConfig(advantage_scope=baseline))) == 2
+    summary = stream_metrics([summarize_trajectory(scored) for scored in batch])
+    assert (summary["unscored"], summary["accuracy"], summary["answers_failed"]) == (
+        0.5,
+        batch[1].scores["accuracy"],
+        1.0,
+    )
+    assert frac_mixed_groups([scored.reward for scored in batch], [0, 0]) == 0.0
+
+
+def test_an_unavailable_answerer_ends_the_run():
+    with pytest.raises(ConnectionError, match="none of 16 answers came; the last failure: no luck"):
+        score(*[trajectory(*completions("Done", "Done"))] * 8, answerer=ReadingAnswerer("?"))
+    (scored,) = score(trajectory(*completions("Done", "Done")), answerer=ReadingAnswerer("?"))
+    assert math.isnan(scored.reward)
+
+
+def test_a_failure_at_the_end_of_many_prompts_does_not_end_the_run(monkeypatch):
+    """The last chunk holds one prompt, and that fails."""
+    monkeypatch.setattr(stream_reward, "CHUNK", 3)
+    prompts = iter([*map(str, range(18)), "bad"])
+    completed = stream_reward._complete(FailingCompleter(), prompts, KEY, lambda line: None, "answers")
+    assert [bool(one.error) for one in completed] == [False] * 18 + [True]
+
+
+class FailingCompleter:
+    def complete(self, prompts, key):
+        return [Completion(error="down") if prompt == "bad" else Completion(prompt) for prompt in prompts]
+
+
+def test_a_failed_verdict_is_counted_and_excluded_from_means():
+    judge = Judge(
+        broken=Completion(error="down"),
+        odd=Completion("I would say so."),
+        bad=Completion('```json\n{"VALID": false}\n```'),
+    )
+    first = insert("fine") + insert("broken") + insert("odd") + insert("bad")
+    (scored,) = score(trajectory(*completions(first, insert("broken again"))), judge=judge)
+    assert scored.scores["content_reward"] == 0.5, "first chunk: one valid and one invalid verdict, two failed verdicts"
+    assert scored.trajectory.outcome.counts["verdicts_failed"] == 3
+    assert not math.isnan(scored.context_rewards[0]) and math.isnan(scored.context_rewards[1])
+    assert len(multi_context_advantages([scored], [0], RLConfig(advantage_scope="pooled"))) == 1
+
+
+def test_a_failed_call_is_invalid_without_a_verdict():
+    judge = Judge()
+    calls = insert("fine") + '✿FUNCTION✿: memory_delete\n✿ARGS✿: {"memory_type": "core_memory"}'
+    (scored,) = score(trajectory(*completions(calls, "Done")), judge=judge)
+    assert scored.scores["content_reward"] == 0.25 and len(judge.prompts) == 1
+
+
+def test_a_judge_scores_the_answers_of_some_sources():
+    stream = replace(STREAM, source="lme_train")
+    judge = Judge(Bob=Completion("No."), Ann=Completion("Yes, it is."))
+    (scored,) = score(trajectory(*completions("Done", "Done"), stream=stream), judge=judge)
+    assert scored.scores["accuracy"] == 0.5 and scored.scores["accuracy/lme_train/person"] == 1.0
+    for failing in (
+        Judge(Bob=Completion(error="down"), Ann=Completion("yes")),
+        Judge(Bob=Completion(" "), Ann=Completion("yes")),
+    ):
+        (scored,) = score(trajectory(*completions("Done", "Done"), stream=stream), judge=failing)
+        assert (scored.scores["accuracy"], scored.trajectory.outcome.counts["answers_failed"]) == (1.0, 1)
+
+
+def test_a_partly_read_stream_has_no_reward():
+    stopped = trajectory(Completion(insert("Mills")), Completion("", FinishReason.CONTEXT_FULL))
+    fault = replace(stopped, outcome=Outcome(StopReason.FAULT, error="ValueError: no"), contexts=())
+    batch = score(stopped, trajectory(*completions("Done", "Done")), fault)
+    assert [math.isnan(scored.reward) for scored in batch] == [True, False, True]
+    assert batch[0].reason == "the stream was not read to its end: context_full"
+    assert [len(scored.context_rewards) for scored in batch] == [1, 2, 0]
+    summary = stream_metrics([summarize_trajectory(scored) for scored in batch])
+    assert summary["stop/fault"] == pytest.approx(1 / 3) and summary["unscored"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("reader", ["long_context", "rag"])
+def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
+    config = replace(CONFIG, answer_from=reader)
+    (scored,) = score(trajectory(config=config), config=config)
+    assert scored.scores["accuracy"] == 1.0 == scored.reward
+    assert scored.context_rewards == () and "compression" not in scored.scores
+
+
+def test_questions_are_answered_in_chunks(monkeypatch):
+    monkeypatch.setattr(stream_reward, "CHUNK", 3)
+    answerer = ReadingAnswerer()
+    batch = score(*[trajectory(*completions(insert("Kelford"), "Done"))] * 4, answerer=answerer)
+    assert [scored.scores["accuracy"] for scored in batch] == [0.5] * 4 and len(answerer.prompts) == 8

@@ -1,0 +1,166 @@
+"""Repositories of the Hub in place of directories, against a Hub on loopback."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from memsearcher_jax.config import RunConfig, settings
+from memsearcher_jax.launch import cli, evaluate, export_hf, tpu_train
+from memsearcher_jax.model.encoder import EncoderConfig
+from memsearcher_jax.runtime import hub as hub_module
+from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runtime.text_encoder import E5_PROMPTS, with_prompts
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A running Hub, with an empty cache. The library reads its environment when it is imported."""
+    spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
+    hub_server = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = hub_server  # where dataclasses look up the types of fields
+    spec.loader.exec_module(hub_server)
+    with hub_server.running_hub() as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield hub
+
+
+def config(**values):
+    made = RunConfig()
+    for name, value in values.items():
+        section, field = name.split("__")
+        made = replace(made, **{section: replace(getattr(made, section), **{field: value})})
+    return made
+
+
+def files_in(folder):
+    return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_repository_is_pinned_and_downloaded_once(hub):
+    commit = hub.add("models/owner/model", {"config.json": b"{}", "1_Pooling/config.json": b"1", "model.bin": b"222"})
+    pinned = hub_module.pinned(config(model__path="owner/model"))
+    assert pinned.model.path == f"owner/model@{commit}"
+    folder = hub_module.local(pinned).model.path
+    assert files_in(folder) == {"config.json", "1_Pooling/config.json"}
+    hub.requests.clear()
+    assert hub_module.local(hub_module.pinned(pinned)).model.path == folder
+    assert hub.requests == []
+
+
+def test_a_revision_is_used(hub):
+    hub.add("models/owner/model", {"config.json": b"new"})
+    old = hub.add("models/owner/model", {"config.json": b"old"}, revision="v1.0")
+    pinned = hub_module.pinned(config(retrieval__encoder="owner/model@v1.0"))
+    assert pinned.retrieval.encoder == f"owner/model@{old}"
+    assert (Path(hub_module.local(pinned).retrieval.encoder) / "config.json").read_bytes() == b"old"
+
+
+def test_a_resumed_run_keeps_its_commit(hub):
+    first = hub.add("models/owner/model", {"config.json": b"{}"})
+    stored = hub_module.pinned(config(model__path="owner/model"))
+    second = hub.add("models/owner/model", {"config.json": b"{ }"})
+    again = config(model__path="owner/model")
+    assert hub_module.pinned(again, stored).model.path == f"owner/model@{first}"
+    assert hub_module.pinned(again).model.path == f"owner/model@{second}"
+    other = config(model__path=f"owner/model@{second}")
+    assert hub_module.pinned(other, stored).model.path == f"owner/model@{second}"
+
+
+def test_a_corpus_is_one_file_of_a_dataset(hub):
+    commit = hub.add("datasets/owner/passages", {"wiki/a.jsonl": b"{}\n", "b.jsonl": b""})
+    pinned = hub_module.pinned(config(retrieval__corpus="hf://datasets/owner/passages/wiki/a.jsonl"))
+    assert pinned.retrieval.corpus == f"hf://datasets/owner/passages@{commit}/wiki/a.jsonl"
+    assert Path(hub_module.local(pinned).retrieval.corpus).read_bytes() == b"{}\n"
+    missing = config(retrieval__corpus="hf://datasets/owner/passages/c.jsonl")
+    with pytest.raises(ValueError, match=r"retrieval.corpus .*: the repository has no file c.jsonl"):
+        hub_module.local(hub_module.pinned(missing))
+
+
+def test_the_benchmarks_of_a_dataset(hub):
+    question = json.dumps({"id": "1", "question": "Who?", "golden_answers": ["A"]}).encode() + b"\n"
+    hub.add("datasets/owner/data", {"nq/test.jsonl": question, "retrieval-corpus/wiki.jsonl": b""})
+    root = hub_module.local(config(data__root="owner/data")).data.root
+    assert files_in(root) == {"nq/test.jsonl"}
+    assert evaluate.benchmark_entries("nq", "owner/data") == ("nq",)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("owner/missing", ValueError, "there is no such path, and no such model repository on http"),
+        ("owner/model@v9", ValueError, "the repository has no revision v9"),
+        ("owner/gated", ValueError, "is gated: accept its conditions at http://127.0.0.1"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_one_line(hub, name, error, message):
+    hub.add("models/owner/model", {"config.json": b"{}"})
+    hub.add("models/owner/gated", {"config.json": b"{}"})
+    hub.gated.add("models/owner/gated")
+    with pytest.raises(error) as raised:
+        hub_module.local(hub_module.pinned(config(model__path=name)))
+    assert str(raised.value).startswith(f"model.path {name}") and message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_offline_the_cache_is_enough(hub, monkeypatch):
+    commit = hub.add("models/owner/model", {"config.json": b"{}"})
+    folder = hub_module.local(hub_module.pinned(config(model__path="owner/model"))).model.path
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    pinned = hub_module.pinned(config(model__path="owner/model"))
+    assert pinned.model.path == f"owner/model@{commit}"
+    assert hub_module.local(pinned).model.path == folder
+    with pytest.raises(OSError, match=r"model.path owner/other: there is no such path, it is not in the Hub's cache"):
+        hub_module.pinned(config(model__path="owner/other"))
+
+
+@pytest.mark.parametrize("breaks", [1, 50])
+def test_a_broken_download_continues(hub, monkeypatch, breaks):
+    """The library itself continues a few times."""
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    data = bytes(range(256)) * 1_000
+    hub.add("models/owner/model", {"config.json": b"{}", "model.safetensors": data})
+    hub.cut["model.safetensors"] = [1_000] * breaks
+    pinned = hub_module.pinned(config(model__path="owner/model"))
+    if breaks > 1:
+        with pytest.raises(OSError, match=r"model.path owner/model@\w+ cannot be downloaded .*: repeat the command"):
+            hub_module.local(pinned)
+        hub.cut.clear()
+    folder = hub_module.local(pinned).model.path
+    assert (Path(folder) / "model.safetensors").read_bytes() == data
+
+
+def test_prompts_of_e5_in_the_cache(hub):
+    hub.add("models/owner/e5-small", {"config.json": b"{}"})
+    folder = hub_module.local(config(retrieval__encoder="owner/e5-small")).retrieval.encoder
+    prompted = with_prompts(EncoderConfig(), Path(folder), "auto")
+    assert (prompted.query_prompt, prompted.passage_prompt) == E5_PROMPTS
+
+
+@pytest.mark.parametrize("name", ["", "package:tiny", "/root/model", "runs/a/b", "hashing", "./model"])
+def test_other_values_are_no_repositories(name):
+    assert not hub_module.is_repository(name)
+
+
+def test_a_directory_is_preferred(tmp_path, monkeypatch):
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not hub_module.is_repository("owner/model")
+
+
+def test_commands_take_repositories(hub, tmp_path, capsys):
+    files = {path.name: path.read_bytes() for path in located("package:tiny").iterdir()}
+    commit = hub.add("models/owner/tiny", files)
+    flags = cli.parse(tpu_train.Train, ["--config", "tiny", "--checkpoint", "owner/tiny"])
+    assert settings(flags.run)["model.path"] == f"owner/tiny@{commit}"
+    export_hf.main(["--config", "tiny", "--checkpoint", "owner/tiny", "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "model.safetensors").is_file()

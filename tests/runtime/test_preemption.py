@@ -1,0 +1,149 @@
+"""Initialisation of hosts, SIGTERM, and exit statuses."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from memsearcher_jax.launch import cli
+from memsearcher_jax.runtime import preemption
+from memsearcher_jax.runtime.distributed import Hosts, Interrupted, Stopped
+
+
+def test_sigterm_interrupts_a_rollout_and_exits_with_85(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, preemption.joined() as hosts:
+        hosts.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):
+            if hosts.stopping.is_set():
+                break
+            time.sleep(0.05)
+        with pytest.raises(Interrupted):
+            hosts.check()
+        raise hosts.stopped(7)
+    assert end.value.code == 85
+    assert capsys.readouterr().err == "stopped after step 7 (SIGTERM on host 0); checkpoint saved\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_job_that_cannot_stop_keeps_the_signal_handler():
+    before = signal.getsignal(signal.SIGTERM)
+    with preemption.joined(stoppable=False):
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_exceptions_propagate():
+    with pytest.raises(KeyError), preemption.joined():
+        raise KeyError("x")
+
+
+def test_loss_of_another_host_differs_from_a_local_error():
+    """The messages are from JAX 0.10.2."""
+    gloo = ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:25495")
+    barrier = jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: save")
+    for loss in (gloo, barrier):
+        with pytest.raises(SystemExit) as end:
+            try:
+                try:
+                    raise loss
+                except Exception as error:
+                    raise OSError("cannot write a checkpoint") from error
+            except OSError:
+                raise SystemExit(1) from None
+        assert preemption._is_host_loss(loss)
+        assert preemption._is_host_loss(end.value)
+    for local in (
+        ValueError("UNAVAILABLE"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        SystemExit(2),
+    ):
+        assert not preemption._is_host_loss(local)
+
+
+def test_a_stop_names_its_reason():
+    hosts = Hosts()
+    hosts.stop("SIGTERM on host 3")
+    hosts.stop("later")
+    assert isinstance(hosts.stopped(2), Stopped)
+    assert str(hosts.stopped(2)) == "stopped after step 2 (SIGTERM on host 3); checkpoint saved"
+
+
+def test_the_exit_statuses_differ():
+    assert cli.INTERRUPTED != preemption.STOPPED
+
+
+JOIN = """
+import os, sys
+from memsearcher_jax.runtime import preemption
+def die(*_): os._exit(9)
+if sys.argv[2:] == ["dies"]:
+    import jax
+    jax.devices = die  # between the connection to the coordinator and that to the other hosts
+print("joining", flush=True)
+with preemption.joined(timeout=int(sys.argv[1])):
+    pass
+"""
+
+
+@pytest.fixture
+def start_host():
+    """Starts one of `count` hosts that join and finish."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    hosts = []
+
+    def start(index, *arguments, count=2):
+        joins = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(index)}
+        command = [sys.executable, "-c", JOIN, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        host = subprocess.Popen(command, env=os.environ | joins, stdout=pipe, stderr=pipe, text=True)
+        hosts.append(host)
+        assert host.stdout.readline() == "joining\n"
+        return host
+
+    yield start
+    for host in hosts:
+        host.kill()
+        host.communicate()
+
+
+def test_hosts_that_finish_exit_with_0(start_host):
+    """A thread that still waited for a key of the coordinator would abort the interpreter while it exits."""
+    for host in [start_host(index, 60, count=4) for index in range(4)]:
+        _, errors = host.communicate(timeout=60)
+        assert (host.returncode, errors) == (0, "")
+
+
+def test_a_host_that_is_not_joined_in_time_exits_with_85(start_host):
+    for host in [start_host(index, 1, count=3) for index in (0, 1)]:
+        _, errors = host.communicate(timeout=60)
+        assert host.returncode == 85, errors[-2_000:]
+        assert "a host is missing or lost; restart all hosts" in errors
+
+
+def test_sigterm_while_hosts_join_exits_with_85(start_host):
+    host = start_host(1, 600)
+    time.sleep(2)
+    host.terminate()
+    _, errors = host.communicate(timeout=10)
+    assert host.returncode == 85, errors[-2_000:]
+    assert errors.endswith("stopped during startup (SIGTERM)\n")
+
+
+def test_the_loss_of_a_host_that_has_joined_exits_with_85(start_host):
+    coordinator, host = start_host(0, 60, "dies"), start_host(1, 60)
+    assert coordinator.wait(60) == 9
+    _, errors = host.communicate(timeout=60)
+    assert host.returncode == 85, errors[-2_000:]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 10**12])
+def test_an_invalid_join_timeout_is_an_error(seconds):
+    with pytest.raises(ValueError, match="--join_timeout is"), preemption.joined(timeout=seconds):
+        pass

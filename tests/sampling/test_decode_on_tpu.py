@@ -1,0 +1,83 @@
+"""The samplers compiled for TPUs, without one: operations per token, and memory besides weights and cache."""
+
+import pytest
+from jax.experimental import topologies
+
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.planning.hlo import schedule
+from memsearcher_jax.sampling import executor
+from memsearcher_jax.sampling.config import SamplingConfig
+
+pytestmark = pytest.mark.tpu_compile
+GB = 1e9
+MAX_OPERATIONS = 1_200  # per decoded token
+SMALL = {"vocab_size": 151_936, "tie_embeddings": True}
+MODELS = {
+    "7B": ModelConfig(),
+    "3B": ModelConfig(**SMALL, embed_size=2_048, ffn_size=11_008, layers=36, heads=16, kv_heads=2),
+    "0.5B": ModelConfig(**SMALL, embed_size=896, ffn_size=4_864, layers=24, heads=14, kv_heads=2, head_size=64),
+}
+
+
+@pytest.fixture
+def lower(monkeypatch):
+    """(model, settings, topology) -> (name, lowered program) of the sampler of a host."""
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+    def lower(model, settings, topology):
+        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        mesh = sharding.make_mesh(MeshConfig(-1, 1, settings.tensor), devices)
+        return executor.lower_programs(MODELS[model], settings, mesh)
+
+    return lower
+
+
+def assert_decodes_within_the_limits(compiled, settings, max_temp=0.1 * GB):
+    """Few operations per token, no loops but those over tokens and layers, and little temporary memory."""
+    text = compiled.as_text()
+    steps = settings.decode_steps_per_call
+    assert schedule(text, unknown_trips=steps).operations <= MAX_OPERATIONS * steps
+    assert text.count(" while(") == 2
+    assert compiled.memory_analysis().temp_size_in_bytes <= max_temp
+
+
+def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
+    """64 slots of 8,192 tokens on v5e 2x2: 3.8 GB of weights and 7.5 GB of cache on each chip of 16 GB."""
+    settings, names = SamplingConfig(slots=64, tensor=4), []
+    for name, lowered in lower("7B", settings, "v5e:2x2"):
+        compiled = lowered.compile()
+        memory = compiled.memory_analysis()
+        assert memory.temp_size_in_bytes <= 0.1 * GB, name
+        assert memory.peak_memory_in_bytes <= 11.5 * GB, name
+        # The donated cache of all layers is updated in place.
+        assert memory.alias_size_in_bytes >= 7.5 * GB, name
+        if name == "decode":
+            assert_decodes_within_the_limits(compiled, settings)
+        names.append(name.split(",")[0])
+    assert names == ["decode", "prefill", "prefill", "copy_pages"]
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "settings", "max_temp"),
+    [
+        (
+            "7B",
+            "v6e:2x2",
+            SamplingConfig(slots=256, tensor=4, kv_tokens=64 * 8_192, decode_steps_per_call=16),
+            0.1 * GB,
+        ),
+        ("3B", "v5e:2x2", SamplingConfig(slots=64, tensor=2), 0.16 * GB),  # one weight in another layout
+        ("0.5B", "v5e:2x2", SamplingConfig(slots=64, tensor=1), 0.1 * GB),
+    ],
+)
+def test_a_decoded_token_takes_few_operations(model, topology, settings, max_temp, lower):
+    """256 slots of the 7B sampler have the cache of 64 full ones: 7.5 GB on each chip."""
+    name, lowered = next(lower(model, settings, topology))
+    assert name == "decode"
+    compiled = lowered.compile()
+    assert_decodes_within_the_limits(compiled, settings, max_temp)
+    if model == "7B":
+        assert compiled.memory_analysis().alias_size_in_bytes <= 7.53 * GB

@@ -1,0 +1,86 @@
+"""`engine_per_replica` draws the same tokens as one program for all replicas, and no replica waits for another."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.testing import NANO
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return sharding.make_mesh(MeshConfig(data=4, fsdp=1, tensor=2))
+
+
+@pytest.fixture(scope="module")
+def placed(params, mesh):
+    return jax.device_put(params, sharding.param_shardings(NANO, mesh))
+
+
+@pytest.fixture(scope="module")
+def replicated(mesh, nano):
+    settings = replace(nano.SETTINGS, slots=8, engine_per_replica=True, decode_batch_sizes=(1,))
+    return Engine(NANO, settings, (nano.STOP,), mesh)
+
+
+def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated, placed, nano):
+    numbers = list(range(13))
+    one, many = (
+        nano.run_conversations(target, weights, numbers) for target, weights in ((engine, params), (replicated, placed))
+    )
+    for number in numbers:
+        assert many[number].ids == one[number].ids
+        np.testing.assert_allclose(many[number].logprobs, one[number].logprobs, atol=1e-5)
+    stats, other = engine.stop(), replicated.stop()
+    for count in ("appended_tokens", "prompt_tokens", "generated_tokens"):
+        assert getattr(other, count) == getattr(stats, count)
+    assert replicated.free_slots == [0, 2, 4, 6, 1, 3, 5, 7], "new contexts are spread over the replicas"
+
+
+def test_no_replica_waits_for_another(replicated, placed, nano):
+    """The first replica keeps decoding while the second, whose generation ended, is idle."""
+    replicated.start(placed, nano.key())
+    replicated.open_context(0, nano.prompt(1), (1, 0), max_tokens=40)
+    replicated.open_context(2, nano.prompt(2), (2, 0), max_tokens=1)
+    ended = [generation.slot for _ in range(2) for generation in replicated.step()]
+    assert ended == [2]
+    replicated.pop_context(2)
+    replicated.step()  # returns the first replica's second call
+    replicated.step()
+    assert replicated.stop().slots == (3 + 1) * 2, (
+        "three calls of the first replica and one of the second, two slots each"
+    )
+
+
+def test_calls_in_flight_can_be_dropped(params, engine, replicated, placed, nano):
+    """A rollout may stop at any moment; the next one is not affected."""
+    replicated.start(placed, nano.key())
+    for slot in range(8):
+        replicated.open_context(slot, nano.prompt(slot), (slot, 0), max_tokens=60)
+    replicated.step()
+    replicated.stop()
+    assert sorted(replicated.free_slots) == list(range(8))
+    assert not replicated.active
+    assert replicated.step() == []
+    one, many = (
+        nano.run_conversations(target, weights, [3, 4]) for target, weights in ((engine, params), (replicated, placed))
+    )
+    assert [many[number].ids for number in (3, 4)] == [one[number].ids for number in (3, 4)]
+
+
+def test_nothing_compiles_after_warm_up(replicated, placed, compilations, nano):
+    replicated.warm_up(placed)
+    replicated.start(placed, nano.key())
+    with compilations() as count:
+        nano.run_conversations(replicated, placed, range(9))
+    assert count == []
+
+
+def test_slots_that_do_not_divide_over_the_replicas_are_refused(mesh, nano):
+    with pytest.raises(ValueError, match="6 slots do not divide over 4 replicas"):
+        Engine(NANO, replace(nano.SETTINGS, slots=6), (), mesh)

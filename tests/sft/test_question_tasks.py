@@ -1,0 +1,95 @@
+"""The warm start from real questions: what is imitated, and training with the usual command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from memsearcher_jax.launch import cli, tpu_train
+from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.rl import setup
+from memsearcher_jax.sft import question_tasks
+
+# The last director has no page.
+FILMS = [("Ave Caesar", "Ann Low", "Delft"), ("Paradox", "Bob Hay", "London"), ("Rare Bird", "Cy Orr", "")]
+SMALL = """
+    --config smollm2_warmstart --model.layers 1 --model.embed_size 24 --model.ffn_size 32 --model.head_size 8
+    --model.heads 3 --model.vocab_size 1536 --training.minibatch_rows 8 --training.grad_accum_steps 1
+    --training.warmup_steps 0 --training.seq_len 1536 --sampling.context_tokens 1536 --agent.observation_tokens 384
+    --rl.prompts_per_step 3 --rl.steps 2 --sft.measure_every 2
+"""
+
+
+def row(film: str, place: str) -> dict:
+    """A question about the birthplace of a film's director."""
+    director = {name: director for name, director, _ in FILMS}[film]
+    titles = {"supporting_titles": [director, film]}
+    question = f"Where was the director of {film} born?"
+    return {"id": film, "question": question, "golden_answers": [place or "Rome"], "metadata": titles}
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """Flags of a small run on three questions; one about another film is held out."""
+    passages = [(film, f"{film} is a film directed by {director}.") for film, director, _ in FILMS]
+    passages += [(director, f"{director} was born in {place}.") for _, director, place in FILMS if place]
+    passages += [("Old Film", "Old Film is a film directed by Di Fox."), ("Di Fox", "Di Fox was born in Bonn.")]
+    lines = [json.dumps({"id": str(id), "contents": f'"{title}"\n{text}'}) for id, (title, text) in enumerate(passages)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row(film, place)) for film, _, place in FILMS))
+    test = row("Paradox", "Bonn") | {"id": "old", "question": "Where was the director of Old Film born?"}
+    test["metadata"] = {"supporting_titles": ["Old Film", "Di Fox"]}
+    (tmp_path / "test.jsonl").write_text(json.dumps(test))
+    files = {"--retrieval.corpus": "corpus", "--data.train": "train", "--data.test": "test"}
+    return [*SMALL.split(), *(word for flag, name in files.items() for word in (flag, str(tmp_path / f"{name}.jsonl")))]
+
+
+@pytest.fixture
+def run(flags, tmp_path):
+    return setup.prepare(cli.parse(tpu_train.Train, flags).run, tmp_path / "workspace")
+
+
+def test_contexts_up_to_a_failed_search_are_imitated(run):
+    demonstrations = question_tasks.demonstrate(run, run.problems.train)
+    by_film = {one.scored.trajectory.problem.id: one for one in demonstrations}
+    assert {film: one.scored.scores["exact_match"] for film, one in by_film.items()} == {
+        "Ave Caesar": 1,
+        "Paradox": 1,
+        "Rare Bird": 0,
+    }
+    assert {film: len(one.usable.contexts) for film, one in by_film.items()} == {
+        "Ave Caesar": 3,
+        "Paradox": 3,
+        "Rare Bird": 1,
+    }
+
+
+def test_only_the_replies_of_the_script_are_trained(run):
+    examples, metrics = question_tasks.step_examples(run, 0)
+    assert len(examples) == 3 + 3 + 1
+    assert metrics["exact_match"] == pytest.approx(2 / 3)
+    replies = [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
+    assert sum("Answer: Delft." in reply for reply in replies) == 1
+    assert all("question>" not in reply for reply in replies)
+
+
+def test_held_out_examples_train_one_decision_each(run):
+    held_out = question_tasks.held_out_examples(run)
+    texts = {
+        name: [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
+        for name, examples in held_out.items()
+    }
+    assert texts == {"query": ["Old Film", "Di Fox"], "next": ["Next: Di Fox"], "answer": ["Answer: Bonn"]}
+
+
+def test_questions_that_share_an_entity_are_not_measured(run):
+    shared = replace(run, problems=replace(run.problems, test=run.problems.train[:1]))
+    with pytest.raises(ValueError, match=r"share .*: make disjoint files with launch/split_questions.py"):
+        question_tasks.held_out_examples(shared)
+
+
+def test_the_usual_command_trains_on_them(flags, tmp_path):
+    tpu_train.main([*flags, "--out", str(tmp_path / "run")])
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert all(0 <= steps[-1][f"probability/{name}"] <= 1 for name in question_tasks.DECIDED_SPANS)

@@ -1,0 +1,64 @@
+"""Locks between processes. Two descriptors of one process exclude each other as those of two processes do."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from memsearcher_jax.file_lock import locked
+
+
+def test_one_process_at_a_time_holds_the_lock(tmp_path):
+    file = tmp_path / "lock"
+    with locked(file, "busy"), pytest.raises(ValueError, match="busy"), locked(file, "busy"):
+        pass
+    assert not file.exists()
+    with locked(file, "busy"):
+        pass
+
+
+def test_a_shared_lock_excludes_only_exclusive_ones(tmp_path):
+    file = tmp_path / "lock"
+    with locked(file, "busy", shared=True):
+        with locked(file, "busy", shared=True):
+            pass
+        with pytest.raises(ValueError, match="busy"), locked(file, "busy"):
+            pass
+    with locked(file, "busy"):
+        pass
+
+
+def test_a_process_waits_for_the_lock_although_its_file_is_removed(tmp_path):
+    file, order = tmp_path / "lock", []
+
+    def second():
+        with locked(file, "busy", wait=30):
+            order.append("second")
+            assert file.exists()
+
+    thread = threading.Thread(target=second)
+    with locked(file, "busy"):
+        thread.start()
+        time.sleep(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    source = "import os, sys, pathlib; from memsearcher_jax.file_lock import locked\n"
+    source += "with locked(pathlib.Path(sys.argv[1]), ''): os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", source, tmp_path / "lock"], env=os.environ).returncode == 9
+    assert (tmp_path / "lock").exists()
+    with locked(tmp_path / "lock", "busy"):
+        pass
+
+
+def test_a_directory_may_vanish_while_it_is_locked(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with locked(folder / "lock", "busy"):
+        folder.rename(tmp_path / "renamed")

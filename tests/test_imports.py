@@ -1,0 +1,145 @@
+"""The imports that each package may have, checked in the source of every module, also inside functions."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "memsearcher_jax"
+
+# What a package may import in addition to itself and the standard library: modules of this package or distributions.
+# A name includes all its submodules.
+TYPES, JSONL, RANGES, LOCK = (f"{PACKAGE}.{name}" for name in ("types", "jsonl", "ranges", "file_lock"))
+DOCUMENTS = ("bs4", "markdown_it", "pypdf")
+PACKAGES = {
+    "agent": {TYPES, RANGES, "json_repair", "rouge_score"},
+    "data": {TYPES, JSONL, RANGES, "numpy", "pyarrow", "tensorflow_datasets"},
+    "retrieval": {TYPES, JSONL, RANGES, LOCK, "numpy", "scann", "bm25s", "fastapi", "pydantic", "starlette", "uvicorn"}
+    | {"bs4", "markdown_it", "pypdf"},
+    # The only package that imports flax; the last two are for GGUF files.
+    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "transformers", "gguf"},
+    "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
+    "training": {f"{PACKAGE}.model", RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
+    "report": {TYPES, JSONL, "numpy", "matplotlib", "tensorboardX", "wandb", "rich"},
+}
+LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
+    f"{PACKAGE}.config",
+    TYPES,
+    JSONL,
+    RANGES,
+    LOCK,
+    "numpy",
+    "jax",
+}
+# Each of these packages may import the preceding ones.
+PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub"}
+PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers"}
+PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
+PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}
+MODULES = {
+    "__init__": set(),
+    "file_lock": set(),
+    "jsonl": set(),
+    "types": set(),
+    "ranges": {"annotated_types"},
+    # Every command imports it before JAX; a test below checks that it does not import JAX.
+    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {RANGES, "annotated_types"},
+    "testing": {PACKAGE, "numpy", "tokenizers"},
+}
+OUTSIDE = {
+    "configs": {PACKAGE},
+    # main.py imports the module of the chosen command.
+    "launch": {PACKAGE, "numpy", "jax", "rich", "tyro", "uvicorn", "a computed name"},
+}
+
+
+def modules(*folders):
+    """Every Python file in these folders, as paths relative to the root of the repository."""
+    return sorted(path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(source, module):
+    """Absolute names of all imports in `source`; `from a import b` gives `a.b`, because b may be a module."""
+    package = module.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+            argument = node.args[0] if node.args else None
+            found.add(argument.value if isinstance(argument, ast.Constant) else "a computed name")
+    return found
+
+
+def forbidden_imports(path, source):
+    """The imports of one module that the table does not allow."""
+    module = ".".join(path.with_suffix("").parts)
+    top, second = (*path.with_suffix("").parts, "")[:2]
+    if top != PACKAGE:
+        allowed = OUTSIDE[top]
+    elif len(path.parts) == 2:
+        allowed = MODULES[second]
+    else:
+        allowed = PACKAGES[second] | {f"{PACKAGE}.{second}"}
+    return {
+        name
+        for name in imports(source, module)
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and not any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+    }
+
+
+@pytest.mark.parametrize("path", modules(PACKAGE, "configs", "launch"), ids=str)
+def test_a_module_imports_only_what_the_table_allows(path):
+    assert not forbidden_imports(path, (ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_the_table_names_every_package():
+    folders = {path.name for path in (ROOT / PACKAGE).iterdir() if any(path.glob("*.py"))}
+    assert folders == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "violations"),
+    [
+        ("agent/run.py", "import json\nfrom memsearcher_jax.types import Generate", set()),
+        ("agent/run.py", "def late():\n    import numpy as np", {"numpy"}),
+        ("agent/run.py", "from ..rl import tokenizer", {f"{PACKAGE}.rl.tokenizer"}),
+        ("agent/run.py", "from . import tools", set()),
+        ("agent/run.py", "if TYPE_CHECKING:\n    from jax import Array", {"jax.Array"}),
+        ("agent/run.py", "import importlib\nimportlib.import_module('jax')", {"jax"}),
+        ("agent/run.py", "__import__(name)", {"a computed name"}),
+        ("report/plots.py", "from memsearcher_jax import types", set()),
+        ("report/plots.py", "from memsearcher_jax.agent import reward", {f"{PACKAGE}.agent.reward"}),
+        ("report/plots.py", "from memsearcher_jax.types_of_mine import x", {f"{PACKAGE}.types_of_mine.x"}),
+        ("sampling/engine.py", "from memsearcher_jax.training import packing", {f"{PACKAGE}.training.packing"}),
+        ("training/packing.py", "from memsearcher_jax import sampling", {f"{PACKAGE}.sampling"}),
+        ("training/update.py", "import flax.linen as nn", {"flax.linen"}),
+        ("rl/loop.py", "import launch.cli, cli", {"launch.cli", "cli"}),
+        ("rl/loop.py", "from memsearcher_jax.testing import TinyIndex", {f"{PACKAGE}.testing.TinyIndex"}),
+        ("config.py", "import jax", {"jax"}),
+    ],
+)
+def test_the_import_check_finds_violations(path, source, violations):
+    assert forbidden_imports(Path(PACKAGE, path), source) == violations
+
+
+@pytest.mark.parametrize("path", [path for path in modules(PACKAGE) if path.name == "__init__.py"], ids=str)
+def test_init_files_are_empty(path):
+    assert (ROOT / path).read_bytes() == b""
+
+
+@pytest.mark.parametrize("path", ["agent", "report", "config.py"])
+def test_importing_does_not_import_jax(path):
+    paths = [Path(PACKAGE, path)] if path.endswith(".py") else modules(f"{PACKAGE}/{path}")
+    names = [".".join(path.with_suffix("").parts) for path in paths]
+    program = f"import sys, {', '.join(names)}\nprint(sorted(name for name in sys.modules if name.startswith('jax')))"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

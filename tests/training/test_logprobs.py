@@ -1,0 +1,94 @@
+"""Chunked log-probabilities against full logits, which never exist in the chunked program."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from memsearcher_jax.model import qwen
+from memsearcher_jax.training.logprobs import make_logprob_fn, token_logprobs
+
+
+def test_packed_rows_in_chunks_equal_single_contexts_with_full_logits(nano):
+    params, rows, temperature = nano.params(), nano.batch, 0.7
+    score = jax.jit(partial(token_logprobs, model_config=nano.model, chunk=8, temperature=temperature))
+    alone = jax.jit(qwen.forward, static_argnums=1)
+    logprob_BT, entropy_BT = map(np.asarray, score(params, batch=rows))
+    assert not logprob_BT[~rows.mask_BT].any() and not entropy_BT[~rows.mask_BT].any()
+
+    places = {(row, rows.segment_BT[row, t]) for row, t in np.argwhere(rows.segment_BT)}
+    assert len(places) == len(nano.examples)
+    for row, segment in places:
+        place = row, rows.segment_BT[row] == segment
+        ids_T, length = rows.ids_BT[place], place[1].sum()
+        ids_1T = np.pad(ids_T, (0, nano.training.seq_len - length))[None]
+        position_1T = np.arange(ids_1T.size)[None]
+        logits_1TV, _ = alone(params, nano.model, ids_1T, position_1T, np.int32(position_1T < length))
+        log_probability_TV = np.asarray(jax.nn.log_softmax(logits_1TV[0] / temperature))[: length - 1]
+        expected_T = np.take_along_axis(log_probability_TV, ids_T[1:, None], axis=1)[:, 0]
+        trained_T = rows.mask_BT[place][1:]
+        np.testing.assert_allclose(logprob_BT[place][1:][trained_T], expected_T[trained_T], atol=1e-5)
+        expected_T = -np.sum(np.exp(log_probability_TV) * log_probability_TV, axis=-1)
+        np.testing.assert_allclose(entropy_BT[place][1:][trained_T], expected_T[trained_T], atol=1e-5)
+
+
+def gradient(nano, params, chunk):
+    def loss(params):
+        logprob_BT, entropy_BT = token_logprobs(params, nano.model, nano.batch, chunk=chunk, temperature=1.0)
+        return jnp.sum(logprob_BT * nano.batch.mask_BT) + jnp.sum(entropy_BT)
+
+    return jax.grad(loss)(params)
+
+
+def test_the_gradient_does_not_depend_on_the_chunk(nano):
+    params = nano.params()
+    whole, chunked = (jax.jit(partial(gradient, nano, chunk=n))(params) for n in (nano.training.seq_len, 8))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, chunked)
+
+
+def test_chunks_without_trained_tokens_are_not_computed(nano):
+    """NaN weights of the output layer have no effect without trained tokens."""
+    untied = replace(nano.model, tie_embeddings=False)
+    params = jax.device_get(jax.jit(qwen.init, static_argnums=1)(jax.random.key(0), untied))
+    params["unembed"] = np.full_like(params["unembed"], np.nan)
+    rows = replace(nano.batch, mask_BT=np.zeros_like(nano.batch.mask_BT))
+
+    def loss(params, rows):
+        return sum(map(jnp.sum, token_logprobs(params, untied, rows, chunk=8, temperature=1.0)))
+
+    value, gradients = jax.value_and_grad(loss)(params, rows)
+    assert value == 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+    assert not np.isfinite(loss(params, nano.batch))
+
+
+def sizes(jaxpr):
+    """Elements of every intermediate array, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+@pytest.mark.parametrize("chunk", [8, 32])
+def test_full_logits_never_exist_forward_or_backward(nano, chunk):
+    wide = replace(nano, model=replace(nano.model, vocab_size=4096))
+    params = jax.eval_shape(wide.params)
+    maximum = max(sizes(jax.make_jaxpr(partial(gradient, wide, chunk=chunk))(params).jaxpr))
+    tokens = nano.batch.ids_BT.size
+    # With a chunk as long as a row the full logits exist, which proves that this test detects them.
+    assert (maximum >= tokens * 4096) == (chunk == nano.training.seq_len)
+
+
+def test_logprobs_do_not_depend_on_the_number_of_micro_batches(nano):
+    params = nano.params()
+    few, all_rows = (
+        make_logprob_fn(nano.model, replace(nano.training, grad_accum_steps=n), temperature=1.0)(params, nano.batch)
+        for n in (8, 1)
+    )
+    np.testing.assert_allclose(few, all_rows, atol=1e-5)
+    assert np.count_nonzero(few) > 0

@@ -1,0 +1,41 @@
+"""Supervision; multi-context GRPO is tested in test_grpo and test_update."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from memsearcher_jax.training import losses
+from memsearcher_jax.training.masked import token_weights
+from memsearcher_jax.training.update import init_state, learning_rate_schedule, make_optimizer, make_update
+
+
+def test_the_supervised_loss_is_the_mean_cross_entropy_of_the_trained_tokens(nano):
+    rows = nano.batch
+    rng = np.random.default_rng(0)
+    logprob_BT = np.log(rng.uniform(0.05, 1, rows.mask_BT.shape)).astype(np.float32)
+    entropy_BT = rng.uniform(0, 1, rows.mask_BT.shape).astype(np.float32)
+    weight_BT = token_weights(rows.mask_BT, "token-mean", rows.segment_BT)
+    loss, metrics = losses.sft_loss(nano.training, logprob_BT, entropy_BT, rows, weight_BT)
+    trained = logprob_BT[rows.mask_BT]
+    np.testing.assert_allclose(loss, -trained.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["frac_confident"], (trained > np.log(0.5)).mean(), rtol=1e-5)
+    assert metrics["trained_tokens"] == rows.mask_BT.sum()
+
+
+def test_supervised_steps_learn_the_tokens(nano):
+    mesh, settings = nano.mesh(), replace(nano.training, learning_rate=1e-2)
+    optimizer = make_optimizer(settings)
+    update = make_update(nano.model, settings, optimizer, mesh, temperature=1.0, loss_fn=losses.sft_loss)
+    loss_by_step = []
+    with jax.set_mesh(mesh):
+        state = init_state(nano.params(), nano.model, optimizer, mesh)
+        for _ in range(10):
+            state, metrics = update(state, nano.batch)
+            loss_by_step.append(float(metrics["loss"]))
+    assert loss_by_step[-1] < loss_by_step[0] - 0.5
+
+
+def test_the_learning_rate_decays_to_zero_after_the_warm_up(nano):
+    rate = learning_rate_schedule(replace(nano.training, learning_rate=1.0, warmup_steps=2, decay_steps=4))
+    np.testing.assert_allclose([rate(i) for i in range(8)], [0.5, 1, 1, 0.75, 0.5, 0.25, 0, 0])

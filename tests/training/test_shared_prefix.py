@@ -1,0 +1,132 @@
+"""Rows that hold the common beginning of their contexts once: loss, gradient and log-probabilities stay the same."""
+
+import zlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts
+from memsearcher_jax.agent.prompts import packaged_variant
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.training.logprobs import make_logprob_fn
+from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.update import init_state, make_update
+
+AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+def draw_examples(prompts, counts, rng, longest=12):
+    """`counts[i]` contexts that continue prompts[i], with trained tokens anywhere behind the first own token."""
+    examples = []
+    for prompt, count in zip(prompts, counts, strict=True):
+        for _ in range(count):
+            own = int(rng.integers(3, longest + 1))
+            sampled = np.append(np.zeros(len(prompt) + 1, bool), rng.random(own - 1) < 0.6)
+            sampled[-1] = True
+            ids = np.append(prompt, rng.integers(0, 64, own)).astype(int)
+            logprobs = np.log(64) * -(0.8 + 0.4 * rng.random(len(ids)))
+            examples.append(TrainingExample(ids, logprobs, sampled, float(rng.normal())))
+    return examples
+
+
+def workflow_prompts(name):
+    """The prompts of two contexts of a workflow with the packaged templates; every word is an id below 64."""
+    agent = AgentConfig(workflow=name, prompts=packaged_variant(name, "memsearcher"))
+    prompts = WORKFLOWS[name].load_prompts(agent)
+    texts = ("Where was Ada born?", "a city"), ("Which river?", "")
+    make = prompts.chunk_prompt if isinstance(prompts, MemalphaPrompts) else prompts.initial_prompt
+    words = [" ".join(segment.text for segment in make(*text).segments).split() for text in texts]
+    return [[zlib.crc32(word.encode()) % 64 for word in text] for text in words]
+
+
+def drawn(name):
+    """(examples, tokens per row) of each case."""
+    rng = np.random.default_rng(0)
+    if name in WORKFLOWS:
+        prompts = workflow_prompts(name)
+        return draw_examples(prompts, (2, 2), rng), 3 * 128 * -(-max(map(len, prompts)) // 256)
+    one, other = rng.integers(0, 64, (2, 20))
+    prompts = {"none": [[]], "one": [one], "several": [one, other[:9], []], "nested": [one, [*one, *other[:8]]]}[name]
+    return draw_examples(prompts, (9, 6, 3)[: len(prompts)], rng), 48
+
+
+CASES = ("none", "one", "several", "nested", "memsearcher", "react", "memalpha")
+
+
+def rows_of(nano, case):
+    """(shared, separate): the same contexts in shared rows and in a row each."""
+    examples, seq_len = drawn(case)
+    rng = np.random.default_rng(0)
+    shared = pack(examples, seq_len, 8, rng)
+    alone = [pack([example], seq_len, 1, rng) for example in examples]
+    alone += [jax.tree.map(np.zeros_like, alone[0])] * (-len(alone) % 8)
+    separate = jax.tree.map(lambda *rows: np.concatenate(rows), *alone)
+    assert (np.sum(shared.segment_BT > 0) < np.sum(separate.segment_BT > 0)) == (case != "none")
+    return nano.with_reference(shared), nano.with_reference(separate)
+
+
+def step(nano, batch, mesh, dtype="float32", **changes):
+    """(minus the gradient, metrics) of one update by plain gradient descent."""
+    model = replace(nano.model, compute_dtype=dtype, param_dtype=dtype, max_positions=batch.ids_BT.shape[1])
+    rows, seq_len = batch.ids_BT.shape
+    training = replace(nano.training, seq_len=seq_len, minibatch_rows=rows, max_grad_norm=np.inf, **changes)
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), nano.params())
+    with jax.set_mesh(mesh):
+        optimizer = optax.sgd(1.0)
+        state = init_state(params, model, optimizer, mesh)
+        new_state, metrics = make_update(model, training, optimizer, mesh, temperature=1.0)(state, batch)
+    change = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), new_state.params, nano.params())
+    return change, {name: float(value) for name, value in metrics.items() if name != "packing_efficiency"}
+
+
+def assert_same(one, other, tolerance):
+    for name, value in other[1].items():
+        np.testing.assert_allclose(one[1][name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+    norm = other[1]["grad_norm"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * norm), one[0], other[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sharing_changes_neither_loss_nor_gradient(nano, case):
+    shared, separate = rows_of(nano, case)
+    assert_same(step(nano, shared, nano.mesh()), step(nano, separate, nano.mesh()), 1e-5)
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_the_shared_prefix_counts_in_no_aggregate(nano, aggregate):
+    shared, separate = rows_of(nano, "several")
+    one, other = (step(nano, rows, nano.mesh(), aggregate=aggregate) for rows in (shared, separate))
+    assert_same(one, other, 1e-5)
+
+
+def test_sharing_is_exact_in_float64(nano, monkeypatch):
+    """All arithmetic that the model does in float32 is done in float64."""
+    with jax.enable_x64(True):
+        monkeypatch.setattr(jnp, "float32", jnp.float64)
+        shared, separate = rows_of(nano, "several")
+        one, other = (step(nano, rows, nano.mesh(), "float64") for rows in (shared, separate))
+    assert one[0]["embed"].dtype == np.float64
+    assert_same(one, other, 1e-10)
+
+
+def test_sharing_on_eight_devices(nano):
+    shared, separate = rows_of(nano, "several")
+    one = step(nano, shared, nano.mesh(2, 2, 2), grad_accum_steps=2)
+    assert_same(one, step(nano, separate, nano.mesh()), 1e-5)
+
+
+def test_log_probabilities_of_shared_rows_are_those_of_contexts_alone(nano):
+    """The reference and recomputed old log-probabilities come from this function."""
+    results = []
+    for rows in rows_of(nano, "several"):
+        training = replace(nano.training, seq_len=rows.ids_BT.shape[1], minibatch_rows=len(rows.ids_BT))
+        with jax.set_mesh(nano.mesh()):
+            logprob_BT = make_logprob_fn(nano.model, training, temperature=1.0)(nano.params(), rows)
+        fields = zip(rows.old_logprob_BT[rows.mask_BT], np.asarray(logprob_BT)[rows.mask_BT], strict=True)
+        results.append(sorted(fields))  # old log-probabilities are different numbers, so they name a token
+    np.testing.assert_allclose(*results, atol=1e-5)

@@ -1,0 +1,108 @@
+"""The trainer with log-probabilities of an inaccurate sampler."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.testing import NANO
+from memsearcher_jax.training import update
+from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.training.trainer import make_trainer
+
+TRAINING = TrainingConfig(seq_len=32, minibatch_rows=2, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.0)
+CONTEXTS, TOKENS = 10, 16  # two of them fill a row, four a mini-batch
+OFF = 0.1  # nats
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """Contexts with the log-probabilities of the initial weights."""
+    rng = np.random.default_rng(0)
+    ids_BT = rng.integers(0, NANO.vocab_size, (CONTEXTS, TOKENS))
+    position_BT, segment_BT = np.tile(np.arange(TOKENS), (CONTEXTS, 1)), np.ones_like(ids_BT)
+    logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(params(), NANO, ids_BT, position_BT, segment_BT)
+    logprob_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
+    logprob_BT = np.take_along_axis(np.asarray(logprob_BTV), ids_BT[:, 1:, None], axis=2)[..., 0]
+    sampled_T = np.arange(TOKENS) > 2
+    return [
+        TrainingExample(ids_T, np.concatenate([[0], logprob_T]), sampled_T, float(rng.normal()))
+        for ids_T, logprob_T in zip(ids_BT, logprob_BT, strict=True)
+    ]
+
+
+def params():
+    return qwen.init(jax.random.key(0), NANO)
+
+
+def wrong(examples):
+    """The same from a sampler with errors of +OFF and -OFF at alternating tokens."""
+    off_T = OFF * np.where(np.arange(TOKENS) % 2, 1, -1)
+    return [replace(example, logprobs=example.logprobs + off_T) for example in examples]
+
+
+def train_step(examples, **changes):
+    """The metrics of one step over the examples: three mini-batches."""
+    settings = replace(TRAINING, **changes)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        trainer = make_trainer(NANO, settings, mesh, params(), method="grpo", temperature=1.0)
+        state = update.init_state(params(), NANO, update.make_optimizer(settings), mesh)
+        _, metrics = trainer.step(state, examples, np.random.default_rng(1), lambda message: None)
+    assert metrics["updates"] == 3
+    return metrics
+
+
+def assert_same_steps(one, other):
+    """Compares metrics such as the norms of gradients and weights: Adam magnifies rounding errors of single weights."""
+    for name in other:
+        if not name.startswith("logprob_diff"):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def exact(examples):
+    return train_step(examples)
+
+
+def test_with_trainer_logprobs_errors_of_the_sampler_do_not_matter(examples, exact):
+    metrics = train_step(wrong(examples), old_logprobs="trainer")
+    assert_same_steps(metrics, exact)
+    assert metrics["old_logprobs_recomputed"] == 1
+    assert metrics["logprob_diff_mean"] == pytest.approx(OFF, rel=1e-3)
+
+
+def test_checked_keeps_the_logprobs_of_an_accurate_sampler(examples, exact):
+    metrics = train_step(examples, old_logprobs="checked", old_logprob_threshold=OFF / 2)
+    assert_same_steps(metrics, exact)
+    assert metrics["old_logprobs_recomputed"] == 0
+    assert metrics["logprob_diff_max"] < 1e-4
+
+
+def test_checked_replaces_the_logprobs_of_an_inaccurate_sampler_and_applies_tis(examples, exact, compilations):
+    settings = {"old_logprobs": "checked", "old_logprob_threshold": OFF / 2, "tis_cap": 1.05}
+    with compilations() as compiled:
+        metrics = train_step(wrong(examples), **settings)
+    assert compiled.count("jit(update)") == 1
+    assert metrics["old_logprobs_recomputed"] == 1
+    # Of 13 trained tokens in a context the 7 at odd places are weighted exp(-OFF), the others would be exp(OFF).
+    expected = (7 * np.exp(-OFF) + 6 * 1.05) / 13
+    assert metrics["tis_weight_mean"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["tis_capped_fraction"] == pytest.approx(6 / 13)
+    assert metrics["grad_norm"] != pytest.approx(exact["grad_norm"], rel=1e-2)
+
+
+def test_updates_with_non_finite_gradients_are_skipped_and_counted(examples, exact):
+    """One context has a NaN advantage: its mini-batch is skipped and does not affect the metrics of the others."""
+    metrics = train_step([*examples[:-1], replace(examples[-1], advantage=float("nan"))])
+    assert (metrics["updates"], metrics["skipped_updates"]) == (3, 1)
+    assert metrics["trailing_skipped_updates"] in (0, 1)
+    assert np.isfinite([value for name, value in metrics.items() if not name.startswith("logprob_diff")]).all()
+    assert (exact["skipped_updates"], exact["trailing_skipped_updates"]) == (0, 0)
+    lost = train_step([replace(example, advantage=float("nan")) for example in examples])
+    assert (lost["updates"], lost["skipped_updates"], lost["trailing_skipped_updates"]) == (3, 3, 3)
+    assert not np.isfinite(lost["loss"])
