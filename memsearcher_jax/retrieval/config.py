@@ -55,6 +55,9 @@ class RetrievalConfig:
     """Seconds that one request to a search service may take."""
     max_attempts: Count = 4
     """Attempts per request before the search fails, with growing pauses."""
+    max_concurrency: Count = 16
+    """Concurrent requests of a rollout to a search service. Searches that are asked for meanwhile share the next
+    request. An index in this process is searched by one batch at a time."""
 
 
 @dataclass(frozen=True)

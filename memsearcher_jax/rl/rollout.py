@@ -113,6 +113,7 @@ class WorkflowExecutor:
     searcher: Searcher | None = None  # None if no workflow searches
     search_timeout: float = 60.0  # seconds after which a search has failed
     max_search_outage: float = 0.0  # seconds for which searches are repeated while none is answered
+    concurrent_searches: int = 1  # batches of searches that run at a time
     check: Callable[[], None] = lambda: None  # called after every step of the engine; what it raises ends the run
     sampling: SamplingParams | None = None  # None: as the engine's settings say
 
@@ -155,7 +156,8 @@ class WorkflowExecutor:
         """
         began = time.monotonic()
         self.engine.start(params, key)
-        searches = SearchExecutor[_Active](self.searcher, self.search_timeout, self.max_search_outage)
+        limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
+        searches = SearchExecutor[_Active](self.searcher, *limits)
         run = _Run(self, deque(workflows), searches, may_open, version)
         try:
             for number, ended in run.ended():

@@ -32,28 +32,29 @@ class _Batch(Generic[Caller]):
 
     pending: tuple[_Pending[Caller], ...]
     future: futures.Future[list[Results]]
-    deadline: float  # of time.monotonic
+    began: float  # of time.monotonic
 
 
 class SearchExecutor(Generic[Caller]):
     """Accepts requests at any time and returns their results with the caller that submitted each.
 
-    One batch runs at a time; requests submitted meanwhile form the next. A batch that fails, or has no results after
-    `timeout` seconds, is split: each of its requests runs again alone, all of them concurrently, so that a bad request
-    spoils no other. A request that fails alone gets its error as its results. A call that never returns keeps its
-    daemon thread, which does not keep the process alive.
+    `max_concurrency` batches run at a time; requests submitted meanwhile form the next. A batch that fails, or has no
+    results after `timeout` seconds, is split: each of its requests runs again alone, all of them concurrently, so that
+    a bad request spoils no other. A request that fails alone gets its error as its results. A call that never returns
+    keeps its daemon thread, which does not keep the process alive.
 
     While the search service is down, a request that fails alone is queued again, until `max_outage` seconds after it
-    was submitted. A request that fails again although others were answered meanwhile is itself to blame.
+    was submitted. A request that fails again although one that began after its first failure was answered is itself to
+    blame.
     """
 
-    def __init__(self, searcher: Searcher | None, timeout: float, max_outage: float = 0.0):
+    def __init__(self, searcher: Searcher | None, timeout: float, max_outage: float = 0.0, max_concurrency: int = 1):
         self.latencies: list[float] = []  # seconds from each request to its results, failures included
         self._searcher = searcher
-        self._timeout, self._max_outage = timeout, max_outage
+        self._timeout, self._max_outage, self._max_concurrency = timeout, max_outage, max_concurrency
         self._queue: list[_Pending[Caller]] = []
         self._running: list[_Batch[Caller]] = []
-        self._last_answer = self._suspended_until = -math.inf  # of time.monotonic
+        self._last_available = self._suspended_until = -math.inf  # of time.monotonic
 
     @property
     def running(self) -> int:
@@ -69,9 +70,13 @@ class SearchExecutor(Generic[Caller]):
         """Queues a request; `start` begins it."""
         self._queue.append(_Pending(caller, request))
 
+    @property
+    def _may_start(self) -> bool:
+        return bool(self._queue) and len(self._running) < self._max_concurrency
+
     def start(self) -> None:
-        """Begins the next batch, if none is running and no outage suspends it."""
-        if self._queue and not self._running and time.monotonic() >= self._suspended_until:
+        """Begins the next batch, if few enough are running and no outage suspends it."""
+        if self._may_start and time.monotonic() >= self._suspended_until:
             self._running.append(self._begin(tuple(self._queue)))
             self._queue = []
 
@@ -79,7 +84,7 @@ class SearchExecutor(Generic[Caller]):
         """Requests that got results or were abandoned since the last call."""
         now = time.monotonic()
         for batch in list(self._running):
-            if not batch.future.done() and now < batch.deadline:
+            if not batch.future.done() and now < batch.began + self._timeout:
                 continue
             self._running.remove(batch)
             late = TimeoutError(f"no answer in {self._timeout:g} s")
@@ -93,30 +98,31 @@ class SearchExecutor(Generic[Caller]):
                 self._suspended_until = max(self._suspended_until, now + pause)
                 continue
             if error is None:
-                self._last_answer = now
+                self._last_available = max(self._last_available, batch.began)
             results = [_failed(one.request, error) for one in batch.pending] if error else batch.future.result()
             for one, result in zip(batch.pending, results, strict=True):
                 self.latencies.append(now - one.since)
                 yield one.caller, result
 
     def wait(self, timeout: float = math.inf) -> None:
-        """Returns when a batch has finished or reached its deadline, or after `timeout` seconds."""
+        """Returns when a batch has finished, timed out or may begin again after an outage, or after `timeout` s."""
         now = time.monotonic()
-        if self._queue and not self._running:
-            time.sleep(max(0.0, min(timeout, self._suspended_until - now)))
-            return
-        remaining = min([timeout, *(batch.deadline - now for batch in self._running)])
-        futures.wait([batch.future for batch in self._running], max(0.0, remaining), futures.FIRST_COMPLETED)
+        ends = [batch.began + self._timeout for batch in self._running] + [self._suspended_until] * self._may_start
+        remaining = max(0.0, min([timeout, *(end - now for end in ends)]))
+        if not self._running:
+            time.sleep(remaining)
+        futures.wait([batch.future for batch in self._running], remaining, futures.FIRST_COMPLETED)
 
     def _is_outage(self, batch: _Batch[Caller], error: BaseException, now: float) -> bool:
         """Whether the search service is down rather than this request bad, and may come back in time."""
         (one,) = batch.pending
         circuit_is_open = getattr(error, "retry_after", 0.0) > 0
-        blameless = circuit_is_open or self._last_answer <= one.failed_at
+        blameless = circuit_is_open or self._last_available <= one.failed_at
         return isinstance(error, ConnectionError) and blameless and now - one.since < self._max_outage
 
     def _begin(self, pending: tuple[_Pending[Caller], ...]) -> _Batch[Caller]:
         future: futures.Future[list[Results]] = futures.Future()
+        batch = _Batch(pending, future, time.monotonic())
 
         def search() -> None:
             try:
@@ -126,7 +132,7 @@ class SearchExecutor(Generic[Caller]):
 
         # An executor's threads are joined when the process ends, so that one hanging search would keep it alive.
         threading.Thread(target=search, daemon=True).start()
-        return _Batch(pending, future, time.monotonic() + self._timeout)
+        return batch
 
 
 def search_all(searcher: Searcher | None, requests: Sequence[Search]) -> list[Results]:

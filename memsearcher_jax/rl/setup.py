@@ -234,7 +234,9 @@ def make_driver(
         config = replace(config, agent=replace(config.agent, max_turns=config.evaluation.max_turns))
         params = replace(params, temperature=config.evaluation.temperature)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
-    limits = config.rl.search_timeout, config.rl.max_search_outage
+    # An index in this process uses all cores for a batch, a service answers several batches at a time.
+    concurrency = config.retrieval.max_concurrency if config.retrieval.url else 1
+    limits = config.rl.search_timeout, config.rl.max_search_outage, concurrency
     executor = WorkflowExecutor(engine, run.tokenizer, run.searcher, *limits, check, params)
     return RolloutDriver(executor, workflow_factory(config, run.prompts, run.tokenizer))
 

@@ -172,6 +172,30 @@ def test_waiting_for_a_search_has_a_timeout():
     assert searches.pending == 0
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
+    slow = threading.Event()
+
+    class Source(TinyIndex):
+        def search(self, queries, top_n):
+            if "slow" in queries:
+                slow.wait()
+            return super().search(queries, top_n)
+
+    searches, order = SearchExecutor(Source(PASSAGES), 60.0, max_concurrency=concurrency), []
+    for name in ("slow", "fast", "third"):
+        searches.submit(name, Search((Query(name, 1),)))
+        searches.start()
+    assert searches.running == concurrency
+    while len(order) < 3:
+        searches.wait(0.05)
+        order += [caller for caller, _ in searches.completed()]
+        searches.start()
+        if concurrency == 1 or len(order) == 2:
+            slow.set()
+    assert order[-1] == ("third" if concurrency == 1 else "slow")
+
+
 def test_a_failed_search_is_returned_to_the_workflow(engine, params):
     def asks(problem):
         results = yield Search((Query("number", 1), Query("title", 1)))

@@ -2,7 +2,9 @@
 
 import http.server
 import json
+import random
 import threading
+import time
 from dataclasses import replace
 
 import jax
@@ -193,12 +195,54 @@ class Outage:
         return TinyIndex(PASSAGES).search(queries, top_n)
 
 
-def test_searches_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_searches_wait_for_the_end_of_an_outage(concurrency, engine, params, fault_free, monkeypatch):
     """No trajectory is lost, and no slot is refilled with one that would be lost too."""
     monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
     searcher = Outage()
-    trajectories = run_rollouts(engine, params, good, searcher, max_search_outage=60.0)
+    limits = {"max_search_outage": 60.0, "concurrent_searches": concurrency}
+    trajectories = run_rollouts(engine, params, good, searcher, **limits)
     assert searcher.calls > 40
+    for trajectory, expected in zip(trajectories, fault_free, strict=True):
+        assert_same(trajectory, expected)
+
+
+def test_an_answer_from_before_an_outage_blames_no_request(monkeypatch):
+    """The first batch is answered late, after the second one has failed, which began later."""
+    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.0)
+    failures, late = iter([True] * 3), threading.Event()
+
+    class Source(TinyIndex):
+        def search(self, queries, top_n):
+            if queries == ["early"]:
+                late.wait()
+            elif next(failures, False):
+                raise ServiceUnavailable("down")
+            return super().search(queries, top_n)
+
+    searches = search_executor.SearchExecutor(Source(PASSAGES), 60.0, 60.0, max_concurrency=2)
+    results = {}
+    for name in ("early", "later"):
+        searches.submit(name, Search((Query(name, 1),)))
+        searches.start()
+    while searches.pending:
+        searches.wait(1.0)
+        results |= dict(searches.completed())
+        late.set()
+        searches.start()
+    assert [result.error for (result,) in results.values()] == ["", ""]
+
+
+class RandomDelays(TinyIndex):
+    """Answers in a random order."""
+
+    def search(self, queries, top_n):
+        time.sleep(random.uniform(0.0, 0.05))
+        return super().search(queries, top_n)
+
+
+def test_concurrent_searches_sample_the_same(engine, params, fault_free):
+    trajectories = run_rollouts(engine, params, good, RandomDelays(PASSAGES), concurrent_searches=4)
     for trajectory, expected in zip(trajectories, fault_free, strict=True):
         assert_same(trajectory, expected)
 
