@@ -192,6 +192,11 @@ def _check_training(config: RunConfig) -> None:
         "sampler already: choose checked or trainer",
     )
     _require(
+        not training.truncation_correction or training.old_logprobs != "trainer" or training.tis_cap > 0,
+        "training.truncation_correction changes nothing: with training.old_logprobs trainer only the weights of "
+        "training.tis_cap compare with the sampler: set it",
+    )
+    _require(
         config.rl.method == "grpo" or training.old_logprobs == "sampler",
         f"training.old_logprobs {training.old_logprobs} is for rl.method grpo: {config.rl.method} has no sampler",
     )

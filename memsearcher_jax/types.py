@@ -210,12 +210,14 @@ Workflow = Generator[Generate | Search, Any, Outcome]
 
 @dataclass(frozen=True)
 class Context:
-    """The exact tokens of one context in the sampler; the three tuples have one entry per token."""
+    """The exact tokens of one context in the sampler; `ids`, `logprobs` and `sampled` have one entry per token."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the sampling policy on sampled tokens, 0 elsewhere
     sampled: tuple[bool, ...]  # True on tokens that the policy generated: the loss mask
     version: int = 0  # of the one policy that sampled it: training steps before it
+    log_kept: tuple[float, ...] = ()
+    """One entry per token: log-probability of the set that top-k and top-p left to draw from; () without truncation."""
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,10 @@ def test_the_longest_turn_must_fit_the_context():
         ({"model__heads": 27}, "model.heads 27 is no multiple of model.kv_heads 4"),
         ({"model__head_size": 127}, "model.head_size 127 is odd"),
         ({"agent__default_top_n": 30}, "agent.default_top_n 30 is more than agent.max_top_n 20"),
+        (
+            {"training__truncation_correction": True, "training__old_logprobs": "trainer"},
+            "training.truncation_correction changes nothing.*set it",
+        ),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose checked or trainer"),
         (
             {"training__old_logprobs": "trainer", "rl__method": "sft"},

@@ -33,7 +33,7 @@ from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
-from memsearcher_jax.training.trainer import LOSS_FNS
+from memsearcher_jax.training.trainer import LOSS_FNS, reports_mismatch
 
 REMAT = ("none", "save_qkv_attention", "save_attention", "nothing_saveable")  # by activation memory, most first
 SIZES = (1, 2, 4)  # of the axes "data" and "tensor", and rows per device
@@ -157,8 +157,15 @@ def training_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     optimizer = update.make_optimizer(training)
     state = update.abstract_state(model, optimizer, mesh)
-    loss_fn = LOSS_FNS[config.rl.method]
-    step = update.make_update(model, training, optimizer, mesh, temperature=temperature, loss_fn=loss_fn)
+    step = update.make_update(
+        model,
+        training,
+        optimizer,
+        mesh,
+        temperature=temperature,
+        loss_fn=LOSS_FNS[config.rl.method],
+        with_logprobs=reports_mismatch(training, config.rl.method),
+    )
     logprob_fn = make_logprob_fn(model, training, temperature=temperature)
 
     def lower(function: Any, *arguments: object) -> Lowered:

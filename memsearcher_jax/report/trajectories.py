@@ -14,7 +14,8 @@
                              "results": [{"error", "passages": [{"id", "contents", "score"}]}],
                              "observation", "rewrite", "new_memory"}]},
      "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1],    one entry per token in all three
-                   "version": training steps of the policy that sampled it}],
+                   "version": training steps of the policy that sampled it,
+                   "log_kept": [number]}],    with truncated sampling: see `types.Context`
      "transcript": ChatML text of the last context}
 
 Non-finite numbers are encoded as in `memsearcher_jax.jsonl`. Everything else is read back equal to what was written,
@@ -180,6 +181,7 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
                 "sampled": [int(flag) for flag in context.sampled],
                 "version": context.version,
             }
+            | ({"log_kept": context.log_kept} if context.log_kept else {})
             for context in trajectory.contexts
         ],
         "transcript": trajectory.transcript,
@@ -215,9 +217,11 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 
 def _decode_context(context: dict[str, Any]) -> Context:
     logprobs, sampled = map(decode_float, context["logprobs"]), map(bool, context["sampled"])
-    decoded = Context(tuple(context["ids"]), tuple(logprobs), tuple(sampled), context.get("version", 0))
-    if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
-        raise ValueError("a context's ids, logprobs and sampled differ in length")
+    version, log_kept = context.get("version", 0), tuple(context.get("log_kept", ()))
+    decoded = Context(tuple(context["ids"]), tuple(logprobs), tuple(sampled), version, log_kept)
+    columns = (decoded.logprobs, decoded.sampled, *([log_kept] if log_kept else []))
+    if any(len(column) != len(decoded.ids) for column in columns):
+        raise ValueError("a context's ids, logprobs, sampled and log_kept differ in length")
     return decoded
 
 

@@ -44,10 +44,10 @@ def multi_context_advantages(
     advantage_U = np.asarray(group_advantages(reward_U, group_U, norm_by_std=settings.norm_by_std))
     mixed = {group for group in group_U if np.ptp(reward_U[group_U == group]) > 0}
     return [
-        _example(context, float(advantage))
+        _example(number, context, float(advantage))
         for (_, group, contexts), advantage in zip(rewarded, advantage_U, strict=True)
         if settings.keep_constant_reward_groups or group in mixed
-        for context in contexts
+        for number, context in contexts
         if any(context.sampled)
     ]
 
@@ -62,9 +62,9 @@ def frac_mixed_groups(reward_R: Sequence[float], group_R: Sequence[int]) -> floa
 
 def _rewarded_contexts(
     scored: ScoredTrajectory, number: int, settings: RLConfig
-) -> Iterator[tuple[float, str, Sequence[Context]]]:
-    """(reward, group, contexts that carry its advantage) of one trajectory, in its order."""
-    contexts = scored.trajectory.contexts
+) -> Iterator[tuple[float, str, Sequence[tuple[int, Context]]]]:
+    """(reward, group, numbered contexts that carry its advantage) of one trajectory, in its order."""
+    contexts = list(enumerate(scored.trajectory.contexts))
     if settings.advantage_scope == "trajectory":
         yield scored.reward, str(number), contexts[-1:] if settings.credit == "last_context" else contexts
         return
@@ -73,15 +73,17 @@ def _rewarded_contexts(
             f"{len(scored.context_rewards)} rewards for the {len(contexts)} contexts of problem "
             f"{scored.trajectory.problem.id!r}"
         )
-    for position, (context, reward) in enumerate(zip(contexts, scored.context_rewards, strict=True)):
+    for (position, context), reward in zip(contexts, scored.context_rewards, strict=True):
         group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
-        yield reward, group, (context,)
+        yield reward, group, ((position, context),)
 
 
-def _example(context: Context, advantage: float) -> TrainingExample:
+def _example(number: int, context: Context, advantage: float) -> TrainingExample:
     return TrainingExample(
         ids=np.array(context.ids, np.int32),
         logprobs=np.array(context.logprobs, np.float32),
         sampled=np.array(context.sampled, bool),
         advantage=advantage,
+        log_kept=np.array(context.log_kept, np.float32),
+        number=number,
     )

@@ -71,6 +71,9 @@ def to_bytes(batch: RolloutBatch) -> bytes:
         trajectories=np.frombuffer(batch.trajectories, np.uint8),
         length_C=np.array([len(example.ids) for example in batch.examples], np.int64),
         advantage_C=np.array([example.advantage for example in batch.examples], np.float64),
+        number_C=np.array([example.number for example in batch.examples], np.int32),
+        kept_C=np.array([len(example.log_kept) for example in batch.examples], np.int64),
+        log_kept=_concatenated([example.log_kept for example in batch.examples], np.float32),
         ids=_concatenated([example.ids for example in batch.examples], np.int32),
         logprobs=_concatenated([example.logprobs for example in batch.examples], np.float32),
         sampled=_concatenated([example.sampled for example in batch.examples], np.bool_),
@@ -82,10 +85,11 @@ def from_bytes(content: bytes) -> RolloutBatch:
     """The inverse of `to_bytes`."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         texts = json.loads(arrays["texts"].tobytes())
-        ends = np.cumsum(arrays["length_C"])[:-1]
-        columns = (np.split(arrays[name], ends) for name in ("ids", "logprobs", "sampled"))
-        advantages = arrays["advantage_C"].tolist()
-        examples = [TrainingExample(*fields) for fields in zip(*columns, advantages, strict=True)] if advantages else []
+        ids, logprobs, sampled = (_split(arrays[name], arrays["length_C"]) for name in ("ids", "logprobs", "sampled"))
+        advantages, numbers = arrays["advantage_C"].tolist(), arrays["number_C"].tolist()
+        log_kept = _split(arrays["log_kept"], arrays["kept_C"])
+        columns = ids, logprobs, sampled, advantages, log_kept, numbers
+        examples = [TrainingExample(*fields) for fields in zip(*columns, strict=True)]
         trajectories = arrays["trajectories"].tobytes()
     tuples = ("context_lengths", "versions")
     summaries = [
@@ -96,6 +100,10 @@ def from_bytes(content: bytes) -> RolloutBatch:
     sampler, latencies = SamplerStats(**stats["sampler"]), tuple(stats["search_latencies"])
     rollout_stats = RolloutStats(**stats | {"sampler": sampler, "search_latencies": latencies})
     return RolloutBatch(examples, summaries, rollout_stats, trajectories)
+
+
+def _split(array: np.ndarray, length_C: np.ndarray) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(length_C)[:-1]) if len(length_C) else []
 
 
 def _concatenated(arrays: Sequence[npt.ArrayLike], dtype: type) -> np.ndarray:

@@ -297,7 +297,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = tuple(
-        Context(tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"])
+        Context(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})
         for one in fields["contexts"]
     )
     responses = tuple(map(_response, fields["responses"]))

@@ -282,7 +282,8 @@ class _Run:
     def _close_context(self, active: _Active) -> None:
         if active.has_context:
             context = self.shared.engine.pop_context(active.slot)
-            active.contexts.append(Context(context.ids, context.logprobs, context.sampled, self.version))
+            recorded = context.ids, context.logprobs, context.sampled, self.version, context.log_kept
+            active.contexts.append(Context(*recorded))
         active.has_context = False
 
     def _finish(self, active: _Active, outcome: Outcome) -> FinishedWorkflow:

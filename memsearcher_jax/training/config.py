@@ -64,6 +64,9 @@ class TrainingConfig:
     tis_cap: NonNegative = 0.0
     """Truncated importance sampling: policy losses are weighted by min(trainer / sampler, tis_cap) where the trainer's
     old log-probabilities are used; 0: off."""
+    truncation_correction: bool = False
+    """Count top-p and top-k of the sampler as part of the sampling policy: the probability of a token, where it is a
+    denominator of the ratio or of the importance weight, is divided by that of the set that was kept."""
     kl_coefficient: NonNegative = 0.001
     """Weight of the k3 divergence from the initial weights; 0: no reference model."""
     entropy_coefficient: NonNegative = 0.001

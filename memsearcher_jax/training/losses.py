@@ -44,13 +44,10 @@ def grpo_loss(
             raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
         metrics["kl"] = masked.weighted_sum(grpo.kl_k3(logprob_BT, batch.ref_logprob_BT), weight_BT)
         loss += config.kl_coefficient * metrics["kl"]
-    logprob_diff_BT = jnp.abs(tokens.log_ratio_BT)
     return loss, metrics | {
         "loss": loss,
         "policy_loss": policy_loss,
         "entropy": entropy,
-        "logprob_diff_mean": masked.mean(logprob_diff_BT, batch.mask_BT),
-        "logprob_diff_max": masked.maximum(logprob_diff_BT, batch.mask_BT),
         "advantage_mean": masked.mean(batch.advantage_BT, batch.mask_BT),
         "advantage_std": masked.std(batch.advantage_BT, batch.mask_BT),
         "trained_tokens": jnp.sum(batch.mask_BT != 0),

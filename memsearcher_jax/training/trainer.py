@@ -10,13 +10,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.training import grpo, losses, masked, update
+from memsearcher_jax.training import grpo, losses, update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
@@ -24,6 +25,8 @@ from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 from memsearcher_jax.training.update import TrainState
 
 LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
+PERCENTILES = (50, 90, 99)
+LAST_TURN = 10  # with metrics of its own
 
 
 @dataclass(frozen=True)
@@ -53,26 +56,30 @@ class Trainer:
         """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
 
         Returns the new state and metrics. A metric is the mean over the mini-batches that were not skipped, except
-        `logprob_diff_*`, which compare the sampler with the trainer and are those of the first mini-batch, before any
-        update. `updates` counts the mini-batches, `skipped_updates` those with a gradient that was not finite, and
-        `trailing_skipped_updates` the consecutive skipped ones at the end. Without examples the state is unchanged.
+        those of `mismatch_metrics`, which are of the first mini-batch, before any update. `updates` counts the
+        mini-batches, `skipped_updates` those with a gradient that was not finite, and `trailing_skipped_updates` the
+        consecutive skipped ones at the end. Without examples the state is unchanged.
         """
         if not examples:
             return state, {"updates": 0.0}
         packed = self._pack(examples, rng)
         metrics_by_update = []
         with jax.set_mesh(self.mesh):
-            sharded = [self._shard(batch) for batch in packed.split(self.config.minibatch_rows)]
+            batches = list(packed.split(self.config.minibatch_rows))
+            first, sharded = batches[0], list(map(self._shard, batches))
             params = state.params if self.config.old_logprobs == "sampler" else self.weights(state)
-            batches, old_logprob_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded)
+            batches, sampler_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
             del params
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
                 if self.config.kl_coefficient and self.reference_params is not None:
                     batch = replace(batch, ref_logprob_BT=self.logprob_fn(self.reference_params, batch))
                 state, metrics = self.update(state, batch, self.reference_params if self.merge else None)
+                logprob_BT = metrics.pop("logprob_BT", None)
+                if number == 1 and logprob_BT is not None:
+                    sampler_metrics = mismatch_metrics(first, logprob_BT)
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
-        return state, _mean_metrics(metrics_by_update) | old_logprob_metrics
+        return state, _mean_metrics(metrics_by_update) | sampler_metrics
 
     def sequence_probabilities(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator
@@ -100,6 +107,9 @@ class Trainer:
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""
         batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
+        if self.config.truncation_correction:
+            batch = replace(batch, old_logprob_BT=batch.old_logprob_BT - batch.log_kept_BT)
+        batch = replace(batch, log_kept_BT=None, number_BT=None)
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
 
 
@@ -130,15 +140,58 @@ def make_trainer(
         return Trainer(
             config,
             mesh,
-            update.make_update(model_config, config, optimizer, mesh, temperature=temperature, loss_fn=loss_fn),
+            update.make_update(
+                model_config,
+                config,
+                optimizer,
+                mesh,
+                temperature=temperature,
+                loss_fn=loss_fn,
+                with_logprobs=reports_mismatch(config, method),
+            ),
             make_logprob_fn(model_config, config, temperature=temperature),
             frozen,
             merge,
         )
 
 
+def reports_mismatch(config: TrainingConfig, method: str) -> bool:
+    """Whether the update's log-probabilities are those to compare with the sampler's: no other program has some."""
+    return method == "grpo" and config.old_logprobs == "sampler"
+
+
+def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, float]:
+    """The sampler's log-probabilities against the trainer's, over the trained tokens of a batch. Collective.
+
+    `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, percentiles, and the mean over the contexts
+    of each turn, of which those from LAST_TURN on are one. `kept_mass`: the mean probability of the set that a token
+    was drawn from. `batch` as packed, on the host; both sides are untruncated.
+    """
+    if not logprob_BT.is_fully_addressable:
+        logprob_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
+    mask_BT = np.asarray(batch.mask_BT)
+    sampler_X, number_X, log_kept_X = (
+        np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT, batch.log_kept_BT)
+    )
+    diff_X = np.abs(np.asarray(logprob_BT)[mask_BT] - sampler_X).astype(np.float64)
+    if not len(diff_X):
+        return {"logprob_diff_mean": 0.0, "logprob_diff_max": 0.0}
+    turn_X = np.minimum(number_X + 1, LAST_TURN)
+    return {
+        "logprob_diff_mean": float(diff_X.mean()),
+        "logprob_diff_max": float(diff_X.max()),
+        **{f"logprob_diff_p{percent}": float(np.percentile(diff_X, percent)) for percent in PERCENTILES},
+        **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
+        "kept_mass": float(np.exp(log_kept_X.astype(np.float64)).mean()),
+    }
+
+
 def resolve_old_logprobs(
-    config: TrainingConfig, logprob_fn: LogprobFn, params: Params, batches: Sequence[PackedBatch]
+    config: TrainingConfig,
+    logprob_fn: LogprobFn,
+    params: Params,
+    batches: Sequence[PackedBatch],
+    first: PackedBatch,
 ) -> tuple[list[PackedBatch], dict[str, float]]:
     """The mini-batches of a step with the old log-probabilities to train against, and metrics.
 
@@ -149,31 +202,24 @@ def resolve_old_logprobs(
     min(trainer / sampler, cap): truncated importance sampling (Ionides 2008), applied to sampler and trainer by Yao et
     al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
 
-    batches: as packed, with the sampler's log-probabilities. `params`: the weights that sampled, so this runs before
-    the first update of the step. If `config.tis_cap` is set, every batch gets tis_weight_BT, which is 1 where the
-    sampler's log-probabilities stay.
-    Metrics, unless `config.old_logprobs` is "sampler": `logprob_diff_mean` and `logprob_diff_max`, |trainer - sampler|
-    on the first mini-batch in nats per trained token, and `old_logprobs_recomputed`, 1 or 0.
+    batches: with the sampler's log-probabilities; `first` is the first of them as packed, on the host. `params`: the
+    weights that sampled, so this runs before the first update of the step. If `config.tis_cap` is set, every batch gets
+    tis_weight_BT, which is 1 where the sampler's log-probabilities stay.
+    Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`, and `old_logprobs_recomputed`, 1 or 0.
     """
     if config.old_logprobs == "sampler":
         return list(batches), {}
     first_BT = logprob_fn(params, batches[0])
-    mean, maximum = map(float, _logprob_diff(batches[0], first_BT))
+    metrics = mismatch_metrics(first, first_BT)
     # Not `mean > threshold`: a NaN must count as a disagreement.
-    recompute = config.old_logprobs == "trainer" or not mean <= config.old_logprob_threshold
+    agrees = metrics["logprob_diff_mean"] <= config.old_logprob_threshold
+    recompute = config.old_logprobs == "trainer" or not agrees
     if recompute:
         old_logprobs = [first_BT, *(logprob_fn(params, batch) for batch in batches[1:])]
     else:
         old_logprobs = [batch.old_logprob_BT for batch in batches]
     resolved = [_with_old_logprobs(config, *pair) for pair in zip(batches, old_logprobs, strict=True)]
-    diffs = {"logprob_diff_mean": mean, "logprob_diff_max": maximum}
-    return resolved, diffs | {"old_logprobs_recomputed": float(recompute)}
-
-
-@jax.jit
-def _logprob_diff(batch: PackedBatch, logprob_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    diff_BT = jnp.abs(logprob_BT - batch.old_logprob_BT)
-    return masked.mean(diff_BT, batch.mask_BT), masked.maximum(diff_BT, batch.mask_BT)
+    return resolved, metrics | {"old_logprobs_recomputed": float(recompute)}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -197,12 +243,8 @@ def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]
     applied = [metrics for metrics, skip in zip(metrics_by_update, skipped, strict=True) if not skip]
     first = metrics_by_update[0]
     means = {name: float(np.mean([metrics[name] for metrics in applied or metrics_by_update])) for name in first}
-    return (
-        means
-        | {name: value for name, value in first.items() if name.startswith("logprob_diff")}
-        | {
-            "updates": float(len(skipped)),
-            "skipped_updates": float(sum(skipped)),
-            "trailing_skipped_updates": float(len(skipped) if all(skipped) else skipped[::-1].index(False)),
-        }
-    )
+    return means | {
+        "updates": float(len(skipped)),
+        "skipped_updates": float(sum(skipped)),
+        "trailing_skipped_updates": float(len(skipped) if all(skipped) else skipped[::-1].index(False)),
+    }

@@ -116,13 +116,15 @@ def make_update(
     *,
     temperature: float,
     loss_fn: LossFn = losses.grpo_loss,
+    with_logprobs: bool = False,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`. The state is donated.
 
     With LoRA it is `update(state, batch, base)`: the adapters of the state are trained on top of the weights `base`.
 
     `batch`: `config.minibatch_rows` packed rows of `config.seq_len`. `temperature`: that of sampling. `loss_fn` turns
-    log-probabilities into a loss over the trained tokens, weighted by `config.aggregate`.
+    log-probabilities into a loss over the trained tokens, weighted by `config.aggregate`. `with_logprobs`: the metrics
+    also hold `logprob_BT`, before the update.
     Gradients are accumulated over the micro-batches of `fit_to_mesh`. Token weights are those of the whole batch, so
     the number of micro-batches changes only rounding. Empty micro-batches at the end are not computed;
     the metric `packing_efficiency` is the share of real tokens in the others.
@@ -180,6 +182,7 @@ def make_update(
         new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, state, gradient, grad_norm)
 
         _, metrics = loss_fn(config, logprob_BT, entropy_BT, batch, weight_BT)
+        metrics |= {"logprob_BT": logprob_BT} if with_logprobs else {}
         computed = microbatches.num_nonempty(microbatches.split(batch.segment_BT, config.grad_accum_steps))
         computed_tokens = computed * (weight_BT.size // config.grad_accum_steps)
         return new_state, metrics | {

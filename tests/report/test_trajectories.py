@@ -38,8 +38,14 @@ turns = st.builds(
     rewrite=text,
     new_memory=text,
 )
-contexts = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans()), max_size=5).map(
-    lambda tokens: Context(*(tuple(column) for column in zip(*tokens, strict=True))) if tokens else Context((), (), ())
+columns = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans(), st.floats(-1, 0)), max_size=5).map(
+    lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 4
+)
+contexts = st.builds(
+    lambda columns, version, truncated: Context(*columns[:3], version, columns[3] if truncated else ()),
+    columns,
+    st.integers(0, 9),
+    st.booleans(),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | text, lambda inner: st.lists(inner) | st.dictionaries(text, inner)

@@ -81,7 +81,7 @@ def test_draws_follow_the_truncated_distribution():
     logits_V = jnp.array([2.0, 1.5, 1.0, 0.0, -1.0, -3.0])
     rows = 20_000
     keys = jax.random.split(jax.random.key(0), rows)
-    token_S, _ = sample(jnp.broadcast_to(logits_V, (rows, 6)), keys, temperature=0.7, top_k=4, top_p=0.97)
+    token_S, *_ = sample(jnp.broadcast_to(logits_V, (rows, 6)), keys, temperature=0.7, top_k=4, top_p=0.97)
     kept_V = kept_by_sorting(np.array(logits_V) / 0.7, 4, 0.97)
     expected_V = np.where(kept_V, np.exp(np.array(logits_V) / 0.7), 0)
     expected_V = expected_V / expected_V.sum() * rows
@@ -94,14 +94,33 @@ def test_draws_follow_the_truncated_distribution():
 def test_logprobs_are_untruncated_at_the_sampling_temperature():
     logits_SV = jnp.array(np.random.default_rng(1).normal(size=(4, 30)), jnp.float32)
     keys = jax.random.split(jax.random.key(1), 4)
-    token_S, logprob_S = sample(logits_SV, keys, temperature=0.5, top_k=3, top_p=0.8)
+    token_S, logprob_S, _ = sample(logits_SV, keys, temperature=0.5, top_k=3, top_p=0.8)
     expected_SV = jax.nn.log_softmax(logits_SV / 0.5)
     np.testing.assert_allclose(logprob_S, expected_SV[jnp.arange(4), token_S], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.8), (9, 0.7)])
+def test_the_probability_of_the_kept_set_is_returned(top_k, top_p):
+    """So that logprob - log_kept is the log-probability with which the token was drawn."""
+    logits_SV = np.random.default_rng(1).normal(0, 2, size=(4, 30)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(1), 4)
+    *_, log_kept_S = sample(jnp.array(logits_SV), keys, 0.5, top_k, top_p)
+    probability_SV = np.array(jax.nn.softmax(logits_SV / 0.5))
+    kept_SV = np.array([kept_by_sorting(row, top_k, top_p) for row in logits_SV / np.float32(0.5)])
+    assert (~kept_SV).any()
+    np.testing.assert_allclose(log_kept_S, np.log((probability_SV * kept_SV).sum(axis=1)), rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_lost_without_truncation():
+    logits_SV = jnp.array(np.random.default_rng(1).normal(size=(4, 300)), jnp.float32)
+    for temperature, top_k in ((0.7, 0), (0.0, 3)):
+        *_, log_kept_S = sample(logits_SV, jax.random.split(jax.random.key(1), 4), temperature, top_k)
+        assert not log_kept_S.any()
+
+
 def test_temperature_zero_is_the_argmax_with_its_logprob_at_temperature_one():
     logits_SV = jnp.array([[0.0, 3.0, 1.0]])
-    token_S, logprob_S = sample(logits_SV, jax.random.split(jax.random.key(2), 1), temperature=0.0)
+    token_S, logprob_S, _ = sample(logits_SV, jax.random.split(jax.random.key(2), 1), temperature=0.0)
     assert token_S.tolist() == [1]
     np.testing.assert_allclose(logprob_S, jax.nn.log_softmax(logits_SV)[0, 1:2], rtol=1e-6)
 
@@ -128,8 +147,8 @@ def test_each_row_follows_its_own_rule_as_it_does_alone():
     alone = [
         sample(logits_SV[i : i + 1], key_S[i : i + 1], *(float(rule_S[i]) for rule_S in rules_S)) for i in range(8)
     ]
-    np.testing.assert_array_equal(together[0], np.concatenate([token_1 for token_1, _ in alone]))
-    np.testing.assert_array_equal(together[1], np.concatenate([logprob_1 for _, logprob_1 in alone]))
+    for drawn_S, drawn_alone in zip(together, zip(*alone, strict=True), strict=True):
+        np.testing.assert_array_equal(drawn_S, np.concatenate(drawn_alone))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 4), (2, 1, 2), (1, 1, 8)])
@@ -143,8 +162,8 @@ def test_devices_that_share_the_vocabulary_exchange_logits_once(sizes):
     with jax.set_mesh(mesh):
         compiled = jax.jit(logits.sample).lower(logits_SV, *arguments[1:]).compile()
         drawn = compiled(logits_SV, *arguments[1:])
-    np.testing.assert_array_equal(drawn[0], expected[0])
-    np.testing.assert_array_equal(drawn[1], expected[1])
+    for drawn_S, expected_S in zip(drawn, expected, strict=True):
+        np.testing.assert_array_equal(drawn_S, expected_S)
     text = compiled.as_text()
     assert "all-reduce" not in text
     assert text.count(" all-to-all(") == 1
@@ -159,9 +178,10 @@ def test_the_kernel_draws_the_same(X, V):
     logits_SV = logits_SV.at[bad[0], 5].set(jnp.nan).at[bad[1], 100].set(jnp.inf)
     rules_S = [jnp.array(np.resize(rule, S)) for rule in zip(*RULES.values(), strict=True)]
     uniform_S = jnp.array(rng.random(S), jnp.float32).at[3].set(1 - 2.0**-24)
-    token_S, logprob_S = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
+    token_S, *scores = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
     kernel = jax.jit(partial(draw_kernel.draw, largest_threshold=largest_threshold, interpret=True))
     drawn = kernel(jnp.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)
     np.testing.assert_array_equal(drawn[0][: bad[0]], token_S[: bad[0]])
-    np.testing.assert_allclose(drawn[1], logprob_S, rtol=1e-5)
+    np.testing.assert_allclose(drawn[1], scores[0], rtol=1e-5)
+    np.testing.assert_allclose(drawn[2][: bad[0]], scores[1][: bad[0]], rtol=1e-5, atol=1e-6)
     assert np.isnan(drawn[1][bad[0] :]).all()

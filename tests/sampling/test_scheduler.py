@@ -18,7 +18,8 @@ def finished(decode, tokens=()) -> DecodeOutput:
     A, count = len(decode.length_A), len(tokens)
     token_AJ = np.broadcast_to(np.array(tokens, np.int32), (A, count))
     zeros_A = np.zeros(A, np.int32)
-    return DecodeOutput(token_AJ, np.zeros((A, count)), zeros_A + count, zeros_A, np.ones(A, bool))
+    zeros_AJ = np.zeros((A, count))
+    return DecodeOutput(token_AJ, zeros_AJ, zeros_AJ, zeros_A + count, zeros_A, np.ones(A, bool))
 
 
 def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):

@@ -98,7 +98,7 @@ class FakeExecutor:
                 remaining = 0 if last == STOP else remaining - 1
             self.write(shard, call.page_table_AN[row], length - 1, new)
             count_A[row], remaining_A[row] = len(new), remaining
-        return DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, np.ones(A, bool))
+        return DecodeOutput(token_AJ, logprob_AJ, logprob_AJ / 2, count_A, remaining_A, np.ones(A, bool))
 
     def read(self, shard, pages, length):
         return self.pools[shard, pages].reshape(-1)[:length].tolist()

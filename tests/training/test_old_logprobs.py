@@ -10,7 +10,7 @@ import pytest
 from memsearcher_jax.training import losses, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import TrainingExample, pack
-from memsearcher_jax.training.trainer import resolve_old_logprobs
+from memsearcher_jax.training.trainer import LAST_TURN, mismatch_metrics, resolve_old_logprobs
 
 SAMPLER, TRAINER = [-1.0, -2.0, -3.0, -0.5], [-1.1, -1.6, -3.0, -2.5]  # of four trained tokens, two in each context
 WEIGHT = np.exp(np.subtract(TRAINER, SAMPLER))
@@ -50,12 +50,12 @@ class Trainer:
 
 def resolve(trainer, **changes):
     config = replace(TrainingConfig(), **changes)
-    return resolve_old_logprobs(config, trainer, {"weights": "of the step"}, batches())
+    return resolve_old_logprobs(config, trainer, {"weights": "of the step"}, batches(), batches()[0])
 
 
 def test_sampler_logprobs_need_no_forward_pass():
     trainer, given = Trainer(TRAINER), batches()
-    taken, metrics = resolve_old_logprobs(TrainingConfig(), trainer, {}, given)
+    taken, metrics = resolve_old_logprobs(TrainingConfig(), trainer, {}, given, given[0])
     assert (taken, metrics, trainer.calls) == (given, {}, 0)
 
 
@@ -99,7 +99,8 @@ def test_tis_weights_are_trainer_over_sampler_and_truncated(ratio, weight):
 def test_tis_weights_scale_the_loss_and_gradient_of_each_token():
     """On the policy that was sampled the ratio is 1: the gradient is -weight x advantage over the tokens."""
     config = TrainingConfig(old_logprobs="trainer", tis_cap=1.1, kl_coefficient=0.0, entropy_coefficient=0.0)
-    (rows, *_), _ = resolve_old_logprobs(config, Trainer(TRAINER), {"weights": "of the step"}, batches())
+    given = batches()
+    (rows, *_), _ = resolve_old_logprobs(config, Trainer(TRAINER), {"weights": "of the step"}, given, given[0])
     weight_BT = masked.token_weights(rows.mask_BT, "token-mean", rows.segment_BT)
     nothing_BT = jnp.zeros(rows.mask_BT.shape)
 
@@ -119,3 +120,29 @@ def test_a_batch_without_tis_weights_is_refused():
     config, (rows, *_) = TrainingConfig(old_logprobs="trainer", tis_cap=2.0), batches()
     with pytest.raises(ValueError, match="tis_weight_BT"):
         losses.grpo_loss(config, rows.old_logprob_BT, rows.old_logprob_BT, rows, rows.old_logprob_BT)
+
+
+def test_the_mismatch_is_reported_by_turn_and_as_a_distribution():
+    """Contexts of two, one and one tokens; both late turns are one."""
+    diffs = {0: (0.1, 0.3), 3: (0.4,), LAST_TURN + 5: (1.0,), LAST_TURN - 1: (2.0,)}
+    examples = [
+        TrainingExample(
+            (1, *(2 for _ in diff)),
+            (0.0, *diff),
+            (False, *(True for _ in diff)),
+            0.0,
+            (0.0, *(-1.0 for _ in diff)),
+            number,
+        )
+        for number, diff in diffs.items()
+    ]
+    batch = pack(examples, 16, 1, np.random.default_rng(0))
+    metrics = mismatch_metrics(batch, jnp.where(batch.mask_BT, 0.0, jnp.nan))
+    turns = {name: value for name, value in metrics.items() if "turn" in name}
+    expected = {"turn_1": 0.2, "turn_4": 0.4, f"turn_{LAST_TURN}": 1.5}
+    assert turns == {f"logprob_diff_mean/{turn}": pytest.approx(value) for turn, value in expected.items()}
+    assert (metrics["logprob_diff_mean"], metrics["logprob_diff_max"]) == (pytest.approx(0.76), 2.0)
+    every = np.concatenate(list(diffs.values()))
+    for percent in (50, 90, 99):
+        assert metrics[f"logprob_diff_p{percent}"] == pytest.approx(np.percentile(every, percent))
+    assert metrics["kept_mass"] == pytest.approx(np.exp(-1))

@@ -106,3 +106,20 @@ def test_updates_with_non_finite_gradients_are_skipped_and_counted(examples, exa
     lost = train_step([replace(example, advantage=float("nan")) for example in examples])
     assert (lost["updates"], lost["skipped_updates"], lost["trailing_skipped_updates"]) == (3, 3, 3)
     assert not np.isfinite(lost["loss"])
+
+
+def test_truncation_correction_compares_with_the_distribution_that_was_drawn_from(examples, exact):
+    """A sampler that truncates records untruncated log-probabilities, and the kept sets of its draws."""
+    kept_T = np.where(np.arange(TOKENS) % 2, -0.05, -0.2)
+    truncated = [replace(example, log_kept=kept_T) for example in examples]
+    assert_same_steps(train_step(truncated), exact | {"kept_mass": np.exp(kept_T[3:]).mean()})
+    corrected = train_step(truncated, truncation_correction=True)
+    assert_same_steps(
+        corrected,
+        train_step([replace(one, logprobs=one.logprobs - kept_T) for one in examples])
+        | {"kept_mass": np.exp(kept_T[3:]).mean()},
+    )
+    assert corrected["approx_kl"] > exact["approx_kl"] + 0.1
+    assert corrected["logprob_diff_max"] < 1e-4, "the mismatch is that of the untruncated policies"
+    weighted = train_step(truncated, truncation_correction=True, old_logprobs="trainer", tis_cap=5.0)
+    assert weighted["tis_weight_mean"] == pytest.approx(np.exp(kept_T[3:]).mean(), rel=1e-3)
