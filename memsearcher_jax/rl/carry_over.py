@@ -297,7 +297,9 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = tuple(
-        Context(**{name: tuple(value) if isinstance(value, list) else value for name, value in one.items()})
+        Context(
+            tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"], tuple(one["log_kept"])
+        )
         for one in fields["contexts"]
     )
     responses = tuple(map(_response, fields["responses"]))

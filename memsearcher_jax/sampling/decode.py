@@ -144,8 +144,9 @@ def decode(
         jnp.ones(shape_AJ[0], bool),
     )
     final = jax.lax.while_loop(any_active, step, initial)
-    _, _, length_A, remaining_A, _, buffer, *drawn, finite_A = final
+    _, _, length_A, remaining_A, _, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = final
     buffer = buffer.compact() if settings.speculative_tokens else buffer
     view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
     cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ.astype(jnp.int32))
-    return cache, DecodeOutput(*drawn, length_A - call.length_A, remaining_A, finite_A)
+    count_A = length_A - call.length_A
+    return cache, DecodeOutput(token_AJ, logprob_AJ, log_kept_AJ, count_A, remaining_A, finite_A)

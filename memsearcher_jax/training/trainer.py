@@ -107,7 +107,7 @@ class Trainer:
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""
         batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
-        if self.config.truncation_correction:
+        if self.config.truncation_correction and batch.log_kept_BT is not None:
             batch = replace(batch, old_logprob_BT=batch.old_logprob_BT - batch.log_kept_BT)
         batch = replace(batch, log_kept_BT=None, number_BT=None)
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
