@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,7 @@ def decode(
     window = 1 + settings.speculative_tokens  # tokens that one step feeds for a context: its last one and the draft
     steps = max(1, settings.decode_steps_per_call // window)
     cached_A, column_T = call.length_A - 1, jnp.arange(window)
+    view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
     key_A = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
         call.rng_stream_A2
     )
@@ -84,14 +85,15 @@ def decode(
         draft_AW, drafted_A = propose(ids_AC, length_A, settings.speculative_tokens)
         ids_AT = jnp.concatenate([last_A[:, None], draft_AW], axis=1)
         segment_AT = is_active_A[:, None] & (column_T <= drafted_A[:, None])
-        view = CacheView.of(cache, call.page_table_AN, cached_A, jnp.where(is_active_A, cached_A, 0))
+        # Contexts that have ended read nothing.
+        active_view = replace(view, length_A=jnp.where(is_active_A, cached_A, 0))
         hidden_ATD, buffer_after = qwen.forward(
             params,
             model,
             ids_AT,
             length_A[:, None] - 1 + column_T,
             segment_AT.astype(jnp.int32),
-            DecodeCache(view, buffer),
+            DecodeCache(active_view, buffer),
             output="hidden",
         )
         assert isinstance(buffer_after, DecodeBuffer)  # what `DecodeCache.append` returns
@@ -146,7 +148,6 @@ def decode(
     final = jax.lax.while_loop(any_active, step, initial)
     _, _, length_A, remaining_A, _, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = final
     buffer = buffer.compact() if settings.speculative_tokens else buffer
-    view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
     cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ.astype(jnp.int32))
     count_A = length_A - call.length_A
     return cache, DecodeOutput(token_AJ, logprob_AJ, log_kept_AJ, count_A, remaining_A, finite_A)
