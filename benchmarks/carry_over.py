@@ -1,12 +1,12 @@
 """Rollouts with and without trajectories that are carried over: throughput and idle slots.
 
-python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--json FILE]
+python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--one_batch_size] [--json FILE]
 
 Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
 weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
-the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the seconds in which no
-context could be opened, and how many contexts were trained a step after they were sampled. With `--search_delay` every
-search waits for a random time of up to that many seconds.
+the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the share of the
+generated tokens that were of interrupted contexts, and how many contexts were trained a step after they were sampled.
+With `--search_delay` searches ask a service that answers every request after a random time of up to that many seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 import common
 import tyro
 
-from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.retrieval.lru_cache import LRUCache
+from memsearcher_jax.retrieval.search import Searcher, Source
 from memsearcher_jax.types import Passage
 
 
@@ -40,21 +41,23 @@ class Flags:
     """First steps, which compile and in which nothing is carried yet."""
     search_delay: float = 0.0
     """Longest delay of a search, in seconds."""
+    one_batch_size: bool = False
+    """Decode all slots in every step, as on a TPU, where a step takes as long whatever the number of active slots."""
     json: Path | None = None
     """Also write the results to this file."""
 
 
 @dataclass(frozen=True)
 class SlowSource:
-    """Answers after a random delay, which the searches of one batch share."""
+    """Answers after a random delay, which the searches of one request share."""
 
-    searcher: Searcher
+    source: Source
     max_seconds: float
     rng: random.Random = field(default_factory=lambda: random.Random(0), compare=False)
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         time.sleep(self.rng.uniform(0, self.max_seconds))
-        return self.searcher.search(queries, top_n)
+        return self.source.search(queries, top_n)
 
 
 @dataclass
@@ -63,10 +66,11 @@ class Totals:
 
     trajectories: int = 0
     seconds: float = 0.0
-    drain_seconds: float = 0.0
     idle: list[float] = field(default_factory=list)
     stale: int = 0
     contexts: int = 0
+    generated_tokens: int = 0
+    interrupted_tokens: int = 0
 
     def row(self, bound: int) -> dict[str, Any]:
         return {
@@ -74,7 +78,7 @@ class Totals:
             "trajectories/s": self.trajectories / self.seconds,
             "seconds/step": self.seconds / len(self.idle),
             "idle slots": sum(self.idle) / len(self.idle),
-            "drain seconds/step": self.drain_seconds / len(self.idle),
+            "interrupted tokens": self.interrupted_tokens / self.generated_tokens,
             "stale contexts": self.stale / self.contexts,
         }
 
@@ -82,17 +86,29 @@ class Totals:
 def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
     from memsearcher_jax.rl import carry_over, init_state, setup
-    from memsearcher_jax.rl.rng import named_key
+    from memsearcher_jax.rl.rollout import RolloutDriver
 
     config = common.preset(flags.config)
+    if flags.one_batch_size:
+        config = replace(config, sampling=replace(config.sampling, decode_batch_sizes=()))
     run = setup.prepare(config, folder)
-    if flags.search_delay:
-        run = replace(run, searcher=SlowSource(run.searcher, flags.search_delay))
-    driver = setup.make_driver(run)
+    engine = setup.make_driver(run).executor.engine
     params = setup.publish(run, init_state.initial_params(run))
     count = config.rl.prompts_per_step
     totals = {bound: Totals() for bound in flags.bounds}
     carried = {bound: carry_over.nothing_carried(0, count) for bound in flags.bounds}
+
+    def driver() -> RolloutDriver:
+        """With a cache of searches of its own."""
+        assert run.searcher is not None, "the preset searches"
+        source, retrieval = run.searcher.source, config.retrieval
+        source = SlowSource(source, flags.search_delay) if flags.search_delay else source
+        searcher = Searcher(source, retrieval.max_batch_size, LRUCache(retrieval.query_cache_size))
+        made = setup.make_driver(replace(run, searcher=searcher), engine=engine)
+        concurrency = retrieval.max_concurrency if flags.search_delay else 1
+        return replace(made, executor=replace(made.executor, concurrent_searches=concurrency))
+
+    drivers = {bound: driver() for bound in flags.bounds}
 
     def problems(step: int) -> list[Any]:
         return list(run.problems.train[step * count : (step + 1) * count])
@@ -100,9 +116,9 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
     for step in range(flags.steps):
         for bound, total in totals.items():
             settings = replace(config.rl, carry_over=bound, steps=flags.steps + max(flags.bounds))
-            key = named_key(config.seed, "rollout", step)
+            key = carry_over.rollout_key(config.seed, step, settings)
             trajectories, carried[bound], stats = carry_over.rollout(
-                driver, carried[bound], problems, params, key, step, settings, lambda line: None
+                drivers[bound], carried[bound], problems, params, key, step, settings, lambda line: None
             )
             idle = stats.sampler.idle_slot_share
             print(f"step {step}: carry_over {bound}, {stats.seconds:.1f} s, idle slots {idle:.3f}", flush=True)
@@ -111,7 +127,8 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
             versions = [context.version for one in trajectories for context in one.contexts]
             total.trajectories += len(trajectories)
             total.seconds += stats.seconds
-            total.drain_seconds += stats.drain_seconds
+            total.generated_tokens += stats.sampler.generated_tokens
+            total.interrupted_tokens += stats.interrupted_tokens
             total.idle.append(idle)
             total.stale += sum(version < step for version in versions)
             total.contexts += len(versions)

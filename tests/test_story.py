@@ -128,7 +128,7 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
     run, resumed = run_for(carrying(4), tmp_path / "straight"), tmp_path / "resumed"
     metrics = read_metrics(tmp_path / "straight" / "metrics.jsonl")
     assert any(step["staleness"] > 0 for step in metrics)
-    assert all({"mixed_policy", "drain_seconds", "staleness/0"} <= set(step) for step in metrics)
+    assert all({"mixed_policy", "interrupted_tokens", "staleness/0"} <= set(step) for step in metrics)
     shutil.copytree(tmp_path / "straight", resumed)
     for step in sorted((resumed / "checkpoints").iterdir())[1:]:
         shutil.rmtree(step)

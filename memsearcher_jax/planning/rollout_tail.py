@@ -30,7 +30,7 @@ class SimulatedStep:
 
     seconds: float
     idle_share: float  # of the slots, over these seconds, that no trajectory held
-    drain_seconds: float  # at the end, in which no context began
+    interrupted_share: float  # of the same, in which contexts were sampled that have to be sampled again
 
 
 def sampled_tokens(scored: Iterable[ScoredTrajectory]) -> list[list[int]]:
@@ -80,13 +80,15 @@ def simulate(
             settings,
             lambda line: None,
         )
-        steps.append(SimulatedStep(stats.seconds, stats.sampler.idle_slot_share, stats.drain_seconds))
+        sampler = stats.sampler
+        interrupted_share = stats.interrupted_tokens / max(1, sampler.slots)
+        steps.append(SimulatedStep(stats.seconds, sampler.idle_slot_share, interrupted_share))
     return steps
 
 
 @dataclass(frozen=True)
 class _SimulatedDriver:
-    """A `carry_over.Driver` whose trajectories take time and have empty contexts."""
+    """A `carry_over.Driver` whose trajectories take time and have empty contexts. Counts in microseconds."""
 
     seconds: Sequence[Sequence[float]]
     slots: int
@@ -98,32 +100,30 @@ class _SimulatedDriver:
         params: Params,
         key: jax.Array,
         *,
-        may_open: Callable[[], bool],
+        goes_on: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
         queue = deque((job, paused.contexts) for job, paused in jobs)
         running: list[tuple[float, int, Job, tuple[Context, ...]]] = []  # by the end of the context
-        now, busy, drain_began, context = 0.0, 0.0, np.inf, Context((), (), (), version)
-        while True:
-            while queue and len(running) < self.slots and may_open():
+        now, busy, interrupted, context = 0.0, 0.0, 0.0, Context((), (), (), version)
+        while (running or queue) and goes_on():
+            while queue and len(running) < self.slots:
                 job, contexts = queue.popleft()
                 end = now + self._plan(job)[len(contexts)]
                 heapq.heappush(running, (end, job.number, job, contexts))
-            if not may_open():
-                drain_began = min(drain_began, now)
-            if not running:
-                break
-            end, _, job, contexts = heapq.heappop(running)
+            end, number, job, contexts = heapq.heappop(running)
             contexts, plan = (*contexts, context), self._plan(job)
-            now, busy = end, busy + plan[len(contexts) - 1]
+            busy += (end - now) * (len(running) + 1)
+            now = end
             if len(contexts) == len(plan):
                 yield job, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts, "")
-            elif may_open():
-                heapq.heappush(running, (now + plan[len(contexts)], job.number, job, contexts))
             else:
-                yield job, PausedWorkflow(contexts)
-        ticks = SamplerStats(active_slots=round(busy * 1e6), slots=round(self.slots * now * 1e6))
-        return RolloutStats(ticks, now, drain_seconds=max(0.0, now - drain_began))
+                heapq.heappush(running, (now + plan[len(contexts)], number, job, contexts))
+        for end, _, job, contexts in running:
+            interrupted += self._plan(job)[len(contexts)] - (end - now)
+            yield job, PausedWorkflow(contexts)
+        sampler = SamplerStats(active_slots=round(busy * 1e6), slots=round(self.slots * now * 1e6))
+        return RolloutStats(sampler, now, interrupted_tokens=round(interrupted * 1e6))
 
     def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory:
         return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")

@@ -52,7 +52,7 @@ def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
             max(one.seconds for one in stats),
             tuple(latency for one in stats for latency in one.search_latencies),
             {name: max(one.device_memory[name] for one in stats) for name in stats[0].device_memory},
-            max(one.drain_seconds for one in stats),
+            sum(one.interrupted_tokens for one in stats),
         ),
         b"".join(batch.trajectories for batch in batches),
     )

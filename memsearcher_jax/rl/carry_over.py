@@ -1,9 +1,12 @@
 """Rollouts that do not wait for the slowest trajectory: what a step has not finished is carried into the next ones.
 
-A step trains as many groups as it has problems. Once so many are complete, its rollout ends: no context is opened any
-more, trajectories under way finish the context that they have, and the next step continues them with its weights. So
-every context is sampled by one policy, whose log-probabilities it keeps, and no KV cache outlives the weights that
-filled it. Meanwhile free slots begin the problems of the next steps, at most `rl.carry_over` steps ahead.
+A step trains as many groups as it has problems. Until so many are complete, free slots begin the problems of the next
+steps, at most `rl.carry_over` steps ahead. Then the rollout ends at once, and the next step continues the trajectories
+under way with its weights, from their last complete context on. So every context is sampled by one policy, whose
+log-probabilities it keeps, and no KV cache outlives the weights that filled it.
+
+A context that was interrupted is sampled again with the same random numbers. While the weights are the same it becomes
+the context that it would have been, whatever its length: interrupting does not select for short contexts.
 
 A group that began `rl.carry_over` steps ago has to be complete, and the step waits for it: so no context is staler than
 that, and nothing is discarded. With `rl.carry_over` 0 every group is such a group, and nothing is ever carried.
@@ -28,6 +31,7 @@ import jax
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Response, RolloutDriver
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.types import (
@@ -53,7 +57,7 @@ class Group:
 
     step: int  # to which the problem belongs
     index: int  # of the problem among those of the step
-    begun: int  # the step whose rollout sampled its first context
+    begun: int  # the step whose rollout opened its first context
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
@@ -93,6 +97,11 @@ def step_problems(loader: ProblemLoader, step: int, position: int, settings: RLC
     return problems
 
 
+def rollout_key(seed: int, step: int, settings: RLConfig) -> jax.Array:
+    """Of the draws of a step's rollout. With carrying over one for all steps: see `_draw_number`."""
+    return named_key(seed, "rollout", 0 if settings.carry_over else step)
+
+
 def nothing_carried(step: int, prompts: int) -> Carried:
     """Before `step`, of all hosts."""
     return Carried(dict.fromkeys(range(prompts), step))
@@ -107,7 +116,7 @@ class Driver(Protocol):
         params: Params,
         key: jax.Array,
         *,
-        may_open: Callable[[], bool],
+        goes_on: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, Rollout], None, RolloutStats]: ...
 
@@ -138,7 +147,7 @@ def rollout(
     jobs = [
         (Job(number, groups[position].problem, copy), paused) for number, (position, copy, paused) in waiting.items()
     ]
-    ended = driver.run_while(jobs, params, key, may_open=phase.may_open, version=step)
+    ended = driver.run_while(jobs, params, key, goes_on=phase.goes_on, version=step)
     with contextlib.closing(ended):
         while True:
             try:
@@ -171,10 +180,10 @@ class _Phase:
     step: int
     due: set[int]  # positions of groups that must be complete
     complete: set[int]  # positions of groups that are
-    begun: set[int] = field(default_factory=set)  # positions of groups of which something was sampled in this phase
+    begun: set[int] = field(default_factory=set)  # positions of groups that held slots in this phase
     finished: int = 0
 
-    def may_open(self) -> bool:
+    def goes_on(self) -> bool:
         """Whether the step needs more: too few groups are complete, or one that has to be is not."""
         return len(self.complete) < self.quota or not self.due <= self.complete
 
@@ -212,9 +221,9 @@ def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLCon
 
 
 def _draw_number(group: Group, copy: int, settings: RLConfig) -> int:
-    """Seeds the draws of a rollout: unique, over all hosts, among those that one step may sample."""
-    window = 2 * settings.carry_over + 1
-    return ((group.step % window) * settings.prompts_per_step + group.index) * settings.group_size + copy
+    """Seeds the draws of a rollout: the same in every step that samples it, and unique among all with the same key."""
+    step = group.step if settings.carry_over else 0
+    return (step * settings.prompts_per_step + group.index) * settings.group_size + copy
 
 
 def to_text(carried: Carried, hosts: Hosts) -> str:

@@ -26,7 +26,7 @@ from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
 from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
-from memsearcher_jax.rl.carry_over import restored, rollout, step_problems, to_text
+from memsearcher_jax.rl.carry_over import restored, rollout, rollout_key, step_problems, to_text
 from memsearcher_jax.rl.evaluate import evaluate_together
 from memsearcher_jax.rl.init_state import RunState
 from memsearcher_jax.rl.metrics import rollout_metrics, staleness_metrics, trajectory_metrics
@@ -78,7 +78,10 @@ def train(
             timer, batch, key = Timer(notify), None, named_key(config.seed, "rollout", step)
             with suppress(Interrupted):
                 with timer("rollout"):
-                    trajectories, unfinished, stats = rollout(driver, carried, problems, params, key, step, rl, notify)
+                    draws = rollout_key(config.seed, step, rl)
+                    trajectories, unfinished, stats = rollout(
+                        driver, carried, problems, params, draws, step, rl, notify
+                    )
                 with timer("rewards"):
                     rewarded = reward_fn(trajectories, key, notify)
                 examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)

@@ -22,7 +22,7 @@ class RolloutStats:
     seconds: float = 0.0  # of wall clock
     search_latencies: tuple[float, ...] = ()  # seconds from each search request to its results
     device_memory: dict[str, float] = field(default_factory=dict)  # see `device_memory`
-    drain_seconds: float = 0.0  # at the end, in which contexts were finished and none begun
+    interrupted_tokens: int = 0  # sampled, of contexts that the end of the rollout cut off: they are sampled again
 
 
 def trajectory_metrics(summaries: Sequence[TrajectorySummary], *, reads_streams: bool) -> dict[str, float]:
@@ -78,15 +78,15 @@ def staleness_metrics(summaries: Sequence[TrajectorySummary], step: int, stats: 
     """Of a step that trains trajectories which it, or an earlier step, has sampled.
 
     `staleness/K`: fraction of the contexts whose policy had K steps less than the one that is trained;
-    `mixed_policy`: fraction of the trajectories whose contexts have several policies; `drain_seconds`: those of the
-    rollout in which contexts were finished and no others begun.
+    `mixed_policy`: fraction of the trajectories whose contexts have several policies; `interrupted_tokens`: those
+    that the rollout generated in vain.
     """
     staleness = Counter(step - version for one in summaries for version in one.versions)
     return {
         **{f"staleness/{steps}": count / staleness.total() for steps, count in sorted(staleness.items())},
         "staleness": sum(steps * count for steps, count in staleness.items()) / max(1, staleness.total()),
         "mixed_policy": _mean([len(set(one.versions)) > 1 for one in summaries]),
-        "drain_seconds": stats.drain_seconds,
+        "interrupted_tokens": float(stats.interrupted_tokens),
     }
 
 

@@ -2,14 +2,13 @@
 
 A workflow keeps its slot until it ends; then the slot takes the next one in the queue. Searches run in threads while
 the device decodes, and no workflow waits for the slowest. A failure ends the workflow that caused it, with a stop
-reason of its own. A workflow may also be paused where it would open another context, and go on later with other weights
-(`carry_over`): it is run again on the responses that it got until then.
+reason of its own. A workflow may also be paused where it opened its context, and go on from there later, with other
+weights (`carry_over`): it is run again on the responses that it got until then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -85,7 +84,7 @@ class FinishedWorkflow:
 
 @dataclass(frozen=True)
 class PausedWorkflow:
-    """A workflow that is about to open a context; without responses, one that has not begun."""
+    """A workflow that is about to open a context; without contexts, one that is to begin."""
 
     contexts: tuple[Context, ...] = ()
     responses: tuple[Response, ...] = ()
@@ -101,7 +100,8 @@ class _Active:
     responses: list[Response] = field(default_factory=list)
     has_context: bool = False
     end_tokens: int = 0  # stop tokens at the end of the context: 0 or 1
-    contexts: list[Context] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)  # those that are complete
+    complete_responses: int = 0  # until the prompt of the open context
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class WorkflowExecutor:
         """
 
         def finished_result(number: int, ended: FinishedWorkflow | PausedWorkflow) -> Result:
-            assert isinstance(ended, FinishedWorkflow), "nothing is paused while contexts may be opened"
+            assert isinstance(ended, FinishedWorkflow), "nothing is paused while the rollout goes on"
             return result(number, ended)
 
         started = ((number, workflow, PausedWorkflow()) for number, workflow in workflows)
@@ -146,27 +146,28 @@ class WorkflowExecutor:
         key: jax.Array,
         result: Callable[[int, FinishedWorkflow | PausedWorkflow], Result],
         *,
-        may_open: Callable[[], bool] = lambda: True,
+        goes_on: Callable[[], bool] = lambda: True,
         version: int = 0,
     ) -> Generator[Result, None, RolloutStats]:
-        """As `run`, for workflows that were paused before, and only while `may_open()`.
+        """As `run`, for workflows that were paused before, and only while `goes_on()`.
 
-        After that no context is opened: workflows that have one continue to its end, where they finish or are paused.
-        Those that have not begun by then are not mentioned. `version` is recorded in the contexts.
+        Then the workflows under way are paused where they opened their context, of which nothing is kept. Those in the
+        queue are not mentioned. `version` is recorded in the contexts.
         """
         began = time.monotonic()
         self.engine.start(params, key)
         limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
         searches = SearchExecutor[_Active](self.searcher, *limits)
-        run = _Run(self, deque(workflows), searches, may_open, version)
+        run = _Run(self, deque(workflows), searches, goes_on, version)
         try:
             for number, ended in run.ended():
                 yield result(number, ended)
         finally:
             stats = self.engine.stop()
-        memory, end = device_memory([device.memory_stats() for device in jax.local_devices()]), time.monotonic()
-        drain_seconds = max(0.0, end - run.drain_began)
-        return RolloutStats(stats, end - began, tuple(searches.latencies), memory, drain_seconds)
+        memory = device_memory([device.memory_stats() for device in jax.local_devices()])
+        interrupted_tokens = stats.generated_tokens - run.kept_tokens
+        seconds = time.monotonic() - began
+        return RolloutStats(stats, seconds, tuple(searches.latencies), memory, interrupted_tokens)
 
 
 @dataclass
@@ -176,17 +177,15 @@ class _Run:
     shared: WorkflowExecutor
     queue: deque[tuple[int, Workflow, PausedWorkflow]]
     searches: SearchExecutor[_Active]
-    may_open: Callable[[], bool]
+    goes_on: Callable[[], bool]
     version: int
     active: dict[int, _Active] = field(default_factory=dict)  # by slot
     step_seconds: float = 0.0  # of the engine's last step
-    drain_began: float = math.inf  # of time.monotonic
+    kept_tokens: int = 0  # sampled, of complete contexts
 
     def ended(self) -> Iterator[tuple[int, FinishedWorkflow | PausedWorkflow]]:
-        while self.active or (self.queue and self.may_open()):
+        while (self.active or self.queue) and self.goes_on():
             self.shared.check()
-            if not self.may_open():
-                self.drain_began = min(self.drain_began, time.monotonic())
             for active, answer in self._answers():
                 request = self._advance(active, answer)
                 if isinstance(request, Search):
@@ -194,16 +193,15 @@ class _Run:
                 elif isinstance(request, Outcome):
                     del self.active[active.slot]
                     yield active.number, self._finish(active, request)
-                elif isinstance(request, Prompt):
-                    self._close_context(active)
-                    del self.active[active.slot]
-                    yield active.number, PausedWorkflow(tuple(active.contexts), tuple(active.responses))
+        for active in self.active.values():
+            responses = tuple(active.responses[: active.complete_responses])
+            yield active.number, PausedWorkflow(tuple(active.contexts), responses)
 
     def _answers(self) -> Iterator[tuple[_Active, Any]]:
         """Workflows that can go on, with what they are sent. Lazy: those started first take part in the next step."""
         engine, searches = self.shared.engine, self.searches
         for slot in engine.free_slots:
-            if slot not in self.active and self.queue and self.may_open():
+            if slot not in self.active and self.queue:
                 number, workflow, paused = self.queue.popleft()
                 self.active[slot] = _Active(number, workflow, slot, contexts=list(paused.contexts))
                 yield self.active[slot], paused
@@ -228,8 +226,8 @@ class _Run:
             return MAX_PATIENCE
         return self.step_seconds * self.searches.running / len(self.active)
 
-    def _advance(self, active: _Active, answer: Any) -> Search | Outcome | Prompt | None:
-        """Resumes the workflow until it searches, ends, generates (None), or is paused before a context (Prompt)."""
+    def _advance(self, active: _Active, answer: Any) -> Search | Outcome | None:
+        """Resumes the workflow until it searches, ends, or generates (None)."""
         if isinstance(answer, FinishedGeneration) and not answer.finite:
             with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
                 active.workflow.close()
@@ -245,8 +243,6 @@ class _Run:
                 request = active.workflow.send(answer)
                 if isinstance(request, Search):
                     return request
-                if isinstance(request.text, Prompt) and not self.may_open():
-                    return request.text
                 if self._generate(active, request):
                     return None
                 answer = Completion("", FinishReason.CONTEXT_FULL)
@@ -268,7 +264,7 @@ class _Run:
             rng_stream = active.number, len(active.contexts)
             sampling = self.shared.sampling
             engine.open_context(active.slot, prompt_ids, rng_stream, request.max_tokens, sampling, find_stop)
-            active.has_context = True
+            active.has_context, active.complete_responses = True, len(active.responses)
             return True
         if not active.has_context:
             raise ValueError("a workflow must open a context with a Prompt before it adds text")
@@ -284,6 +280,7 @@ class _Run:
             context = self.shared.engine.pop_context(active.slot)
             recorded = context.ids, context.logprobs, context.sampled, self.version, context.log_kept
             active.contexts.append(Context(*recorded))
+            self.kept_tokens += sum(context.sampled)
         active.has_context = False
 
     def _finish(self, active: _Active, outcome: Outcome) -> FinishedWorkflow:
@@ -328,7 +325,7 @@ class RolloutDriver:
         params: Params,
         key: jax.Array,
         *,
-        may_open: Callable[[], bool],
+        goes_on: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
         """Yields what became of each job that has begun or gone on; see `WorkflowExecutor.run_while`."""
@@ -341,7 +338,7 @@ class RolloutDriver:
                 params,
                 key,
                 lambda number, ended: (job_by_number[number], ended),
-                may_open=may_open,
+                goes_on=goes_on,
                 version=version,
             )
         )

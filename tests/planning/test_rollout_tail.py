@@ -32,13 +32,15 @@ def test_carrying_over_shortens_the_tail():
 
 
 def test_all_work_is_done_whatever_is_carried():
-    """Busy seconds, over all steps, are those of the trajectories."""
+    """Busy seconds, over all steps and less those of interrupted contexts, are those of the trajectories."""
     seconds = [[1.0], [1.0, 2.0, 4.0], [0.5, 0.5]]
-    busy = []
+    busy, interrupted = [], []
     for bound in (0, 1, 3):
         steps = simulate(seconds, slots=4, hosts=1, settings=replace(SETTINGS, carry_over=bound))
-        busy.append(sum(4 * step.seconds * (1 - step.idle_share) for step in steps))
+        interrupted.append(sum(4 * step.seconds * step.interrupted_share for step in steps))
+        busy.append(sum(4 * step.seconds * (1 - step.idle_share) for step in steps) - interrupted[-1])
     assert busy == pytest.approx([busy[0]] * 3, rel=1e-4)
+    assert interrupted[0] == 0 and min(interrupted[1:]) > 0
 
 
 def test_lengths_of_recorded_trajectories():

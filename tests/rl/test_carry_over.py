@@ -15,6 +15,7 @@ from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.engine import Engine
@@ -83,9 +84,10 @@ class Steps:
     driver: RolloutDriver
     params: list
     settings: RLConfig
+    interrupted_tokens: int = 0
 
     def rollout(self, step, carried):
-        key = jax.random.key(100 + step)
+        key = carry_over.rollout_key(7, step, self.settings)
         args = (self.driver, carried, problems, self.params[step], key, step, self.settings, lambda line: None)
         return carry_over.rollout(*args)
 
@@ -93,8 +95,9 @@ class Steps:
         """[(trajectories, what is carried on)] of each step."""
         carried, done = carried or nothing_carried(start, PROMPTS), []
         for step in range(start, stop):
-            trajectories, carried, _ = self.rollout(step, carried)
+            trajectories, carried, stats = self.rollout(step, carried)
             done.append((trajectories, carried))
+            self.interrupted_tokens += stats.interrupted_tokens
         return done
 
 
@@ -111,12 +114,30 @@ def steps(engine, params):
 def test_without_carry_over_a_step_trains_what_it_began(steps):
     run = steps(0)
     for step, (trajectories, carried) in enumerate(run.run(stop=2)):
-        jobs, key = make_jobs(problems(step), GROUP), jax.random.key(100 + step)
+        jobs, key = make_jobs(problems(step), GROUP), named_key(7, "rollout", step)
         expected, _ = run.driver.rollout(jobs, run.params[step], key, lambda line: None)
         assert [replace(one, contexts=()) for one in trajectories] == [replace(one, contexts=()) for one in expected]
         for ours, theirs in zip(trajectories, expected, strict=True):
             assert ours.contexts == tuple(replace(context, version=step) for context in theirs.contexts)
         assert carried == nothing_carried(step + 1, PROMPTS)
+    assert run.interrupted_tokens == 0
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_with_equal_weights_interruptions_change_no_trajectory(steps, bound):
+    """A context that was interrupted is sampled again with the same draws, so its length is not selected for."""
+    run = steps(bound)
+    run.params = run.params[:1] * STEPS
+    trained = [one for trajectories, _ in run.run() for one in trajectories]
+    assert run.interrupted_tokens > 0
+    jobs = make_jobs([problem for step in range(STEPS) for problem in problems(step)], GROUP)
+    key = carry_over.rollout_key(7, 0, run.settings)
+    expected, _ = run.driver.rollout(jobs, run.params[0], key, lambda line: None)
+
+    def sampled(trajectories):
+        return {(one.problem.id, one.rollout): [context.ids for context in one.contexts] for one in trajectories}
+
+    assert sampled(trained) == sampled(expected)
 
 
 @pytest.mark.parametrize("bound", [1, 2])
@@ -227,13 +248,13 @@ def test_staleness_metrics():
         trajectory = Trajectory(Problem("q", "?", ()), 0, Outcome(StopReason.ANSWERED), contexts, "")
         return summarize_trajectory(ScoredTrajectory(trajectory, 0.0))
 
-    metrics = staleness_metrics([summary(3, 3), summary(2, 3)], 3, RolloutStats(drain_seconds=0.5))
+    metrics = staleness_metrics([summary(3, 3), summary(2, 3)], 3, RolloutStats(interrupted_tokens=5))
     assert metrics == {
         "staleness/0": 0.75,
         "staleness/1": 0.25,
         "staleness": 0.25,
         "mixed_policy": 0.5,
-        "drain_seconds": 0.5,
+        "interrupted_tokens": 5.0,
     }
 
 
