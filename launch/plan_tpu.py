@@ -3,6 +3,7 @@
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
 python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --rows 1 --model.remat nothing_saveable
 python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
+python launch/plan_tpu.py --config qwen7b --topology v6e:4x8 --what rollout --trajectories FILE
 
 The TPU compiler compiles the programs of the run, so a program that exceeds the memory of a chip fails here as it would
 on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are 10^9 bytes. Times are
@@ -24,6 +25,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, TpuSlice, Workload
+from memsearcher_jax.report.trajectories import read_trajectories
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
@@ -38,14 +40,21 @@ ENVIRONMENT = {
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
+PROGRAM_HEADER = (
+    f"\n{'GB per device':24}{'arguments':>10}{'temporary':>10}{'peak':>8}{'donated':>9}{'total':>8}"
+    f"{'sent':>8}{'TFLOP':>9}{'operations':>12}{'Mcycles':>9}{'compiled':>10}"
+)
+CARRY_OVER = (0, 1, 2)
+"""Values of rl.carry_over whose rollouts are simulated."""
 
 
 @dataclass(frozen=True)
 class PlanTpu(cli.Command):
     """Plan a run on a TPU slice that need not be present: memory, link traffic and time."""
 
-    what: Literal["update", "sample", "all"] = "all"
-    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
+    what: Literal["update", "sample", "rollout", "all"] = "all"
+    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all. rollout:
+    compile nothing and simulate rollouts with the memory traffic of decoding."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2."""
     rows: int = 0
@@ -56,6 +65,10 @@ class PlanTpu(cli.Command):
     """Folder for the texts of the compiled programs."""
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
+    trajectories: Path | None = None
+    """A trajectory file of a run (RUN/trajectories/step_000012.jsonl.gz): the simulated rollouts have its contexts and
+    lengths. Without one they are drawn: any number of contexts with the workload's mean is as likely, and their lengths
+    are exponential, cut at four times the mean."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -79,13 +92,14 @@ def main(argv: Sequence[str]) -> None:
             config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
         result = plan_run(config, flags, topology)
     cli.write_json(flags.json, result)
-    if not result["fits"]:
+    if result["reason"]:
         print(f"does not fit: {result['reason']}")
         raise SystemExit(DOES_NOT_FIT)
 
 
 def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str, Any]:
-    """Prints the plan and returns it for JSON; `reason` says why the run does not fit, and is empty if it does."""
+    """Prints the plan and returns it for JSON. `reason` says why the run does not fit; `fits` is None if nothing was
+    compiled."""
     from memsearcher_jax.planning import tpu_plan
     from memsearcher_jax.training.update import fit_to_mesh
 
@@ -94,6 +108,8 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
     memory = tpu_plan.resident_memory(config, meshes)
     print_settings(config, topology.name, topology.tpu_slice, meshes.train.shape, meshes.local.shape["data"])
     print_memory(memory)
+    if flags.what != "rollout":
+        print(PROGRAM_HEADER)
     programs, reason = [], ""
     try:
         for program in compile_programs(config, meshes, flags.what, flags.hlo):
@@ -116,30 +132,34 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
         "hbm_bytes": limit,
         "resident": vars(memory) | {"state": memory.state, "total": memory.total},
         "programs": [vars(program) | {"total_bytes": program.total_bytes} for program in programs],
-        "fits": not reason,
+        "fits": not reason if programs or reason else None,
         "reason": reason,
     }
-    if largest and not reason:
+    if reason:
+        return result
+    phases = estimate_phases(config, flags, meshes, topology.tpu_slice, programs)
+    if largest:
         used, free = largest.total_bytes / GB, (limit - largest.total_bytes) / GB
         print(f"\nfits: the peak is {used:.2f} GB of {limit / GB:.2f}, in {largest.name}; {free:.2f} GB are free")
-        phases = estimate_phases(config, flags, meshes, topology.tpu_slice, programs)
         result["roofline"] = print_estimate(config, flags.workload, topology.tpu_slice, phases)
+    if flags.what != "update":
+        result["rollouts"] = print_rollouts(config, flags, topology.tpu_slice.hosts, phases)
     return result
 
 
 def compile_programs(config: RunConfig, meshes: Meshes, what: str, hlo: Path | None) -> Iterator[Program]:
     from memsearcher_jax.planning import tpu_plan
 
-    if what != "sample":
+    if what in ("update", "all"):
         yield from tpu_plan.training_programs(config, meshes, hlo)
-    if what != "update":
+    if what in ("sample", "all"):
         yield from tpu_plan.sampling_programs(config, meshes, hlo)
 
 
 def estimate_phases(
     config: RunConfig, flags: PlanTpu, meshes: Meshes, tpu_slice: TpuSlice, programs: Sequence[Program]
 ) -> list[Phase]:
-    """The phases of a step whose programs were compiled."""
+    """The phases of a step that `what` names."""
     # Several prefill programs differ in width: the last one is the widest.
     by_name = {program.name.split(", ")[0]: program for program in programs}
     sent_bytes = {name: program.sent_bytes for name, program in by_name.items()}
@@ -149,7 +169,7 @@ def estimate_phases(
     phases, tensor = [], meshes.train.shape["tensor"]
     if flags.what != "update":
         phases += roofline.sampling_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, cycles=cycles)
-    if flags.what != "sample":
+    if flags.what in ("update", "all"):
         phases += roofline.training_phases(config, flags.workload, tpu_slice, tensor=tensor, sent_bytes=sent_bytes)
     return phases
 
@@ -200,13 +220,11 @@ def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: 
 
 
 def print_memory(memory: ResidentMemory) -> None:
-    """Prints the resident memory and the header of the table of programs."""
+    """Prints the resident memory."""
     print(
         f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}, "
         f"sampler weights {memory.sampler_params / GB:.2f}, sampler slots {memory.slots / GB:.2f}; "
-        f"total {memory.total / GB:.2f} GB\n\n"
-        f"{'GB per device':24}{'arguments':>10}{'temporary':>10}{'peak':>8}{'donated':>9}{'total':>8}"
-        f"{'sent':>8}{'TFLOP':>9}{'operations':>12}{'Mcycles':>9}{'compiled':>10}"
+        f"total {memory.total / GB:.2f} GB"
     )
 
 
@@ -252,6 +270,35 @@ def print_estimate(
         **estimate,
         "workload": vars(workload),
     }
+
+
+def print_rollouts(config: RunConfig, flags: PlanTpu, hosts: int, phases: Sequence[Phase]) -> list[dict[str, Any]]:
+    """Simulates a host's rollouts for each of `CARRY_OVER`; prints their means and returns them for JSON."""
+    from memsearcher_jax.planning import rollout_tail
+
+    work, rl, slots = flags.workload, config.rl, config.sampling.slots
+    if flags.trajectories:
+        tokens, source = rollout_tail.sampled_tokens(read_trajectories(flags.trajectories)), str(flags.trajectories)
+    else:
+        turns, mean = round(2 * work.contexts - 1), work.generated_tokens
+        tokens = rollout_tail.drawn_tokens(4_000, max_turns=turns, mean_tokens=mean, max_tokens=int(4 * mean))
+        source = f"1 to {turns} contexts"
+    decode = sum(phase.seconds for phase in phases if phase.name in ("decode", "draw"))
+    token_seconds = decode / roofline.decode_steps(config, work, hosts)
+    seconds = rollout_tail.context_seconds(tokens, token_seconds=token_seconds, search_seconds=work.search_seconds)
+    print(
+        f"\nsimulated rollouts: {rl.prompts_per_step * rl.group_size / hosts:,.0f} trajectories per host and step "
+        f"({source}), {slots} slots, {1_000 * token_seconds:.1f} ms per token, {work.search_seconds:g} s per search"
+    )
+    rows = []
+    for bound in CARRY_OVER:
+        step = rollout_tail.mean_step(seconds, slots=slots, hosts=hosts, settings=replace(rl, carry_over=bound))
+        rows.append({"carry_over": bound, **vars(step)})
+        print(
+            f"rl.carry_over {bound}: {step.seconds:.1f} s per step, {rows[0]['seconds'] / step.seconds:.2f} times as "
+            f"fast as 0, idle slots {step.idle_share:.0%}, sampled again {step.interrupted_share:.0%}"
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import jax
 import numpy as np
@@ -34,8 +34,8 @@ class SimulatedStep:
 
 
 def sampled_tokens(scored: Iterable[ScoredTrajectory]) -> list[list[int]]:
-    """Of each trajectory of a run, the tokens that the policy generated in each of its contexts."""
-    return [[sum(context.sampled) for context in one.trajectory.contexts] for one in scored]
+    """Of each trajectory of a run that opened contexts, the tokens that the policy generated in each of them."""
+    return [[sum(context.sampled) for context in one.trajectory.contexts] for one in scored if one.trajectory.contexts]
 
 
 def drawn_tokens(
@@ -55,6 +55,16 @@ def context_seconds(
         [count * token_seconds + search_seconds * (turn + 1 < len(one)) for turn, count in enumerate(one)]
         for one in tokens
     ]
+
+
+def mean_step(
+    seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig, steps: int = 40
+) -> SimulatedStep:
+    """The mean of some steps of `simulate`, without those in which nothing is carried yet, or no longer."""
+    edge = settings.carry_over + 1
+    settings = replace(settings, steps=steps + 2 * edge)
+    simulated = simulate(seconds, slots=slots, hosts=hosts, settings=settings)[edge:-edge]
+    return SimulatedStep(*np.mean([astuple(step) for step in simulated], axis=0).tolist())
 
 
 def simulate(

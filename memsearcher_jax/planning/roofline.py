@@ -55,6 +55,8 @@ class Workload:
     """Tokens with which every context begins, which a packed row holds once."""
     longest_tokens: float = 1_665.0
     """Tokens that the longest trajectory of a step generates, one after the other."""
+    search_seconds: float = 0.5
+    """Seconds per search, for the simulated rollouts."""
     prefilled_tokens: float = 640.0
     """Tokens per context that are prefilled, without cached prefixes."""
     packing_efficiency: float = 0.97
@@ -197,6 +199,17 @@ def training_phases(
     return phases
 
 
+def decode_steps(config: RunConfig, workload: Workload, hosts: int) -> float:
+    """Steps in which a host decodes its tokens, with all the slots active that may be.
+
+    A trajectory decodes one context at a time, so without `rl.carry_over` no more slots are active than trajectories
+    run.
+    """
+    trajectories, slots = config.rl.prompts_per_step * config.rl.group_size / hosts, config.sampling.slots
+    tokens = trajectories * workload.contexts * workload.generated_tokens
+    return tokens / (slots if config.rl.carry_over else min(slots, trajectories))
+
+
 def sampling_phases(
     config: RunConfig,
     workload: Workload,
@@ -207,17 +220,15 @@ def sampling_phases(
 ) -> list[Phase]:
     """Publishing the weights, and the rollouts. `sent_bytes` and `cycles`: per call, of `decode` per token.
 
-    A trajectory decodes one context at a time, so without `rl.carry_over` no more slots are active than trajectories
-    run. Decoding takes at least as many steps as the longest trajectory has tokens; steps that only it needs are the
-    phase "longest trajectory".
+    Without `rl.carry_over` decoding takes at least as many steps as the longest trajectory has tokens; steps that only
+    it needs are the phase "longest trajectory".
     """
     model, sampling, rl = config.model, config.sampling, config.rl
     host_devices = tpu_slice.devices // tpu_slice.hosts
     trajectories = rl.prompts_per_step * rl.group_size / tpu_slice.hosts
     contexts, tokens = trajectories * workload.contexts, trajectories * workload.contexts * workload.generated_tokens
-    active_slots = sampling.slots if rl.carry_over else min(sampling.slots, trajectories)
-    decode_steps = tokens / active_slots
-    extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - decode_steps, 0)
+    steps = decode_steps(config, workload, tpu_slice.hosts)
+    extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - steps, 0)
     param_bytes = matmul_param_bytes(model) / sampling.tensor
     prefilled = contexts * workload.prefilled_tokens
     prefill_flops = forward_flops(model, prefilled, prefilled * workload.context_tokens / 2, 0).forward
@@ -232,11 +243,11 @@ def sampling_phases(
         work = calls * sent_bytes.get(program, 0), calls * cycles.get(program, 0)
         return tpu_slice.phase(name, flops / host_devices, hbm_bytes, *work)
 
-    decode_bytes = decode_steps * param_bytes + tokens * cache_bytes / host_devices
+    decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices
     phases = [
         phase("publish", 1, 0, 2 * param_bytes, "publish"),
         phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes, "prefill"),
-        phase("decode", decode_steps, decode_flops, decode_bytes, "decode"),
+        phase("decode", steps, decode_flops, decode_bytes, "decode"),
         # Logits are written, exchanged (written and read) and read.
         tpu_slice.phase("draw", 0, 4 * 4 * logits, 0, DRAW_OPERATIONS * logits / VECTOR_LANES),
     ]

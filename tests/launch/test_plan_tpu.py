@@ -5,11 +5,13 @@ import json
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import plan_tpu
+from memsearcher_jax.launch import cli, plan_tpu
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, with_rows
+from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
 NANO = ("--config", "nano", "--topology", "v5e:2x2", "--sampling.slots", "4")
 
@@ -72,6 +74,38 @@ def test_the_printed_plan(capsys):
     }
 
 
+def test_rollouts_are_simulated_from_the_trajectories_of_a_run(tmp_path, capsys):
+    """Each has two contexts of 100 tokens and a search: 2.5 s, all at the same time."""
+    context = Context((1,) * 100, (0.0,) * 100, (True,) * 100)
+    outcome = Outcome(StopReason.ANSWERED)
+    lengths = [
+        ScoredTrajectory(Trajectory(Problem("q", "?", ()), 0, outcome, (context, context)[:n], ""), 1.0) for n in (0, 2)
+    ]
+    write_trajectories(tmp_path / "file.jsonl.gz", lengths)
+    flags = cli.parse(
+        plan_tpu.PlanTpu,
+        ["--config", "qwen7b", "--trajectories", str(tmp_path / "file.jsonl.gz"), "--sampling.slots", "160"],
+    )
+    steps = roofline.decode_steps(flags.run, flags.workload, 8)
+    waiting, *_ = plan_tpu.print_rollouts(
+        flags.run, flags, 8, [Phase("decode", 0.009 * steps, 0, 0), Phase("draw", 0.001 * steps, 0, 0)]
+    )
+    assert waiting == {"carry_over": 0, "seconds": 2.5, "idle_share": 0.0, "interrupted_share": 0.0}
+    output = capsys.readouterr().out
+    assert "160 trajectories per host and step" in output and "10.0 ms per token, 0.5 s per search" in output
+    assert "rl.carry_over 0: 2.5 s per step, 1.00 times as fast as 0, idle slots 0%, sampled again 0%" in output
+
+
+@pytest.mark.tpu_compile
+def test_rollouts_are_simulated_without_a_compilation(tmp_path, capsys):
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    plan_tpu.main(["--config", "qwen7b", "--what", "rollout", "--json", str(tmp_path / "plan.json")])
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["programs"] == [] and plan["fits"] is None and "arguments" not in capsys.readouterr().out
+    waiting, carrying, _ = plan["rollouts"]
+    assert waiting["seconds"] > 1.4 * carrying["seconds"] and carrying["idle_share"] < 0.1
+
+
 @pytest.mark.tpu_compile
 def test_every_program_is_planned(tmp_path, capsys):
     """On four hosts, each of which samples on a quarter of the devices."""
@@ -93,6 +127,7 @@ def test_every_program_is_planned(tmp_path, capsys):
         assert text.read_text().startswith("HloModule")
     phases = [phase["name"] for phase in plan["roofline"]["phases"]]
     assert phases[:4] == ["publish", "prefill", "decode", "draw"] and phases[-2:] == ["reference", "update"]
+    assert [row["carry_over"] for row in plan["rollouts"]] == [0, 1, 2]
 
 
 @pytest.mark.tpu_compile
