@@ -113,6 +113,11 @@ def _check_workflow(config: RunConfig) -> None:
         "choose sampler or trainer",
     )
     _require(
+        config.health.on_collapse != "rollback" or rl.evaluate_every > 0,
+        "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 makes "
+        "none: set it",
+    )
+    _require(
         config.answerer.backend != "none",
         "answerer.backend is none: only a judge is optional, set it to initial_policy or openai",
     )

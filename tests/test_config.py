@@ -115,6 +115,7 @@ def test_the_longest_turn_must_fit_the_context():
             {"training__truncation_correction": True, "training__old_logprobs": "trainer"},
             "training.truncation_correction changes nothing.*set it",
         ),
+        ({"health__on_collapse": "rollback"}, "health.on_collapse rollback .* rl.evaluate_every 0 makes none: set it"),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose checked or trainer"),
         (
             {"training__old_logprobs": "trainer", "rl__method": "sft"},

@@ -108,13 +108,62 @@ def test_a_resumed_run_equals_an_uninterrupted_run(uninterrupted, tmp_path):
     run_for(small(2, evaluate_every=2), tmp_path / "run")
     run_for(small(3, evaluate_every=2), tmp_path / "run", resume=True)
     jax.tree.map(np.testing.assert_array_equal, newest_weights(run, out), newest_weights(run, tmp_path / "run"))
-    for ours, theirs in zip(
-        read_metrics(out / "metrics.jsonl"), read_metrics(tmp_path / "run" / "metrics.jsonl"), strict=True
-    ):
-        timed = ("time/", "tokens_per_second")
-        assert {k: v for k, v in ours.items() if not k.startswith(timed)} == {
-            k: v for k, v in theirs.items() if not k.startswith(timed)
-        }
+    assert untimed_metrics(out) == untimed_metrics(tmp_path / "run")
+
+
+UNTIMED = ("time/", "tokens_per_second")
+
+
+def untimed_metrics(out: Path):
+    return [
+        {name: value for name, value in step.items() if not name.startswith(UNTIMED)}
+        for step in read_metrics(out / "metrics.jsonl")
+    ]
+
+
+def assert_same_run(out: Path, other: Path, run):
+    jax.tree.map(np.testing.assert_array_equal, newest_weights(run, out), newest_weights(run, other))
+    assert untimed_metrics(out) == untimed_metrics(other)
+
+
+def guarded(steps: int, **health) -> RunConfig:
+    config = small(steps, evaluate_every=2, keep_checkpoints=1)
+    return check(replace(config, health=replace(config.health, on_collapse="rollback", patience=2, **health)))
+
+
+def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
+    run, out = uninterrupted
+    run_for(guarded(3), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, newest_weights(run, out), newest_weights(run, tmp_path / "run"))
+    assert untimed_metrics(tmp_path / "run") == [step | {"rollbacks": 0} for step in untimed_metrics(out)]
+
+
+@pytest.mark.slow
+def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
+    """Every second step is a collapse, and no evaluation is better than that of the initial weights."""
+    out, config = tmp_path / "straight", guarded(5, min_entropy=100.0)
+    run = run_for(config, out)
+    steps = read_metrics(out / "metrics.jsonl")
+    assert [step["rollbacks"] for step in steps] == [0, 1, 1, 2, 2]
+    rate = config.training.learning_rate
+    rates = [step["learning_rate"] for step in steps]
+    np.testing.assert_allclose(rates, np.multiply(rate, [1, 1, 0.3, 0.3, 0.09]), rtol=1e-6)
+    assert all(step["logprob_diff_max"] < 1e-4 for step in steps), "the sampler has the restored weights, too"
+    assert steps[2]["kl"] < 1e-6 < steps[1]["kl"], "these are the initial ones"
+    problems = [
+        {scored.trajectory.problem.id for scored in read_trajectories(path)}
+        for path in sorted((out / "trajectories").iterdir())
+    ]
+    assert len(set.union(*problems)) == 5 * config.rl.prompts_per_step, "no problem is repeated"
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["0", "5"]
+
+    killed = tmp_path / "killed"
+    run_for(guarded(3, min_entropy=100.0), killed)
+    run_for(config, killed, resume=True)
+    assert_same_run(killed, out, run)
+    shutil.rmtree(killed / "checkpoints" / "5")  # now it goes on from the initial weights
+    run_for(config, killed, resume=True)
+    assert_same_run(killed, out, run)
 
 
 def carrying(steps: int) -> RunConfig:

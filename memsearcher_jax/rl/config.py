@@ -43,7 +43,7 @@ class RLConfig:
     checkpoint_every: Count = 20
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints to keep on disk."""
+    """Newest checkpoints to keep on disk, apart from the one with the best evaluation."""
     evaluate_every: CountOrZero = 0
     """Steps between evaluations on the test questions; 0: no evaluation during training."""
     search_timeout: Positive = 60.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
 from memsearcher_jax.rl.stream_reward import open_stream_reward_fn
 from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runtime.health import HealthState, RunAborted
 from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, read_run_config
 from memsearcher_jax.training import checkpoint, update
+from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointError
 from memsearcher_jax.training.trainer import Trainer, make_trainer
 from memsearcher_jax.training.update import TrainState
 
@@ -37,10 +39,12 @@ class RunState:
     position: int = 0  # problems taken from the loader
     initial_step: int | None = None  # of the run in model.path whose weights this run started from
     carried: str = ""  # trajectories under way, of `carry_over.to_text`; "" if there are none
+    health: HealthState = field(default_factory=HealthState)
 
-    def meta(self, position: int, carried: str = "") -> dict[str, Any]:
+    def meta(self, position: int, carried: str, health: HealthState) -> dict[str, Any]:
         """What a checkpoint stores of the run besides the train state."""
-        return {"position": position, "initial_step": self.initial_step} | ({"carried": carried} if carried else {})
+        meta = {"position": position, "initial_step": self.initial_step, "health": asdict(health)}
+        return meta | ({"carried": carried} if carried else {})
 
 
 def initial_params(run: Run, step: int | None = None) -> Params:
@@ -121,10 +125,32 @@ def restored_state(run: Run, folder: Path) -> RunState:
         if carried := meta.get("carried", ""):
             check_carried(carried, step, run.config.rl)
         source = meta.get("initial_step")
-        trainer = _open_trainer(run, initial_params(run, source))
-        return RunState(
-            trainer, state, open_reward_fn(run, source), step, meta["position"], source, meta.get("carried", "")
-        )
+        health = HealthState(**meta.get("health", {}))
+        trainer = _after_rollbacks(run, _open_trainer(run, initial_params(run, source)), health)
+        return RunState(trainer, state, open_reward_fn(run, source), step, meta["position"], source, carried, health)
+
+
+def rolled_back(
+    run: Run, trainer: Trainer, checkpoints: Checkpoints, health: HealthState
+) -> tuple[Trainer, TrainState]:
+    """The train state of the best checkpoint, and the trainer with the learning rate to go on with. Collective.
+
+    Raises RunAborted if the checkpoint cannot be read.
+    """
+    model, mesh = run.config.model, run.meshes.train
+    assert health.best_step is not None, "the monitor demands no rollback without one"
+    with jax.set_mesh(mesh):
+        target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
+        try:
+            state = checkpoints.restore(health.best_step, model, target)
+        except DamagedCheckpointError as error:
+            raise RunAborted(f"no rollback is possible: {error}") from error
+    return _after_rollbacks(run, trainer, health), state
+
+
+def _after_rollbacks(run: Run, trainer: Trainer, health: HealthState) -> Trainer:
+    factor = run.config.health.rollback_lr_factor**health.rollbacks
+    return trainer.with_learning_rate(run.config.training.learning_rate * factor) if health.rollbacks else trainer
 
 
 def _open_trainer(run: Run, reference_params: Params) -> Trainer:

@@ -9,6 +9,9 @@
 6. publish the new weights to the engines;
 7. write metrics, trajectories and checkpoints, and evaluate if the config asks for it.
 
+If the metrics show that the policy collapses and `health.on_collapse` is rollback, the step ends with the train state
+of the checkpoint with the best evaluation. Steps and problems go on from where they are.
+
 A host that is asked to stop interrupts its rollout and says so in 4: all hosts drop that step, save and leave.
 """
 
@@ -16,11 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import Metrics, MetricsWriter
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
@@ -28,10 +33,10 @@ from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advan
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.carry_over import restored, rollout, rollout_key, step_problems, to_text
 from memsearcher_jax.rl.evaluate import evaluate_together
-from memsearcher_jax.rl.init_state import RunState
+from memsearcher_jax.rl.init_state import RunState, rolled_back
 from memsearcher_jax.rl.metrics import rollout_metrics, staleness_metrics, trajectory_metrics
 from memsearcher_jax.rl.rng import named_key, named_rng
-from memsearcher_jax.rl.rollout import group_numbers
+from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers
 from memsearcher_jax.rl.setup import Run, make_driver, publish
 from memsearcher_jax.rl.stream_reward import for_evaluation
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted
@@ -62,17 +67,34 @@ def train(
     engine = driver.executor.engine
     eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=engine) if rl.evaluate_every else None
     trainer, reward_fn, state = start.trainer, start.reward_fn, start.state
-    metrics, health = Metrics(), HealthMonitor(config.health, progress.note)
+    metrics, health = Metrics(), HealthMonitor(config.health, progress.note, start.health)
     reads_streams = WORKFLOWS[config.agent.workflow].reads_streams
     params = publish(run, trainer.weights(state))
     carried = restored(start.carried, start.step, problems, driver, rl, hosts)
 
     def save(step: int) -> None:
         position = start.position + (step - start.step) * rl.prompts_per_step
-        meta = start.meta(position, to_text(carried, hosts) if rl.carry_over else "")
+        meta = start.meta(position, to_text(carried, hosts) if rl.carry_over else "", health.state)
         checkpoints.save(step, state, config.model, meta)
 
-    with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
+    def evaluate(driver: RolloutDriver, step: int) -> Metrics:
+        """Of the weights after `step` steps; nothing if the run is to stop."""
+        summaries = evaluate_together(run, driver, params, notify, for_evaluation(reward_fn), hosts)
+        if not summaries:
+            return {}
+        test_metrics = trajectory_metrics(summaries, reads_streams=reads_streams)
+        health.evaluated(step, test_metrics[MetricName.REWARD])
+        return {f"test/{name}": value for name, value in test_metrics.items()}
+
+    best = lambda: health.state.best_step  # noqa: E731
+    with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints, best=best) as checkpoints:
+        if eval_driver and health.state.evaluated != start.step:
+            # A rollback needs something to restore, and a stop may have interrupted the evaluation.
+            was_due = start.step > 0 and start.step % rl.evaluate_every == 0
+            if was_due or (health.guards and health.state.best_step is None):
+                evaluate(eval_driver, start.step)
+            if health.guards and checkpoints.newest is None:
+                save(start.step)
         for step in range(start.step, rl.steps):
             at_step(step)
             timer, batch, key = Timer(notify), None, named_key(config.seed, "rollout", step)
@@ -113,15 +135,20 @@ def train(
             if rl.carry_over:
                 metrics |= staleness_metrics(batch.summaries, step, batch.stats)
             metrics |= health.check(step, metrics)
+            if health.must_roll_back:
+                progress.note(f"step {step}: rollback to the checkpoint of step {health.state.best_step}")
+                with timer("rollback"):
+                    del state, params  # the restored ones take their memory
+                    trainer, state = rolled_back(run, trainer, checkpoints, health.state)
+                    params = publish(run, trainer.weights(state))
+                carried = replace(carried, groups=())  # the policy that has sampled them is gone
             if eval_driver and (step + 1) % rl.evaluate_every == 0:
                 with timer("evaluate"):
-                    summaries = evaluate_together(run, eval_driver, params, notify, for_evaluation(reward_fn), hosts)
-                    test_metrics = trajectory_metrics(summaries, reads_streams=reads_streams) if summaries else {}
-                    metrics |= {f"test/{name}": value for name, value in test_metrics.items()}
+                    metrics |= evaluate(eval_driver, step + 1)
             with timer("write"):
                 if hosts.first and batch.trajectories:
                     atomic_write(step_path(out, step), batch.trajectories)
-                if (step + 1) % rl.checkpoint_every == 0 or step + 1 == rl.steps:
+                if step + 1 in (rl.steps, health.state.best_step) or (step + 1) % rl.checkpoint_every == 0:
                     save(step + 1)
             metrics |= timer.metrics
             if writer:

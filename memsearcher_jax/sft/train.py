@@ -54,7 +54,7 @@ def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress:
                         metrics[f"probability/{name}"] = float(probabilities.mean())
             with timer("write"):
                 if (step + 1) % rl.checkpoint_every == 0 or last:
-                    checkpoints.save(step + 1, state, config.model, start.meta(0, carried=""))
+                    checkpoints.save(step + 1, state, config.model, start.meta(0, "", start.health))
             metrics |= timer.metrics
             writer.write(step, metrics)
             progress.advance(metrics)

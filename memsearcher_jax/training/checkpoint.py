@@ -44,16 +44,30 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint that cannot be read, or does not match its checksums."""
 
 
+@dataclasses.dataclass
+class _KeepStep(ocp.checkpoint_managers.PreservationPolicy):
+    step: Callable[[], int | None]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+        return [checkpoint.step == self.step() for checkpoint in checkpoints]
+
+
 class Checkpoints(contextlib.AbstractContextManager):
     """Writes the checkpoints of a run in the background. A context manager: leaving it waits for the last write."""
 
-    def __init__(self, directory: str | Path, *, keep: int) -> None:
-        """`keep`: number of newest steps to keep. Incomplete steps of a killed run are renamed to STEP.incomplete."""
+    def __init__(self, directory: str | Path, *, keep: int, best: Callable[[], int | None] = lambda: None) -> None:
+        """`keep`: number of newest steps to keep; `best`: another step to keep, asked whenever one is saved.
+
+        Incomplete steps of a killed run are renamed to STEP.incomplete.
+        """
+        newest = ocp.checkpoint_managers.LatestN(keep)
         self._manager = ocp.CheckpointManager(
             _absolute(directory),
             # Hosts cache the listings of a bucket, each at another time.
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep, cleanup_tmp_directories=True, single_host_load_and_broadcast=True
+                preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([newest, _KeepStep(best)]),
+                cleanup_tmp_directories=True,
+                single_host_load_and_broadcast=True,
             ),
             item_names=ITEMS,
         )
@@ -86,6 +100,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         )
         with _write_errors(self._manager):  # orbax reports here that the previous step could not be written
             self._manager.save(step, args=args, force=True)
+
+    def restore(self, step: int, model_config: ModelConfig, target: TrainState) -> TrainState:
+        """The state of a step that was saved. Collective. Raises ValueError for another model or if it is damaged."""
+        with _write_errors(self._manager):
+            self._manager.wait_until_finished()
+        with _open_reader(self._manager.directory) as manager:
+            return _restore_state(manager, step, model_config, target)[0]
 
     @property
     def newest(self) -> int | None:

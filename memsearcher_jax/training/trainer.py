@@ -38,7 +38,14 @@ class Trainer:
     update: Callable[..., tuple[TrainState, Metrics]]
     logprob_fn: LogprobFn
     reference_params: Params | None  # in compute_dtype; None if neither a KL term nor LoRA needs them
+    make_update: Callable[[TrainingConfig], Callable[..., tuple[TrainState, Metrics]]]
     merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
+
+    def with_learning_rate(self, learning_rate: float) -> Trainer:
+        """A trainer that differs in nothing else."""
+        config = replace(self.config, learning_rate=learning_rate)
+        with jax.set_mesh(self.mesh):
+            return replace(self, config=config, update=self.make_update(config))
 
     def weights(self, state: TrainState) -> Params:
         """The weights of the model in this state; with LoRA a merged copy in compute_dtype."""
@@ -135,24 +142,21 @@ def make_trainer(
     elif config.kl_coefficient:
         frozen = sharding.reshard_params(reference_params, shardings, model_config.compute_dtype)
     model_config = sharding.select_attention(model_config, mesh)
-    with jax.set_mesh(mesh):
-        optimizer, loss_fn = update.make_optimizer(config), LOSS_FNS[method]
-        return Trainer(
+
+    def make_update(config: TrainingConfig) -> Callable[..., tuple[TrainState, Metrics]]:
+        return update.make_update(
+            model_config,
             config,
+            update.make_optimizer(config),
             mesh,
-            update.make_update(
-                model_config,
-                config,
-                optimizer,
-                mesh,
-                temperature=temperature,
-                loss_fn=loss_fn,
-                with_logprobs=reports_mismatch(config, method),
-            ),
-            make_logprob_fn(model_config, config, temperature=temperature),
-            frozen,
-            merge,
+            temperature=temperature,
+            loss_fn=LOSS_FNS[method],
+            with_logprobs=reports_mismatch(config, method),
         )
+
+    with jax.set_mesh(mesh):
+        logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
+        return Trainer(config, mesh, make_update(config), logprob_fn, frozen, make_update, merge)
 
 
 def reports_mismatch(config: TrainingConfig, method: str) -> bool:

@@ -332,3 +332,17 @@ def test_two_hosts_agree_on_the_checkpoints_of_a_bucket(bucket_server, nano, opt
     run_hosts(Path(__file__).with_name("bucket_host.py"), 2, address, environment=os.environ)
     names = {name.rpartition("/")[2] for name in bucket.ls(address, detail=False)}
     assert {"2", "3", "3.damaged"} <= names
+
+
+def test_the_best_step_is_kept_beside_the_newest(nano, run, tmp_path):
+    state, best = run(None, 1), {1: 1, 2: 1, 3: 3, 4: 3, 5: 3}
+    with Checkpoints(tmp_path, keep=1, best=lambda: best[number]) as checkpoints:
+        for number in best:
+            checkpoints.save(number, state, nano.model, META)
+        mesh = nano.mesh(2, 2, 2)
+        with jax.set_mesh(mesh):
+            restored = checkpoints.restore(
+                3, nano.model, abstract_state(nano.model, make_optimizer(nano.training), mesh)
+            )
+    assert_equal(restored, state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "5"]
