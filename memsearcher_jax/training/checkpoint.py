@@ -105,7 +105,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         """The state of a step that was saved. Collective. Raises ValueError for another model or if it is damaged."""
         with _write_errors(self._manager):
             self._manager.wait_until_finished()
-        with _open_reader(self._manager.directory) as manager:
+        with _open_reader(str(self._manager.directory)) as manager:
             return _restore_state(manager, step, model_config, target)[0]
 
     @property
