@@ -180,6 +180,8 @@ class Scheduler:
             context.remaining = int(output.remaining_A[row])
             if count:
                 self._shard(context.slot).mark_cached(context, context.length - 1)
+            if context.remaining and not context.find_stop:
+                continue
             ids = context.generated()
             end = context.find_stop(ids) if context.find_stop else None
             if end is not None:  # what this step sampled after it, finite or not, is dropped
@@ -257,7 +259,7 @@ class Scheduler:
         A = len(self._shards) * size
         token_A, remaining_A, top_k_A = np.zeros((3, A), np.int32)
         length_A = np.ones(A, np.int32)
-        temperature_A, top_p_A = np.zeros(A, np.float32), np.ones(A, np.float32)
+        temperature_A, top_p_A = np.ones((2, A), np.float32)
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
         page_table_AN = np.zeros((A, self._settings.context_pages), np.int32)
         ids_AC = np.zeros((A, self._settings.context_tokens), np.int32) if self._settings.speculative_tokens else None

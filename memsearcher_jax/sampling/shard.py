@@ -149,7 +149,7 @@ class Shard:
 
     def _plan(self, context: Context) -> None:
         """Records what the context's pages will hold after its prefill."""
-        if context.pages:
+        if context.pages and context.uncached:
             self.pool.plan(context.pages, context.cached, context.ids_C[context.cached : context.length - 1])
 
     def _will_grow(self, context: Context) -> bool:
