@@ -16,6 +16,8 @@ RUNTIME = [
     "bm25s>=0.3.16,<0.4",
     "huggingface_hub>=2.4,<3",
     "tokenizers>=0.23.1,<0.24",
+    "transformers>=5.23,<6",
+    "Jinja2>=3.1.6,<4",
     "json-repair>=0.64.5,<0.65",
     "rouge-score>=0.1.2,<0.2",
     "safetensors>=0.8,<0.9",
@@ -31,7 +33,7 @@ GCS = ["gcsfs>=2026.9,<2027"]
 DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
 WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
-GGUF = ["torch>=2.13,<2.14", "transformers>=5.23,<6", "gguf>=0.19,<0.20"]
+GGUF = ["torch>=2.13,<2.14", "gguf>=0.19,<0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.launch import serve_search
-from memsearcher_jax.model import encoder, safetensors_files
+from memsearcher_jax.model import encoder, hf_config, safetensors_files
 from memsearcher_jax.retrieval import bm25, scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import open_corpus
@@ -193,6 +193,15 @@ def test_an_encoder_cannot_name_a_folder_outside_its_own(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ValueError, match="which is not in its folder"):
         encoder.read_config(tmp_path)
+
+
+def test_code_of_a_model_folder_is_never_run(tmp_path, created):
+    """`auto_map` is how folders bring their own classes."""
+    (tmp_path / "code.py").write_text(f"from pathlib import Path\nPath({str(created)!r}).touch()\nclass Config: pass\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}))
+    with pytest.raises(ValueError, match="contains custom code") as error:
+        hf_config.read_config(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../..", "tiny/../..", "/etc"])

@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
-from memsearcher_jax.model.hf_config import SIZES, check_supported, integer, read_json, read_settings, resolve_inside
+from memsearcher_jax.model.hf_config import SIZES, check_supported, read_json, read_settings, resolve_inside
 from memsearcher_jax.model.qwen import Params, param_path
 from memsearcher_jax.model.safetensors_files import check_tensors, open_files
 
@@ -151,26 +151,25 @@ def read_config(directory: str | Path) -> EncoderConfig:
     Raises FileNotFoundError without folder or config.json, ValueError for an unsupported encoder.
     """
     path, settings = read_settings(directory)
-    model_type, activation = settings.get("model_type"), settings.get("hidden_act")
+    model_type, activation = settings.model_type, getattr(settings, "hidden_act", None)
     if model_type not in FAMILIES:
         raise ValueError(f"{path}: model_type is {model_type!r}, expected one of {', '.join(FAMILIES)}")
     check_supported(path, settings, SUPPORTED)
     if activation not in ACTIVATIONS:
         raise ValueError(f"{path}: hidden_act is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-    sizes: dict[str, Any] = {field: integer(path, settings, key) for field, key in SIZES.items()}
+    sizes = {field: getattr(settings, key) for field, key in SIZES.items()}
     if sizes["embed_size"] % sizes["heads"]:
         raise ValueError(
             f"{path}: hidden_size {sizes['embed_size']} is not a multiple of num_attention_heads {sizes['heads']}"
         )
-    positions = integer(path, settings, "max_position_embeddings")
-    pad_id = integer(path, {"pad_token_id": 0} | settings, "pad_token_id", minimum=0)
+    positions, pad_id = settings.max_position_embeddings, settings.pad_token_id
     first_position = (pad_id + 1) * FAMILIES[model_type]
     return EncoderConfig(
         **sizes,
         positions=positions,
         first_position=first_position,
-        types=integer(path, settings, "type_vocab_size"),
-        norm_eps=float(settings.get("layer_norm_eps", 1e-12)),
+        types=settings.type_vocab_size,
+        norm_eps=settings.layer_norm_eps,
         activation=ACTIVATIONS[activation],
         pad_id=pad_id,
         **_sentence_settings(path.parent, positions - first_position),

@@ -42,7 +42,7 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     except Exception as error:  # the two libraries raise any type for a damaged file
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{file} cannot be read as GGUF ({type(error).__name__}: {reason})") from error
-    config = parse_config(file, _settings(model.config))
+    config = parse_config(file, _rounded(model.config))
     if SCALED_ROPE in names and config.rope_scaling.factor == 1:
         raise ValueError(f"{file} scales its rotary frequencies, which transformers does not read from GGUF")
     tensors = model.state_dict()
@@ -54,11 +54,12 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     return config
 
 
-def _settings(config: Any) -> dict[str, Any]:
-    """The content of config.json. GGUF holds float32 numbers, of which the shortest decimal is the published one."""
-    settings = config.to_dict() | {"quantization_config": None}
-    rope = {name: _shortest(value) for name, value in settings["rope_parameters"].items()}
-    return settings | {"rms_norm_eps": _shortest(settings["rms_norm_eps"]), "rope_parameters": rope}
+def _rounded(config: Any) -> Any:
+    """The config with the shortest decimals of its numbers, which GGUF holds as float32: the published ones."""
+    config.rms_norm_eps = _shortest(config.rms_norm_eps)
+    config.rope_parameters = {name: _shortest(value) for name, value in config.rope_parameters.items()}
+    config.quantization_config = None
+    return config
 
 
 def _shortest(value: Any) -> Any:

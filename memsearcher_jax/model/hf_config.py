@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from memsearcher_jax.model.config import ModelConfig, RopeScaling
@@ -47,9 +49,17 @@ SCALING = {
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
 )
 """Every file that a tokenizer's folder may hold, for copying it."""
+
+
+def transformers() -> ModuleType:
+    """The library, imported when it is first needed: it takes most of a second. Its models, on torch, are not used."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    import transformers
+
+    return transformers
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -61,37 +71,27 @@ def read_config(directory: str | Path) -> ModelConfig:
     return parse_config(*read_settings(directory))
 
 
-def parse_config(path: Path, settings: Settings) -> ModelConfig:
-    """The model that the content of a config.json describes; `path` names it in errors. Raises as `read_config`."""
-    family = settings.get("model_type")
+def parse_config(path: Path, settings: Any) -> ModelConfig:
+    """The model of a config of transformers; `path` names it in errors. Raises as `read_config`."""
+    family = settings.model_type
     if family not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
     check_supported(path, settings, SUPPORTED | SUPPORTED_BY_FAMILY[family])
-    if sliding := {kind for kind in settings.get("layer_types") or () if kind != "full_attention"}:
+    if sliding := set(getattr(settings, "layer_types", None) or ()) - {"full_attention"}:
         raise ValueError(f"{path}: layer_types has {min(sliding)!r}, only 'full_attention' is supported")
-
-    sizes: dict[str, Any] = {field: integer(path, settings, key) for field, key in SIZES.items()}
-    if settings.get("num_key_value_heads") is None:
-        settings["num_key_value_heads"] = sizes["heads"]
-    if settings.get("head_dim") is None and family != "qwen3":  # which always states it
-        settings["head_dim"] = sizes["embed_size"] // sizes["heads"]
-    kv_heads, head_size = integer(path, settings, "num_key_value_heads"), integer(path, settings, "head_dim")
-    if sizes["heads"] % kv_heads:
-        raise ValueError(
-            f"{path}: num_attention_heads {sizes['heads']} is not a multiple of num_key_value_heads {kv_heads}"
-        )
-    if head_size % 2:
-        raise ValueError(f"{path}: head_dim {head_size} is odd, but rotary positions need pairs")
+    heads, kv_heads = settings.num_attention_heads, settings.num_key_value_heads
+    if heads % kv_heads:
+        raise ValueError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return ModelConfig(
-        **sizes,
+        **{field: getattr(settings, key) for field, key in SIZES.items()},
         kv_heads=kv_heads,
-        head_size=head_size,
-        **_rope(path, settings),
-        norm_eps=_positive(path, "rms_norm_eps", settings.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(settings.get("tie_word_embeddings", False)),
+        head_size=getattr(settings, "head_dim", None) or settings.hidden_size // heads,
+        **_rope(path, settings.rope_parameters),
+        norm_eps=settings.rms_norm_eps,
+        tie_embeddings=settings.tie_word_embeddings,
         family=family,
-        max_positions=integer(path, settings, "max_position_embeddings"),
-        param_dtype="bfloat16" if settings.get("dtype", settings.get("torch_dtype")) == "bfloat16" else "float32",
+        max_positions=settings.max_position_embeddings,
+        param_dtype="bfloat16" if str(settings.dtype).endswith("bfloat16") else "float32",
     )
 
 
@@ -123,30 +123,29 @@ def generation_json(end_ids: Sequence[int]) -> Settings:
     return {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
 
 
-def read_settings(directory: str | Path) -> tuple[Path, Settings]:
-    """(path, content) of a folder's config.json. Raises FileNotFoundError without folder or file."""
+def read_settings(directory: str | Path) -> tuple[Path, Any]:
+    """(path, config of transformers) of config.json. Raises FileNotFoundError, and ValueError in one line."""
     directory = Path(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"no folder {directory}: expected a Hugging Face model")
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model folder")
-    return path, read_json(path)
+    try:
+        config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of many types, some of several lines
+        raise ValueError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    for key in SIZES.values():
+        if getattr(config, key, 1) < 1:
+            raise ValueError(f"{path}: {key} is {getattr(config, key)}, expected at least 1")
+    return path, config
 
 
-def check_supported(path: Path, settings: Settings, supported: Mapping[str, Iterable]) -> None:
+def check_supported(path: Path, settings: Any, supported: Mapping[str, Iterable]) -> None:
     """Raises ValueError for the first setting with a value that is not among the supported ones."""
     for key, values in supported.items():
-        if settings.get(key) not in values:
-            raise ValueError(f"{path}: {key} = {settings[key]!r} is not supported, only {next(iter(values))!r} is")
-
-
-def integer(path: Path, settings: Settings, key: str, *, minimum: int = 1) -> int:
-    """An integer setting. Raises ValueError for anything else, and below the minimum."""
-    value = settings.get(key)
-    if type(value) is not int or value < minimum:
-        raise ValueError(f"{path}: {key} is {value!r}, expected an integer of at least {minimum}")
-    return value
+        if (value := getattr(settings, key, None)) not in values:
+            raise ValueError(f"{path}: {key} = {value!r} is not supported, only {next(iter(values))!r} is")
 
 
 def resolve_inside(directory: Path, name: str, *, named_by: Path) -> Path:
@@ -168,24 +167,19 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return value
 
 
-def _rope(path: Path, settings: Settings) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`; transformers 5 writes both inside rope_parameters, older versions outside."""
-    scaling = RopeScaling()
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = settings.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
-            raise ValueError(f"{path}: {key} = {json.dumps(rope)} is not supported, only default and llama3 are")
-        if kind == "llama3":
-            values = {name: _positive(path, f"{key}.{theirs}", rope.get(theirs)) for name, theirs in SCALING.items()}
-            original_positions = int(values.pop("original_positions"))
-            scaling = RopeScaling(**values, original_positions=original_positions)
-            if scaling.low_frequency_factor >= scaling.high_frequency_factor:
-                low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-                raise ValueError(f"{path}: {key}: low_freq_factor {low} is not below high_freq_factor {high}")
-    rope = settings.get("rope_parameters") or {}
-    theta = _positive(path, "rope_theta", rope.get("rope_theta", settings.get("rope_theta")))
-    return {"rope_theta": theta, "rope_scaling": scaling}
+def _rope(path: Path, rope: Settings) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` of rope_parameters."""
+    kind, scaling = rope.get("rope_type"), RopeScaling()
+    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(f"{path}: rope_parameters = {json.dumps(rope)} is not supported, only default and llama3 are")
+    if kind == "llama3":
+        scaling = RopeScaling(**{field: rope[key] for field, key in SCALING.items()})
+        if scaling.low_frequency_factor >= scaling.high_frequency_factor:
+            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            raise ValueError(f"{path}: rope_parameters: low_freq_factor {low} is not below high_freq_factor {high}")
+    if not rope["rope_theta"]:
+        raise ValueError(f"{path}: rope_theta is {rope['rope_theta']}, expected a positive number")
+    return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling}
 
 
 def _rope_parameters(config: ModelConfig) -> Settings:
@@ -193,9 +187,3 @@ def _rope_parameters(config: ModelConfig) -> Settings:
     if config.rope_scaling.factor == 1:
         return {"rope_type": "default"}
     return {"rope_type": "llama3", **{key: getattr(config.rope_scaling, name) for name, key in SCALING.items()}}
-
-
-def _positive(path: Path, key: str, value: Any) -> float:
-    if not isinstance(value, int | float) or value <= 0:
-        raise ValueError(f"{path}: {key} is {value!r}, expected a positive number")
-    return float(value)

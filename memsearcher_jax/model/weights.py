@@ -164,11 +164,11 @@ def save_streamed(
     partial_dir.mkdir(parents=True)
     try:
         _write_json(partial_dir / "config.json", config_json(config, end_ids))
-        if end_ids:
-            _write_json(partial_dir / "generation_config.json", generation_json(end_ids))
         _write_tensors(partial_dir, config, read, max_shard_bytes)
         verify()
         _write_tokenizer(partial_dir, tokenizer)
+        if end_ids:  # in place of the tokenizer's own file
+            _write_json(partial_dir / "generation_config.json", generation_json(end_ids))
         partial_dir.rename(directory)
     except BaseException:
         shutil.rmtree(partial_dir, ignore_errors=True)

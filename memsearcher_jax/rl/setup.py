@@ -137,7 +137,7 @@ def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> Prompts | Memal
     """The workflow's template set. Raises ValueError or OSError if it is incomplete or its contexts do not fit."""
     spec = WORKFLOWS[config.agent.workflow]
     prompts = spec.load_prompts(config.agent)
-    templates = spec.template_tokens(config.agent, prompts, tokenizer)
+    templates = spec.template_tokens(config.agent, prompts, tokenizer) + tokenizer.extra_markup_tokens
     spec.check_context(config.agent, config.memalpha, config.sampling.context_tokens, template_tokens=templates)
     if spec.reads_streams:
         check_answer_contexts(config, prompts, tokenizer)
@@ -165,7 +165,7 @@ def with_fitting_context(config: RunConfig) -> RunConfig:
     """
     spec, tokenizer = WORKFLOWS[config.agent.workflow], open_tokenizer(config.model)
     templates = spec.template_tokens(config.agent, spec.load_prompts(config.agent), tokenizer)
-    needed = spec.longest_context(config.agent, config.memalpha, templates)
+    needed = spec.longest_context(config.agent, config.memalpha, templates + tokenizer.extra_markup_tokens)
     if needed <= config.sampling.context_tokens:
         return config
     chunk, logit_chunk = config.sampling.prefill_chunk, config.training.logit_chunk

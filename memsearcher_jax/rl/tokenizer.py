@@ -1,4 +1,4 @@
-"""Between text and token ids: agents work with text, the sampler and the trainer with ids.
+"""Between text and token ids: agents work with ChatML, the sampler and the trainer with ids of the model's own markup.
 
 Two encoders share one vocabulary. Templates may hold chat markup; outside text (questions, memories, passages, tool
 calls) is encoded with special tokens disabled, so that a page that contains `<|im_start|>assistant` stays plain text.
@@ -9,43 +9,65 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.types import Completion, FinishReason, Prompt, TextSpan
 
-IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+CHATML_TOKENS = IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+CHATML = (
+    "<|im_start|>system\n",
+    "<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+    "\n<|im_start|>user\n",  # after the end token of a reply
+)
+"""What opens each message of a conversation. Trusted text and transcripts are written with it, for every model."""
 
 
 @dataclass(frozen=True)
 class ChatTokenizer:
-    """A ChatML tokenizer. It is also the `TokenCounter` of the workflows' budgets."""
+    """A model's tokenizer and chat template. It is also the `TokenCounter` of the workflows' budgets."""
 
     definition: str  # the text of tokenizer.json
     folder: str = ""  # its source, whose files exports copy
+    markup: tuple[str, ...] = CHATML  # what the chat template writes in place of it
+    end_tokens: tuple[str, ...] = (IM_END, END_OF_TEXT)  # that end a generation, first the one that ends a reply
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTokenizer:
-        """Reads `tokenizer.json`. Raises FileNotFoundError or ValueError in one line."""
+        """Reads `tokenizer.json`, chat template, special tokens and the end tokens of `generation_config.json`.
+
+        A tokenizer without a chat template is taken for ChatML. Raises FileNotFoundError or ValueError in one line.
+        """
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}: set --model.tokenizer to a folder that has one")
+        # Encoding is left to tokenizer.json alone: AutoTokenizer would replace its pre-tokenizer by the family's.
         tokenizer = cls(file.read_text(encoding="utf-8"), str(folder))
-        tokenizer.check()
-        return tokenizer
-
-    def check(self) -> None:
-        """Raises ValueError unless this is a tokenizer with the three special tokens of ChatML."""
         try:
-            tokenizer = self._template
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise ValueError(f"{self.folder}/tokenizer.json is not a tokenizer: {error}") from error
-        for token in (IM_START, IM_END, END_OF_TEXT):
-            if tokenizer.token_to_id(token) is None:
-                raise ValueError(f"the tokenizer in {self.folder} has no {token}: it is not a ChatML tokenizer")
+            library = transformers().PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            ends = _generation_ends(Path(folder))
+        except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
+            raise ValueError(f"{folder}/tokenizer.json is not a tokenizer: {' '.join(str(error).split())}") from error
+        end = IM_END
+        if library.chat_template:
+            *markup, after_reply = _render(library, folder)
+            end = next((token for token in tokenizer._specials.values() if after_reply.startswith(token)), "")
+            tokenizer = replace(tokenizer, markup=(*markup, after_reply.removeprefix(end)))
+        names = (end, library.eos_token, END_OF_TEXT, *map(tokenizer.id_to_token, ends))
+        known = tokenizer._specials.values()
+        tokenizer = replace(tokenizer, end_tokens=tuple(name for name in dict.fromkeys(names) if name in known))
+        if end not in known or not tokenizer._starts:
+            raise ValueError(
+                f"the tokenizer in {folder} has no {IM_START} and {IM_END}, nor a chat template with special tokens "
+                "between messages: choose the one of a chat model"
+            )
+        return tokenizer
 
     @cached_property
     def _template(self) -> Tokenizer:
@@ -68,22 +90,42 @@ class ChatTokenizer:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation: end of turn, end of text."""
-        return self._id(IM_END), self._id(END_OF_TEXT)
+        """Tokens that end a generation: first the end of a reply."""
+        return tuple(map(self._id, self.end_tokens))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens after which sampling stops: the end tokens, and the start of a turn."""
-        return (*self.end_ids, self._id(IM_START))
+        return (*self.end_ids, self._id(self._starts[0]))
+
+    @property
+    def extra_markup_tokens(self) -> int:
+        """Tokens by which the markup of a conversation exceeds ChatML's text, as which budgets count it."""
+        return max(0, len(self.encode_trusted("".join(CHATML))) - self.count("".join(CHATML)))
+
+    @cached_property
+    def _starts(self) -> list[str]:
+        """The special tokens that open a user message, in the order of its text."""
+        specials = [token for token in self._specials.values() if token in self.markup[-1]]
+        return sorted(specials, key=self.markup[-1].index)
+
+    @cached_property
+    def _own_markup(self) -> dict[str, str]:
+        return dict(zip((*CHATML, IM_END), (*self.markup, self.end_tokens[0]), strict=True))
+
+    @cached_property
+    def _chatml(self) -> dict[str, str]:
+        own = {own: chatml for chatml, own in self._own_markup.items()}
+        return own | {self.end_tokens[0] + self.markup[-1]: IM_END + CHATML[-1]}
 
     def _id(self, token: str) -> int:
         id = self._template.token_to_id(token)
-        assert id is not None, "check() demands the tokens of ChatML"
+        assert id is not None, "load() demands special tokens"
         return id
 
     def encode_trusted(self, text: str) -> tuple[int, ...]:
-        """Ids of trusted text; chat markup becomes control tokens."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+        """Ids of trusted text; ChatML becomes the markup and the control tokens of the model."""
+        return tuple(self._template.encode(_substitute(text, self._own_markup), add_special_tokens=False).ids)
 
     def encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Ids of outside text; chat markup stays text."""
@@ -138,10 +180,9 @@ class ChatTokenizer:
         """The completion of one generation, from its ids. `found_stop`: it ended where `find_stop` said."""
         if found_stop:
             return Completion(self._template.decode(list(ids), skip_special_tokens=False))
-        turn_ends, text_ends, turn_opens = self.stop_ids
-        finish = {turn_ends: FinishReason.STOP, text_ends: FinishReason.STOP, turn_opens: FinishReason.FORGED_TURN}.get(
-            ids[-1], FinishReason.LENGTH
-        )
+        finish = FinishReason.LENGTH
+        if ids[-1] in self.stop_ids:
+            finish = FinishReason.STOP if ids[-1] in self.end_ids else FinishReason.FORGED_TURN
         kept = ids if finish is FinishReason.LENGTH else ids[:-1]
         return Completion(self._template.decode(list(kept), skip_special_tokens=False), finish)
 
@@ -162,7 +203,7 @@ class ChatTokenizer:
         Plain decoding would turn a page's text `<|im_start|>` into the markup that it imitates, and deceive a parser of
         the transcript where the model was not deceived. Such text is written as `< |im_start|>`.
         """
-        markup = re.compile("|".join(re.escape(token) for token in self._specials.values()))
+        markup = re.compile("|".join(map(re.escape, {*self._specials.values(), *CHATML_TOKENS})))
         shown, run = [], []
         for id in (*ids, None):
             if id is not None and id not in self._specials:
@@ -173,4 +214,34 @@ class ChatTokenizer:
             run = []
             if id is not None:
                 shown.append(self._specials[id])
-        return "".join(shown)
+        return _substitute("".join(shown), self._chatml)
+
+
+def _render(library: Any, folder: str | Path) -> list[str]:
+    """The markup of the chat template: what it writes before the contents of CHATML's messages."""
+    contents = [f"CONTENT-{number}" for number in range(4)]
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    try:
+        # Llama's template would write today's date; a resumed run must write what it wrote.
+        text = library.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, date_string="26 Jul 2024"
+        )
+        system, user, _, after_reply, assistant = re.split("|".join(contents), text)
+    except Exception as error:  # of jinja, or of the template itself
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the chat template in {folder} renders no system message and turns: {reason}") from error
+    return [system, user, assistant, after_reply]
+
+
+def _generation_ends(folder: Path) -> list[int]:
+    """`eos_token_id` of generation_config.json."""
+    if not (folder / "generation_config.json").is_file():
+        return []
+    ids = transformers().GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    return [ids] if isinstance(ids, int) else ids or []
+
+
+def _substitute(text: str, replacements: dict[str, str]) -> str:
+    pattern = "|".join(map(re.escape, sorted(replacements, key=len, reverse=True)))
+    return re.sub(pattern, lambda match: replacements[match[0]], text)

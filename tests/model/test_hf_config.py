@@ -96,7 +96,7 @@ def test_the_published_qwen3_4b_states_its_head_size(read):
     ("settings", "message"),
     [
         ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
-        ({"head_dim": None}, "head_dim is None, expected an integer of at least 1"),
+        ({"head_dim": None}, "field 'head_dim'.* got NoneType"),
         ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected one of qwen2, qwen3, llama"),
     ],
 )
@@ -161,7 +161,7 @@ SCALING = LLAMA3_2_1B["rope_scaling"]
     [
         ({"mlp_bias": True}, "mlp_bias = True is not supported, only False is"),
         ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
-        ({"rope_scaling": without(SCALING, "factor")}, "rope_scaling.factor is None, expected a positive number"),
+        ({"rope_scaling": without(SCALING, "factor")}, "Missing required keys .*factor"),
         ({"rope_scaling": SCALING | {"low_freq_factor": 4.0}}, "low_freq_factor 4.0 is not below high_freq_factor 4.0"),
     ],
 )
@@ -185,8 +185,8 @@ def test_rope_theta_is_read_from_every_version_of_the_file(rope, read):
 
 
 def test_settings_missing_from_old_files_have_their_old_defaults(read):
-    config = read(without(SEVEN_B, "num_key_value_heads", "tie_word_embeddings", "torch_dtype"))
-    assert (config.kv_heads, config.head_size, config.tie_embeddings, config.param_dtype) == (28, 128, False, "float32")
+    config = read(without(SEVEN_B, "tie_word_embeddings", "torch_dtype"))
+    assert (config.head_size, config.tie_embeddings, config.param_dtype) == (128, False, "float32")
 
 
 def test_a_written_config_is_read_back(variant, read):
@@ -200,21 +200,21 @@ def test_a_written_config_is_read_back(variant, read):
     ("settings", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', expected one of qwen2, qwen3, llama"),
-        ({"model_type": None}, "model_type is None, expected one of"),
+        ({"model_type": None}, "model type `None`"),
         ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 'rope_scaling = .*"yarn".* is not supported'),
+        ({"layer_types": ["full_attention"] * 27 + ["sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 'rope_parameters = .*"yarn".* is not supported'),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}, "rope_parameters = .*linear"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "rope_parameters = .*partial_rotary"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu' is"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
-        ({"hidden_size": None}, "hidden_size is None, expected an integer of at least 1"),
+        ({"hidden_size": None}, "field 'hidden_size'.* got NoneType"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"vocab_size": "many"}, "field 'vocab_size'.*many"),
         ({"num_key_value_heads": 3}, "num_attention_heads 28 is not a multiple of num_key_value_heads 3"),
-        ({"head_dim": 127}, "head_dim 127 is odd"),
+        ({"head_dim": 127}, "`head_dim`=127"),
         ({"rope_theta": None}, "rope_theta is None, expected a positive number"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a positive number"),
+        ({"rms_norm_eps": "small"}, "field 'rms_norm_eps'.*small"),
     ],
 )
 def test_unsupported_models_are_refused_by_name(settings, message, read):
@@ -223,11 +223,9 @@ def test_unsupported_models_are_refused_by_name(settings, message, read):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not valid JSON"), ("[]", "holds a list, expected a JSON object")]
-)
+@pytest.mark.parametrize(("text", "message"), [("{", ".*is not a valid JSON file"), ("[]", "Unrecognized model")])
 def test_a_damaged_config_is_refused(text, message, read):
-    with pytest.raises(ValueError, match=f"config.json {message}"):
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
         read(text)
 
 
