@@ -113,6 +113,11 @@ def _check_workflow(config: RunConfig) -> None:
         "choose sampler or trainer",
     )
     _require(
+        rl.refill == 0 or (rl.carry_over == 0 and rl.advantage_scope == "trajectory"),
+        f"rl.refill {rl.refill} replaces groups of trajectories that belong to this step: set rl.carry_over to 0 and "
+        "rl.advantage_scope to trajectory",
+    )
+    _require(
         config.health.on_collapse != "rollback" or rl.evaluate_every > 0,
         "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 makes "
         "none: set it",

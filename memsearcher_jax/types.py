@@ -175,6 +175,11 @@ class StopReason(enum.Enum):
     NOT_FINITE = "not_finite"  # the policy's logits were NaN or infinite
 
     @property
+    def is_limit(self) -> bool:
+        """Whether a limit cut the trajectory off before the policy ended it."""
+        return self in (StopReason.MAX_TURNS, StopReason.CUT_OFF, StopReason.CONTEXT_FULL)
+
+    @property
     def is_fault(self) -> bool:
         """Whether the machinery failed. Such a trajectory is lost: it has no reward, no scores and no advantage."""
         return self in (StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE)

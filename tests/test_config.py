@@ -116,6 +116,7 @@ def test_the_longest_turn_must_fit_the_context():
             "training.truncation_correction changes nothing.*set it",
         ),
         ({"health__on_collapse": "rollback"}, "health.on_collapse rollback .* rl.evaluate_every 0 makes none: set it"),
+        ({"rl__refill": 1, "rl__carry_over": 1}, "rl.refill 1 replaces groups .* set rl.carry_over to 0"),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose checked or trainer"),
         (
             {"training__old_logprobs": "trainer", "rl__method": "sft"},

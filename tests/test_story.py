@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
@@ -164,6 +166,43 @@ def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
     shutil.rmtree(killed / "checkpoints" / "5")  # now it goes on from the initial weights
     run_for(config, killed, resume=True)
     assert_same_run(killed, out, run)
+
+
+def test_groups_without_spread_are_replaced(tmp_path, monkeypatch):
+    """A third of the problems have spread. What is trained, and what a resumed run does, follows from their order."""
+
+    def has_spread(problem):
+        return zlib.crc32(problem.id.encode()) % 3 == 0
+
+    def score(trajectory, *_):
+        reward = float(has_spread(trajectory.problem) and trajectory.rollout == 0)
+        return ScoredTrajectory(trajectory, reward, "", {"exact_match": reward})
+
+    monkeypatch.setattr(reward_fn, "score_answer", score)
+    out, config = tmp_path / "straight", small(3, refill=2)
+    run = run_for(config, out)
+    order = ProblemLoader(run.problems.train, config.seed).batch(0, 100)
+    position = 0
+    for path, step in zip(sorted((out / "trajectories").iterdir()), read_metrics(out / "metrics.jsonl"), strict=True):
+        sampled, missing, rounds = [], config.rl.prompts_per_step, 0
+        while missing and rounds <= 2:
+            sampled += order[position : position + missing]
+            position, rounds = position + missing, rounds + 1
+            missing = config.rl.prompts_per_step - sum(map(has_spread, sampled))
+        trajectories = list(read_trajectories(path))
+        assert [one.trajectory.problem.id for one in trajectories[:: config.rl.group_size]] == [p.id for p in sampled]
+        spread = sum(map(has_spread, sampled))
+        assert (step["refills"], step["replaced_groups"]) == (rounds - 1, len(sampled) - spread)
+        assert step["frac_mixed_groups"] == spread / len(sampled)
+        contexts = {context.ids for one in trajectories for context in one.trajectory.contexts}
+        assert len(contexts) > len(sampled), "the draws of a step differ"
+        trained = [one for one in trajectories if has_spread(one.trajectory.problem)]
+        tokens = sum(sum(context.sampled) for one in trained for context in one.trajectory.contexts)
+        assert step["trained_tokens"] * step["updates"] == pytest.approx(tokens)
+    assert position > 3 * config.rl.prompts_per_step
+    run_for(small(1, refill=2), tmp_path / "run")
+    run_for(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", out, run)
 
 
 def carrying(steps: int) -> RunConfig:

@@ -46,18 +46,18 @@ def multi_context_advantages(
     return [
         _example(number, context, float(advantage))
         for (_, group, contexts), advantage in zip(rewarded, advantage_U, strict=True)
-        if settings.keep_constant_reward_groups or group in mixed
+        if (settings.keep_constant_reward_groups and not settings.refill) or group in mixed
         for number, context in contexts
         if any(context.sampled)
     ]
 
 
-def frac_mixed_groups(reward_R: Sequence[float], group_R: Sequence[int]) -> float:
-    """Fraction of the groups whose rewards differ: only they move the policy. NaN is no reward."""
+def mixed_groups(reward_R: Sequence[float], group_R: Sequence[int]) -> list[bool]:
+    """For each group, whether its rewards differ: only such groups move the policy. NaN is no reward."""
     rewards: dict[int, set[float]] = {}
     for reward, group in zip(reward_R, group_R, strict=True):
         rewards.setdefault(group, set()).update([] if math.isnan(reward) else [reward])
-    return float(np.mean([len(values) > 1 for values in rewards.values()])) if rewards else 0.0
+    return [len(values) > 1 for values in rewards.values()]
 
 
 def _rewarded_contexts(
@@ -65,8 +65,10 @@ def _rewarded_contexts(
 ) -> Iterator[tuple[float, str, Sequence[tuple[int, Context]]]]:
     """(reward, group, numbered contexts that carry its advantage) of one trajectory, in its order."""
     contexts = list(enumerate(scored.trajectory.contexts))
+    masked = settings.mask_truncated and scored.trajectory.outcome.stop.is_limit
     if settings.advantage_scope == "trajectory":
-        yield scored.reward, str(number), contexts[-1:] if settings.credit == "last_context" else contexts
+        first = {"all_contexts": 0, "last_context": -1}[settings.credit]
+        yield scored.reward, str(number), () if masked else contexts[first:]
         return
     if len(scored.context_rewards) != len(contexts):
         raise ValueError(
@@ -75,7 +77,7 @@ def _rewarded_contexts(
         )
     for (position, context), reward in zip(contexts, scored.context_rewards, strict=True):
         group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
-        yield reward, group, ((position, context),)
+        yield reward, group, () if masked else ((position, context),)
 
 
 def _example(number: int, context: Context, advantage: float) -> TrainingExample:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from memsearcher_jax.rl.advantages import mixed_groups
 from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.rollout import group_numbers
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
@@ -32,6 +34,11 @@ class RolloutBatch:
     stats: RolloutStats = field(default_factory=RolloutStats)
     trajectories: bytes = b""  # a trajectory file, as `report.trajectories` writes it; empty if none are kept
 
+    def mixed_groups(self, group_size: int) -> list[bool]:
+        """For each group, whether the rewards of its trajectories differ."""
+        rewards = [one.reward for one in self.summaries]
+        return mixed_groups(rewards, group_numbers(len(rewards), group_size))
+
 
 def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch | None:
     """The batches of all hosts as one, on each of them; None on all of them if one host gives None."""
@@ -41,7 +48,9 @@ def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch | None:
     return None if batches is None else concatenate([from_bytes(content) for content in batches])
 
 
-def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+def concatenate(
+    batches: Sequence[RolloutBatch], combine_seconds: Callable[[Iterable[float]], float] = max
+) -> RolloutBatch:
     """One batch out of several, in this order. Hosts sample concurrently, so the slowest one's seconds count."""
     stats = [batch.stats for batch in batches]
     return RolloutBatch(
@@ -49,7 +58,7 @@ def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         [summary for batch in batches for summary in batch.summaries],
         RolloutStats(
             sum((one.sampler for one in stats), SamplerStats()),
-            max(one.seconds for one in stats),
+            combine_seconds(one.seconds for one in stats),
             tuple(latency for one in stats for latency in one.search_latencies),
             {name: max(one.device_memory[name] for one in stats) for name in stats[0].device_memory},
             sum(one.interrupted_tokens for one in stats),

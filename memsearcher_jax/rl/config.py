@@ -40,6 +40,12 @@ class RLConfig:
     keep_constant_reward_groups: bool = True
     """Also train on groups whose rewards are all equal. Their advantage is 0: they count in the denominators of the
     loss and, where these are on, in entropy and KL divergence."""
+    refill: CountOrZero = 0
+    """Dynamic sampling: rounds in which a step replaces groups whose rewards are all equal by further problems, until
+    it trains as many groups as it has problems. 0: it trains the groups that it has."""
+    mask_truncated: bool = False
+    """Leave trajectories that a limit cut off (stop/max_turns, stop/cut_off, stop/context_full) out of the loss; their
+    rewards stay in the mean of their group."""
     checkpoint_every: Count = 20
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: Count = 2

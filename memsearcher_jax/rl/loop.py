@@ -1,7 +1,8 @@
 """Multi-context GRPO, step by step, on every host of the run:
 
 1. take this host's share of the next problems and roll out G trajectories of each with the current weights, or go on
-   with those that earlier steps have carried over (`rl.carry_over`);
+   with those that earlier steps have carried over (`rl.carry_over`); 2 to 4 are repeated with further problems where
+   groups without spread are replaced (`rl.refill`);
 2. reward every trajectory (Mem-alpha: every context);
 3. normalise the rewards over the trajectories of each group, and give every context its trajectory's advantage;
 4. exchange examples with the other hosts;
@@ -29,14 +30,14 @@ from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import Metrics, MetricsWriter
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
-from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
-from memsearcher_jax.rl.batch import RolloutBatch, exchange
+from memsearcher_jax.rl.advantages import multi_context_advantages
+from memsearcher_jax.rl.batch import RolloutBatch, concatenate, exchange
 from memsearcher_jax.rl.carry_over import restored, rollout, rollout_key, step_problems, to_text
 from memsearcher_jax.rl.evaluate import evaluate_together
 from memsearcher_jax.rl.init_state import RunState, rolled_back
 from memsearcher_jax.rl.metrics import rollout_metrics, staleness_metrics, trajectory_metrics
 from memsearcher_jax.rl.rng import named_key, named_rng
-from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers
+from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers, make_jobs
 from memsearcher_jax.rl.setup import Run, make_driver, publish
 from memsearcher_jax.rl.stream_reward import for_evaluation
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted
@@ -72,8 +73,9 @@ def train(
     params = publish(run, trainer.weights(state))
     carried = restored(start.carried, start.step, problems, driver, rl, hosts)
 
+    position = start.position
+
     def save(step: int) -> None:
-        position = start.position + (step - start.step) * rl.prompts_per_step
         meta = start.meta(position, to_text(carried, hosts) if rl.carry_over else "", health.state)
         checkpoints.save(step, state, config.model, meta)
 
@@ -97,26 +99,43 @@ def train(
                 save(start.step)
         for step in range(start.step, rl.steps):
             at_step(step)
-            timer, batch, key = Timer(notify), None, named_key(config.seed, "rollout", step)
-            with suppress(Interrupted):
-                with timer("rollout"):
-                    draws = rollout_key(config.seed, step, rl)
-                    trajectories, unfinished, stats = rollout(
-                        driver, carried, problems, params, draws, step, rl, notify
+            timer, key = Timer(notify), named_key(config.seed, "rollout", step)
+            rounds: list[RolloutBatch] = []
+            taken, missing = 0, rl.prompts_per_step
+            while missing and len(rounds) <= rl.refill:
+                batch = None
+                with suppress(Interrupted):
+                    with timer("rollout"):
+                        draws = rollout_key(config.seed, step, rl)
+                        if rounds:
+                            first = taken + missing * hosts.index // hosts.count
+                            more = loader.batch(position + taken, missing, host=hosts.index, num_hosts=hosts.count)
+                            jobs = make_jobs(more, rl.group_size, first=first)
+                            trajectories, stats = driver.rollout(jobs, params, draws, notify)
+                        else:
+                            trajectories, unfinished, stats = rollout(
+                                driver, carried, problems, params, draws, step, rl, notify
+                            )
+                    with timer("rewards"):
+                        rewarded = reward_fn(trajectories, key, notify)
+                    examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
+                    summaries = [summarize_trajectory(one) for one in rewarded]
+                    batch = RolloutBatch(
+                        examples, summaries, stats, compress_trajectories(rewarded) if rl.save_trajectories else b""
                     )
-                with timer("rewards"):
-                    rewarded = reward_fn(trajectories, key, notify)
-                examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
-                summaries = [summarize_trajectory(one) for one in rewarded]
-                batch = RolloutBatch(
-                    examples, summaries, stats, compress_trajectories(rewarded) if rl.save_trajectories else b""
-                )
-            with timer("gather"):
-                batch = exchange(hosts, batch)
-            if batch is None:
-                if step > (checkpoints.newest or 0):
-                    save(step)
-                raise hosts.stopped(step)
+                with timer("gather"):
+                    batch = exchange(hosts, batch)
+                if batch is None:
+                    if step > (checkpoints.newest or 0):
+                        save(step)
+                    raise hosts.stopped(step)
+                rounds.append(batch)
+                taken += missing
+                missing -= sum(batch.mixed_groups(rl.group_size))
+            batch = concatenate(rounds, sum)
+            position += taken
+            if rl.refill:
+                problems = step_problems(loader, step + 1, position, rl)
             carried = unfinished
             engine.release()  # the update has the memory of the sampler's cache and weights
             del params
@@ -130,8 +149,10 @@ def train(
                 | update_metrics
                 | rollout_metrics(batch.stats)
             )
-            rewards = [one.reward for one in batch.summaries]
-            metrics["frac_mixed_groups"] = frac_mixed_groups(rewards, group_numbers(len(rewards), rl.group_size))
+            mixed = batch.mixed_groups(rl.group_size)
+            metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
+            if rl.refill:
+                metrics |= {"refills": len(rounds) - 1.0, "replaced_groups": float(mixed.count(False))}
             if rl.carry_over:
                 metrics |= staleness_metrics(batch.summaries, step, batch.stats)
             metrics |= health.check(step, metrics)

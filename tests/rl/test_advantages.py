@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.report.trajectories import summarize_trajectory
-from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
+from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.reward_fn import score_answer
@@ -49,6 +49,21 @@ def test_groups_with_constant_rewards_can_be_left_out():
     assert examples([trajectory(1)] * 2, [1.0, 1.0], [0, 0], keep_constant_reward_groups=False) == []
 
 
+def test_refilled_steps_train_groups_with_spread_alone():
+    result = examples([trajectory(2)] * 4, [1.0, 0.0, 0.1, 0.1], [0, 0, 1, 1], refill=1)
+    assert len(result) == 4
+
+
+@pytest.mark.parametrize("stop", StopReason)
+def test_trajectories_that_a_limit_cut_off_can_be_masked(stop):
+    """Their reward stays in the mean of their group."""
+    cut = replace(trajectory(3), outcome=Outcome(stop))
+    kept = examples([cut, trajectory(1)], [0.0, 1.0], [0, 0], mask_truncated=False)
+    masked = examples([cut, trajectory(1)], [0.0, 1.0], [0, 0], mask_truncated=True)
+    is_limit = stop in (StopReason.MAX_TURNS, StopReason.CUT_OFF, StopReason.CONTEXT_FULL)
+    assert [one.advantage for one in masked] == [one.advantage for one in kept][3 if is_limit else 0 :]
+
+
 def test_the_last_context_alone_can_be_trained():
     """The ablation changes which contexts carry the advantages, not how they are normalised."""
     first, last = Context((5, 6), (0.0, -1.0), (False, True)), Context((7, 8), (0.0, -2.0), (False, True))
@@ -83,5 +98,5 @@ def test_examples_keep_ids_masks_and_logprobs_of_sampling():
 
 def test_mixed_groups_have_different_known_rewards():
     nan = float("nan")
-    assert frac_mixed_groups([1.0, 0.0, 0.5, 0.5, nan, 1.0, nan, nan], [0, 0, 1, 1, 2, 2, 3, 3]) == 0.25
-    assert frac_mixed_groups([], []) == 0.0
+    mixed = mixed_groups([1.0, 0.0, 0.5, 0.5, nan, 1.0, nan, nan], [0, 0, 1, 1, 2, 2, 3, 3])
+    assert mixed == [True, False, False, False]

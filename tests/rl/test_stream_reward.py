@@ -14,7 +14,7 @@ from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl import stream_reward
-from memsearcher_jax.rl.advantages import frac_mixed_groups, multi_context_advantages
+from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import stream_metrics
 from memsearcher_jax.rl.stream_reward import StreamRewardFn
@@ -150,7 +150,7 @@ def test_a_trajectory_without_answers_has_no_reward_and_is_not_trained():
         batch[1].scores["accuracy"],
         1.0,
     )
-    assert frac_mixed_groups([scored.reward for scored in batch], [0, 0]) == 0.0
+    assert mixed_groups([scored.reward for scored in batch], [0, 0]) == [False]
 
 
 def test_an_unavailable_answerer_ends_the_run():
