@@ -9,6 +9,8 @@ import pytest
 import run_job
 from faulty_host import Fault
 
+from memsearcher_jax.report.metrics import read_metrics
+
 SMALL = """
     --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8 --agent.max_turns 2
     --sampling.slots 8 --rl.prompts_per_step 4 --rl.group_size 2 --rl.steps 4 --evaluation.max_questions 4
@@ -45,6 +47,24 @@ def test_carried_trajectories_survive_a_kill_and_a_stop(tmp_path, capsys, fast_c
     flags = "--sigterm 1@step1:rollout --kill 0@step2:update"
     _, lines = run(capsys, tmp_path / "all", flags, "--rl.checkpoint_every 1 --rl.carry_over 1")
     assert lines[-1] == "passed: 2 restarts; the result is bit-identical to a job without faults"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "--rl.refill 1",
+        "--rl.evaluate_every 2 --health.on_collapse rollback --health.max_tokens_per_turn 1 --health.patience 2",
+    ],
+)
+def test_hosts_agree_on_refills_and_rollbacks_after_a_kill_and_a_stop(settings, tmp_path, capsys, fast_compile):
+    """The rewards are 0, so every group is replaced; every second step is rolled back."""
+    flags = "--sigterm 1@step1:rollout --kill 0@step3:update"
+    _, lines = run(capsys, tmp_path / "all", flags, f"--rl.checkpoint_every 1 {settings}")
+    assert lines[-1] == "passed: 2 restarts; the result is bit-identical to a job without faults"
+    steps = read_metrics(tmp_path / "all" / "run" / "metrics.jsonl")
+    assert [step.get("refills", 1) for step in steps] == [1] * 4
+    assert [step.get("rollbacks") for step in steps] in ([None] * 4, [0, 1, 1, 2])
 
 
 @pytest.mark.slow
