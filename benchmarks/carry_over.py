@@ -4,14 +4,16 @@ python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] 
 
 Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
 weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
-the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the share of the
-generated tokens that were of interrupted contexts, and how many contexts were trained a step after they were sampled.
+the steps after the first `--skip`, trajectories per second of rollout by the median of the seconds, the share of idle
+slots, the share of the generated tokens that were of interrupted contexts, and how many contexts were trained a step
+after they were sampled.
 With `--search_delay` searches ask a service that answers every request after a random time of up to that many seconds.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -65,7 +67,7 @@ class Totals:
     """Of one bound, over the measured steps."""
 
     trajectories: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
     stale: int = 0
     contexts: int = 0
@@ -75,8 +77,8 @@ class Totals:
     def row(self, bound: int) -> dict[str, Any]:
         return {
             "carry_over": bound,
-            "trajectories/s": self.trajectories / self.seconds,
-            "seconds/step": self.seconds / len(self.idle),
+            "trajectories/s": self.trajectories / len(self.seconds) / statistics.median(self.seconds),
+            "seconds/step": statistics.median(self.seconds),
             "idle slots": sum(self.idle) / len(self.idle),
             "interrupted tokens": self.interrupted_tokens / self.generated_tokens,
             "stale contexts": self.stale / self.contexts,
@@ -126,7 +128,7 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
                 continue
             versions = [context.version for one in trajectories for context in one.contexts]
             total.trajectories += len(trajectories)
-            total.seconds += stats.seconds
+            total.seconds.append(stats.seconds)
             total.generated_tokens += stats.sampler.generated_tokens
             total.interrupted_tokens += stats.interrupted_tokens
             total.idle.append(idle)
