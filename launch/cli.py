@@ -43,7 +43,7 @@ from memsearcher_jax.runtime.run_dir import INDEX, is_run, is_vacant, read_run_c
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
 RULES = MemoryRules(reward.normalize, protocol.memory)  # how reports measure memories
-ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*")  # devices of TPUs, of newer TPUs, and of GPUs
+ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
 INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -94,6 +94,11 @@ CommandT = TypeVar("CommandT", bound=Command)
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """Runs a command without library warnings; Ctrl-C, or a full disk behind stdout, ends it with one line."""
     logging.getLogger("absl").setLevel(logging.ERROR)
+    if importlib.util.find_spec("libtpu") and not (
+        _has_accelerator() or any(name.startswith("TPU_") for name in os.environ)
+    ):
+        # Without a TPU libtpu prints errors and JAX uses the CPU. TPU_ variables are those of a TPU VM.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without Unicode
     try:

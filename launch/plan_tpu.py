@@ -36,7 +36,10 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server of a TPU VM
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing runs, so other processes may use libtpu meanwhile
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # libtpu warns about missing variables of a TPU VM
+    # libtpu prints errors without these variables of a TPU VM; the planned slice does not depend on them
+    "TPU_ACCELERATOR_TYPE": "v6e-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9

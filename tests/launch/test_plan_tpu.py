@@ -1,6 +1,10 @@
 """Plans for absent TPUs: the printed plan, invalid flags, and runs that do not fit."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,7 @@ from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, with_rows
 from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
 NANO = ("--config", "nano", "--topology", "v5e:2x2", "--sampling.slots", "4")
@@ -21,6 +26,26 @@ def environment(monkeypatch):
     """Restores the variables that the program sets."""
     for name, value in plan_tpu.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan_tpu.py --config nano --topology v5e:2x2 --what rollout",
+        "export_hf.py --config tiny --checkpoint TINY --out DIR",
+    ],
+)
+def test_without_a_tpu_libtpu_prints_nothing(command, tmp_path):
+    pytest.importorskip("libtpu")
+    environment = {name: value for name, value in os.environ.items() if name not in plan_tpu.ENVIRONMENT}
+    environment["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # another process may hold it, which would hide the messages
+    words = command.replace("DIR", str(tmp_path / "out")).replace("TINY", str(located("package:tiny"))).split()
+    launch = Path(plan_tpu.__file__).parent
+    done = subprocess.run(
+        [sys.executable, launch / words[0], *words[1:]], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
