@@ -94,9 +94,8 @@ CommandT = TypeVar("CommandT", bound=Command)
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """Runs a command without library warnings; Ctrl-C, or a full disk behind stdout, ends it with one line."""
     logging.getLogger("absl").setLevel(logging.ERROR)
-    # JAX sets TPU_SKIP_MDS_QUERY where it finds no TPU; the other variables are those of a TPU VM.
-    on_tpu_vm = any(name.startswith("TPU_") for name in {*os.environ} - {"TPU_SKIP_MDS_QUERY"})
-    if importlib.util.find_spec("libtpu") and not (on_tpu_vm or _has_accelerator()):
+    on_tpu_vm = _has_accelerator() or {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"} & {*os.environ}
+    if importlib.util.find_spec("libtpu") and not on_tpu_vm:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without Unicode
