@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from memsearcher_jax.data.benchmarks import resolve
+from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
@@ -23,6 +24,10 @@ class DataConfig:
     train: tuple[str, ...] = ()
     """Training data: names of benchmarks in data.root (the paper uses nq hotpotqa), or files in the format of FlashRAG
     (JSONL with id, question, golden_answers, plain or .gz) or Search-R1 (.parquet)."""
+    mixture: str = ""
+    """Training data with weights, in place of data.train: nq=0.5,hotpotqa=0.5. An epoch has as many problems as the
+    sources together, and each source has its share of them by weight: a small source repeats, a large one goes on in
+    the next epoch."""
     test: tuple[str, ...] = ()
     """Test data in the same form. A benchmark's name means the split that results are reported on; name:split selects
     another one."""
@@ -43,7 +48,28 @@ class DataConfig:
 
     @property
     def is_synthetic(self) -> bool:
-        return not (self.train or self.test)
+        return not (self.train_entries or self.test)
+
+    @property
+    def train_entries(self) -> tuple[str, ...]:
+        """The sources of training data."""
+        return tuple(self.weights()) or self.train
+
+    def weights(self) -> dict[str, float]:
+        """Source -> weight of `mixture`. Raises ValueError in one line if it is malformed."""
+        weights: dict[str, float] = {}
+        for part in filter(None, self.mixture.split(",")):
+            name, _, text = part.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = 0.0
+            if not name or name in weights or not 0 < weight < math.inf:
+                raise ValueError(f"data.mixture has {part!r}: write each source once, as nq=0.5,hotpotqa=0.5")
+            weights[name] = weight
+        if weights and self.train:
+            raise ValueError("data.mixture and data.train both name training data: leave one of them empty")
+        return weights
 
 
 @dataclass(frozen=True)
@@ -52,6 +78,7 @@ class ProblemSplits:
 
     train: Sequence[Problem]
     test: Sequence[Problem]
+    mixture: tuple[tuple[int, float], ...] = ()  # (problems, weight) of each source of `train`, in its order
     skipped: tuple[str, ...] = ()  # one message per skipped row, at most 1,000 per file
     skipped_count: int = 0
 
@@ -76,18 +103,29 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     # Every entry is resolved before the first file is read.
     files = [
         [resolve(entry, split, config.root) for entry in entries]
-        for split, entries in (("train", config.train), ("test", config.test))
+        for split, entries in (("train", config.train_entries), ("test", config.test))
     ]
+    weights = config.weights()
+    for name, (path, _) in zip(weights, files[0], strict=False):
+        if not path.is_file():
+            raise FileNotFoundError(f"data.mixture {name}: neither a benchmark ({', '.join(SPLITS)}) nor a file")
     skip = config.malformed == "skip"
     train, test = ([write_file(*file, directory, skip_malformed=skip) for file in split] for split in files)
     reports = [skip_report(dataset) for dataset in (*train, *test)]
-    train_split, test_split = (
-        [problem for problem in split if of_kind(problem, config.questions)] if config.questions != "all" else split
-        for split in (open_split(train, FILE_SPLIT), open_split(test, FILE_SPLIT))
-    )
+
+    def read(datasets: Sequence[Any]) -> Sequence[Problem]:
+        problems = open_split(datasets, FILE_SPLIT)
+        if config.questions == "all":
+            return problems
+        return [problem for problem in problems if of_kind(problem, config.questions)]
+
+    sizes = [len(read([dataset])) for dataset in train] if weights else []
+    if empty := [name for name, size in zip(weights, sizes, strict=True) if not size]:
+        raise ValueError(f"data.mixture {empty[0]}: no question is one of data.questions {config.questions}")
     return ProblemSplits(
-        train_split,
-        test_split,
+        read(train),
+        read(test),
+        tuple(zip(sizes, weights.values(), strict=True)),
         tuple(message for report in reports for message in report["skipped"]),
         sum(report["skipped_count"] for report in reports),
     )
@@ -133,11 +171,14 @@ def check_questions(problems: Iterable[Problem], count_tokens: Callable[[str], i
 class ProblemLoader:
     """An endless sequence of problems: each epoch holds every problem once, in an order given by (seed, epoch).
 
+    With a mixture an epoch holds each source by its weight, and each source repeats when all of it was drawn.
+
     The loader has no state. The caller keeps the position, and a resumed run continues from the position it saved.
     """
 
     problems: Sequence[Problem]
     seed: int
+    mixture: Sequence[tuple[int, float]] = ()  # of `ProblemSplits`
 
     def __post_init__(self) -> None:
         if not self.problems:
@@ -155,6 +196,23 @@ class ProblemLoader:
         batch: list[Problem] = []
         while (next_position := start + len(batch)) < stop:
             epoch, offset = divmod(next_position, size)
-            order = np.random.default_rng((self.seed, epoch)).permutation(size)
-            batch += [self.problems[int(row)] for row in order[offset : offset + stop - next_position]]
+            rows = self._epoch(epoch)[offset : offset + stop - next_position]
+            batch += [self.problems[int(row)] for row in rows]
         return batch
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """The rows of an epoch, in order."""
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.problems))
+        if not self.mixture:
+            return order
+        sizes, weights = zip(*self.mixture, strict=True)
+        ends = np.cumsum((0, *weights)) / sum(weights) * len(self.problems)
+        rows, first = [], 0
+        for source, (size, count) in enumerate(zip(sizes, np.diff(np.round(ends).astype(int)), strict=True)):
+            # A source is drawn in cycles of its own, which an epoch may cut.
+            cycles, places = np.divmod(epoch * count + np.arange(count), size)
+            for cycle in np.unique(cycles):
+                cycle_order = np.random.default_rng((self.seed, source + 1, int(cycle) + 1)).permutation(size)
+                rows.append(first + cycle_order[places[cycles == cycle]])
+            first += size
+        return np.concatenate(rows)[order]

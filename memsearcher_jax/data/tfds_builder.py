@@ -16,7 +16,7 @@ from typing import Any, ClassVar, overload
 
 import tensorflow_datasets as tfds
 
-from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.types import Problem, Stream
 
@@ -25,15 +25,17 @@ FILE_SPLIT = "problems"  # the only split of a dataset built from one file
 MAX_SKIPPED_MESSAGES = 1_000
 
 
-class ProblemDataset(tfds.core.GeneratorBasedBuilder):
+class FlashRag(tfds.core.GeneratorBasedBuilder):
     """Rows of `id`, `question`, `golden_answers`, and `metadata` and `stream` as JSON text, in the order of the source.
 
     The builder config names the source: a benchmark, a file, or synthetic data. `info.metadata` holds `skipped` (one
-    message per malformed row, at most MAX_SKIPPED_MESSAGES) and `skipped_count`.
+    message per malformed row, at most MAX_SKIPPED_MESSAGES) and `skipped_count`. Importing this module registers the
+    benchmarks, read from `manual_dir`: tfds.data_source("flash_rag/nq", split="test").
     """
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS: ClassVar[list] = [tfds.core.BuilderConfig(name=name) for name in (*SPLITS, FILE, SYNTHETIC)]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the folders of RUC-NLPIR/FlashRAG_datasets (nq/test.jsonl and so on) there."
     # Nothing is downloaded. The base class would read checksums with a package that tensorflow-datasets 4.9.10 imports
     # but does not require.
     url_infos = None
@@ -41,15 +43,15 @@ class ProblemDataset(tfds.core.GeneratorBasedBuilder):
     def __init__(
         self,
         *,
-        config: str,
-        data_dir: Path,
         splits: Mapping[str, Sequence[Problem]] | None = None,
         skipped: Sequence[str] = (),
+        file_format: Any = None,
+        **kwargs: Any,
     ):
-        """`splits` and `skipped` are only needed to write the dataset, not to read it."""
+        """`splits` and `skipped` are only needed to write a dataset of a file or of synthetic data."""
         self._problems = splits or {}
         self._skipped = skipped
-        super().__init__(config=config, data_dir=data_dir, file_format="array_record")
+        super().__init__(file_format=file_format or "array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         names = ("id", "question", "metadata", "stream")
@@ -64,7 +66,14 @@ class ProblemDataset(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {split: self._generate_examples(problems) for split, problems in self._problems.items()}
+        return {split: self._generate_examples(problems) for split, problems in self._sources(dl_manager).items()}
+
+    def _sources(self, dl_manager: Any) -> Mapping[str, Sequence[Problem]]:
+        name = self.builder_config.name
+        if self._problems or name not in SPLITS:
+            return self._problems
+        files = {split: resolve(f"{name}:{split}", split, str(dl_manager.manual_dir))[0] for split in SPLITS[name]}
+        return {split: [with_source(problem, name) for problem in read_problems(file)] for split, file in files.items()}
 
     def _generate_examples(self, problems: Sequence[Problem]) -> Iterator[tuple[int, dict[str, Any]]]:
         return enumerate(map(_encode, problems))
@@ -110,7 +119,7 @@ class StoredProblems(Sequence[Problem]):
             return _decode(source[row - self._ends[number] + len(source)])
 
 
-def open_split(datasets: Sequence[ProblemDataset], split: str) -> StoredProblems:
+def open_split(datasets: Sequence[FlashRag], split: str) -> StoredProblems:
     """One split of several written datasets. Datasets without it contribute nothing."""
     available = [dataset for dataset in datasets if split in dataset.info.splits]
     sources = []
@@ -122,7 +131,7 @@ def open_split(datasets: Sequence[ProblemDataset], split: str) -> StoredProblems
     return StoredProblems(tuple(sources), tuple(str(dataset.data_dir) for dataset in available))
 
 
-def skip_report(dataset: ProblemDataset) -> Mapping[str, Any]:
+def skip_report(dataset: FlashRag) -> Mapping[str, Any]:
     """`skipped` and `skipped_count` of a written dataset. Raises ValueError if it is damaged."""
     with _explain_damage(dataset.data_dir):
         return dataset.info.metadata or {}
@@ -138,7 +147,7 @@ def _explain_damage(folder: str | Path) -> Iterator[None]:
         raise ValueError(f"{folder}: a file of this dataset is damaged ({reason}); delete the folder") from error
 
 
-def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: bool) -> ProblemDataset:
+def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: bool) -> FlashRag:
     """Convert a file of a benchmark, or of none (""), to a dataset under `directory`, unless one exists for it.
 
     Without `skip_malformed`, a malformed row is an error. Raises as `read_problems` does.
@@ -151,19 +160,19 @@ def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: b
     key = f"{benchmark}\n{path if skip_malformed else ''}\n{checksum}"
     location = {"config": benchmark or FILE, "data_dir": directory / hashlib.sha256(key.encode()).hexdigest()[:16]}
     with _explain_damage(location["data_dir"]):
-        dataset = ProblemDataset(**location)
+        dataset = FlashRag(**location)
         if dataset.is_prepared():
             return dataset
     skipped: list[str] = []
     problems = read_problems(path, skipped.append if skip_malformed else None)
     if benchmark:
         problems = [with_source(problem, benchmark) for problem in problems]
-    dataset = ProblemDataset(**location, splits={FILE_SPLIT: problems}, skipped=skipped)
+    dataset = FlashRag(**location, splits={FILE_SPLIT: problems}, skipped=skipped)
     dataset.write()
     return dataset
 
 
-def write_splits(splits: Mapping[str, Sequence[Problem]], directory: Path) -> ProblemDataset:
+def write_splits(splits: Mapping[str, Sequence[Problem]], directory: Path) -> FlashRag:
     """Write synthetic problems as a dataset under `directory`, unless it exists. Empty splits are left out.
 
     tensorflow-datasets writes to a temporary folder and renames it, so an interrupted write leaves no dataset.
@@ -171,7 +180,7 @@ def write_splits(splits: Mapping[str, Sequence[Problem]], directory: Path) -> Pr
     splits = {split: problems for split, problems in splits.items() if problems}
     folder = directory / fingerprint(splits)
     with _explain_damage(folder):
-        dataset = ProblemDataset(config=SYNTHETIC, data_dir=folder, splits=splits)
+        dataset = FlashRag(config=SYNTHETIC, data_dir=folder, splits=splits)
     dataset.write()
     return dataset
 

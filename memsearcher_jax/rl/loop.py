@@ -62,7 +62,7 @@ def train(
     Raises Stopped when a host was asked to stop and the checkpoint is saved, RunAborted where an alarm demands it.
     """
     config, rl, hosts, notify = run.config, run.config.rl, hosts or Hosts(), progress.activity
-    loader = ProblemLoader(run.problems.train, config.seed)
+    loader = ProblemLoader(run.problems.train, config.seed, run.problems.mixture)
     problems = step_problems(loader, start.step, start.position, rl)
     driver = make_driver(run, check=hosts.check)
     engine = driver.executor.engine

@@ -118,9 +118,9 @@ def _commit(file: Path) -> str:
 
 
 def _data(config: RunConfig) -> dict[str, str]:
-    """By entry of data.train and data.test."""
+    """By entry of the training data and of data.test."""
     data = config.data
-    entries = [("train", entry) for entry in data.train] + [("test", entry) for entry in data.test]
+    entries = [("train", entry) for entry in data.train_entries] + [("test", entry) for entry in data.test]
     return {f"{split} {entry}": _digest(resolve(entry, split, data.root)[0]) for split, entry in entries}
 
 

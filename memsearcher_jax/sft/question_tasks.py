@@ -33,7 +33,8 @@ DECIDED_SPANS = {
 def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     """The examples of the questions of a step, and metrics of all its demonstrations."""
     count = run.config.rl.prompts_per_step
-    demonstrations = demonstrate(run, ProblemLoader(run.problems.train, run.config.seed).batch(step * count, count))
+    loader = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture)
+    demonstrations = demonstrate(run, loader.batch(step * count, count))
     metrics = answer_metrics([summarize_trajectory(one.scored) for one in demonstrations])
     return context_examples([one.usable for one in demonstrations]), metrics
 

@@ -1,3 +1,7 @@
+from bisect import bisect_right
+from dataclasses import replace
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +66,51 @@ def test_run_resumes_on_another_number_of_hosts():
 def test_host_index_out_of_range(host):
     with pytest.raises(ValueError, match=f"host {host} is not one of 2 hosts"):
         make_loader(4, 0).batch(0, 2, host=host, num_hosts=2)
+
+
+mixtures = st.lists(st.tuples(st.integers(1, 12), st.floats(0.1, 10)), min_size=1, max_size=4)
+
+
+def make_mixture(mixture, seed):
+    return replace(make_loader(sum(size for size, _ in mixture), seed), mixture=mixture)
+
+
+def by_source(mixture, batch):
+    """The rows of each source, counted from its first, in the order of the batch."""
+    ends = list(accumulate(size for size, _ in mixture))
+    found = [[] for _ in mixture]
+    for row in (int(problem.id) for problem in batch):
+        source = bisect_right(ends, row)
+        found[source].append(row - ends[source] + mixture[source][0])
+    return found
+
+
+@given(mixtures, seeds, st.integers(0, 3))
+def test_an_epoch_of_a_mixture_has_each_source_by_its_weight(mixture, seed, epoch):
+    size = sum(size for size, _ in mixture)
+    batch = make_mixture(mixture, seed).batch(epoch * size, size)
+    for (_, weight), rows in zip(mixture, by_source(mixture, batch), strict=True):
+        assert abs(len(rows) - size * weight / sum(weight for _, weight in mixture)) <= 1
+
+
+@given(mixtures, seeds, st.integers(1, 5))
+def test_the_problems_of_a_source_are_used_equally_often(mixture, seed, epochs):
+    size = sum(size for size, _ in mixture)
+    batch = make_mixture(mixture, seed).batch(0, epochs * size)
+    for (source_size, _), rows in zip(mixture, by_source(mixture, batch), strict=True):
+        uses = [rows.count(row) for row in range(source_size)]
+        assert max(uses) - min(uses) <= 1
+
+
+@given(mixtures, seeds, counts, counts, counts, st.integers(1, 5))
+def test_a_mixture_resumes_and_divides_over_hosts(mixture, seed, position, first, second, hosts):
+    loader = make_mixture(mixture, seed)
+    whole = loader.batch(position, first + second)
+    assert loader.batch(position, first) + loader.batch(position + first, second) == whole
+    shares = [loader.batch(position, first + second, host=host, num_hosts=hosts) for host in range(hosts)]
+    assert [problem for share in shares for problem in share] == whole
+
+
+def test_the_order_of_a_mixture_is_stable_across_versions():
+    loader = make_mixture([(4, 1.0), (2, 2.0)], 3)
+    assert [problem.id for problem in loader.batch(3, 9)] == ["2", "4", "0", "3", "4", "1", "4", "5", "5"]

@@ -3,10 +3,11 @@ import re
 import shutil
 
 import pytest
+import tensorflow_datasets as tfds
 
 from memsearcher_jax.data import tfds_builder
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.data.tfds_builder import open_split, write_splits
+from memsearcher_jax.data.tfds_builder import FlashRag, open_split, write_splits
 from memsearcher_jax.types import Problem
 
 ROWS = [Problem(f"q{row}", f"Qué {row}?", ("a", "b")[: 1 + row % 2], {"hops": row}) for row in range(25)]
@@ -76,3 +77,58 @@ def test_interrupted_write_leaves_no_dataset(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_splits({"train": Interrupted(ROWS)}, tmp_path)
     assert list(open_split([write_splits({"train": ROWS}, tmp_path)], "train")) == ROWS
+
+
+def write_questions(file, count):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"id": f"{row}", "question": f"{file.parent.name} {row}?", "golden_answers": ["x"]} for row in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_mixture_names_benchmarks_and_files_with_weights(tmp_path):
+    write_questions(tmp_path / "nq" / "train.jsonl", 3)
+    write_questions(tmp_path / "own" / "q.jsonl", 5)
+    config = DataConfig(mixture=f"nq=0.25,{tmp_path}/own/q.jsonl=0.75", root=str(tmp_path))
+    splits = load(config, tmp_path / "data")
+    assert splits.mixture == ((3, 0.25), (5, 0.75))
+    assert [problem.question for problem in splits.train][2:4] == ["nq 2?", "own 0?"]
+    assert not config.is_synthetic
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mixture": "nq"}, "data.mixture has 'nq': write each source once, as nq=0.5"),
+        ({"mixture": "nq=0"}, "data.mixture has 'nq=0'"),
+        ({"mixture": "nq=nan"}, "data.mixture has 'nq=nan'"),
+        ({"mixture": "=1"}, "data.mixture has '=1'"),
+        ({"mixture": "nq=1,nq=2"}, "data.mixture has 'nq=2'"),
+        ({"mixture": "nq=1", "train": ("nq",)}, "data.mixture and data.train both name training data"),
+        ({"mixture": "quiz=1"}, "data.mixture quiz: neither a benchmark .nq, .* nor a file"),
+        ({"mixture": "nq=1"}, "nq: set data.root to the folder"),
+    ],
+)
+def test_a_wrong_mixture_is_one_line(settings, message, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        load(DataConfig(**settings), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_source_of_a_mixture_without_questions_of_the_kind_is_named(tmp_path):
+    write_questions(tmp_path / "nq" / "train.jsonl", 3)
+    with pytest.raises(ValueError, match=r"data.mixture nq: no question is one of data.questions choice"):
+        load(DataConfig(mixture="nq=1", root=str(tmp_path), questions="choice"), tmp_path / "data")
+
+
+def test_the_benchmarks_are_registered(tmp_path):
+    """tfds.load is the same for those who have TensorFlow."""
+    write_questions(tmp_path / "root" / "nq" / "test.jsonl", 4)
+    for split in ("train", "dev"):
+        write_questions(tmp_path / "root" / "nq" / f"{split}.jsonl", 2)
+    assert tfds.builder_cls("flash_rag") is FlashRag
+    download = tfds.download.DownloadConfig(manual_dir=str(tmp_path / "root"))
+    source = tfds.data_source(
+        "flash_rag/nq", split="test", data_dir=tmp_path, download_and_prepare_kwargs={"download_config": download}
+    )
+    assert [row["id"].decode() for row in source] == [f"nq/{row}" for row in range(4)]
+    assert list(open_split([FlashRag(config="nq", data_dir=tmp_path)], "test"))[1].question == "nq 1?"
