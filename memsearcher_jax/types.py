@@ -6,7 +6,7 @@ Standard library only, so that the same workflow runs in training, in evaluation
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -95,6 +95,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Overrides:
+    """What the request of a served agent changes in a generation."""
+
+    seed: int  # of the draws, instead of the workflow's number; below 2 ** 32
+    temperature: float
+    top_p: float
+    progress: Callable[[Sequence[int]], bool]  # called after every step with the ids so far; True ends the generation
+
+
+@dataclass(frozen=True)
 class Generate:
     """Generate after a fresh `Prompt`, or after spans appended to the current context. Response: `Completion`."""
 
@@ -102,6 +112,7 @@ class Generate:
     max_tokens: int
     stop: str = ""  # a regular expression: the generation also ends with the first token after which its text matches
     same_turn: bool = False  # the spans continue the assistant's turn: the end token before them, if any, is removed
+    overrides: Overrides | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from memsearcher_jax.rl.metrics import RolloutStats, device_memory
 from memsearcher_jax.rl.search_executor import SearchExecutor
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingParams
+from memsearcher_jax.sampling.context import FindStop
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import FinishedGeneration
 from memsearcher_jax.types import (
@@ -152,13 +153,15 @@ class WorkflowExecutor:
         """As `run`, for workflows that were paused before, and only while `goes_on()`.
 
         Then the workflows under way are paused where they opened their context, of which nothing is kept. Those in the
-        queue are not mentioned. `version` is recorded in the contexts.
+        queue are not mentioned. `version` is recorded in the contexts. Workflows that another thread appends to
+        `workflows`, where that is a deque, take part.
         """
         began = time.monotonic()
         self.engine.start(params, key)
         limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
         searches = SearchExecutor[_Active](self.searcher, *limits)
-        run = _Run(self, deque(workflows), searches, goes_on, version)
+        queue = workflows if isinstance(workflows, deque) else deque(workflows)
+        run = _Run(self, queue, searches, goes_on, version)
         try:
             for number, ended in run.ended():
                 yield result(number, ended)
@@ -256,13 +259,19 @@ class _Run:
         """Hands the text to the workflow's slot; False if it does not fit the context."""
         engine, tokenizer = self.shared.engine, self.shared.tokenizer
         find_stop = partial(tokenizer.find_stop, request.stop) if request.stop else None
+        seed, sampling = active.number, self.shared.sampling
+        if overrides := request.overrides:
+            find_stop = partial(_find_stop, find_stop, overrides.progress)
+            seed = overrides.seed
+            sampling = replace(
+                sampling or engine.settings.params, temperature=overrides.temperature, top_p=overrides.top_p
+            )
         if isinstance(request.text, Prompt):
             prompt_ids = [id for segment in tokenizer.prompt(request.text) for id in segment]
             if not engine.fits(None, len(prompt_ids)):
                 return False
             self._close_context(active)
-            rng_stream = active.number, len(active.contexts)
-            sampling = self.shared.sampling
+            rng_stream = seed, len(active.contexts)
             engine.open_context(active.slot, prompt_ids, rng_stream, request.max_tokens, sampling, find_stop)
             active.has_context, active.complete_responses = True, len(active.responses)
             return True
@@ -289,6 +298,12 @@ class _Run:
             active.contexts.pop()  # a trainer's forward pass over it would not be finite either
         transcript = self.shared.tokenizer.transcript(active.contexts[-1].ids) if active.contexts else ""
         return FinishedWorkflow(outcome, tuple(active.contexts), transcript, tuple(active.responses))
+
+
+def _find_stop(find_stop: FindStop | None, progress: Callable[[Sequence[int]], bool], ids: Sequence[int]) -> int | None:
+    """As `find_stop`; `progress` sees the ids and may end the generation."""
+    end = find_stop(ids) if find_stop else None
+    return len(ids) if progress(ids[:end]) and end is None else end
 
 
 def _replay(active: _Active, responses: Sequence[Response]) -> Response | None:

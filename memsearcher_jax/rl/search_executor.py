@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ class SearchExecutor(Generic[Caller]):
     """
 
     def __init__(self, searcher: Searcher | None, timeout: float, max_outage: float = 0.0, max_concurrency: int = 1):
-        self.latencies: list[float] = []  # seconds from each request to its results, failures included
+        self.latencies = deque[float](maxlen=1_000_000)  # seconds from each request to its results, failures included
         self._searcher = searcher
         self._timeout, self._max_outage, self._max_concurrency = timeout, max_outage, max_concurrency
         self._queue: list[_Pending[Caller]] = []

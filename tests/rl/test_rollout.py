@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+from collections import deque
 from dataclasses import replace
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.rollout import PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
@@ -20,6 +21,7 @@ from memsearcher_jax.types import (
     FinishReason,
     Generate,
     Outcome,
+    Overrides,
     Passage,
     Problem,
     Query,
@@ -137,6 +139,49 @@ def test_a_stop_expression_ends_a_generation_and_the_turn_goes_on(engine, params
         assert not set(sampled[:-1]) & set(TOKENIZER.stop_ids)
         assert TOKENIZER.encode_trusted("~")[0] in context.ids
     assert ("stop", True) in endings
+
+
+def test_overrides_of_a_request(engine, params):
+    """A workflow with another workflow's seed draws what that one draws, and `progress` may end a generation."""
+    seen = []
+
+    def overridden(problem, seed, temperature, keep):
+        def progress(ids):
+            seen.append(len(ids))
+            return len(ids) > keep
+
+        workflow, reply = two_turns(problem), None
+        while True:
+            try:
+                request = workflow.send(reply)
+            except StopIteration as end:
+                return end.value
+            if isinstance(request, Generate):
+                request = replace(request, overrides=Overrides(seed, temperature, 1.0, progress))
+            reply = yield request
+
+    def run(*arguments):
+        (trajectory,) = run_rollouts(engine, params, lambda problem: overridden(problem, *arguments), PROBLEMS[:1], 1)
+        return [context.ids for context in trajectory.contexts]
+
+    second = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)[1]
+    expected = [context.ids for context in second.contexts]
+    assert run(1, 1.0, 9) == expected
+    assert max(seen) == 6
+    assert run(1, 0.0, 9) == run(2, 0.0, 9) != expected
+    seen.clear()
+    run(1, 1.0, 0)
+    assert seen == [SETTINGS.decode_steps_per_call] * 4, "every generation ended after its first step"
+
+
+def test_workflows_may_be_added_while_others_run(engine, params):
+    queue = deque([(0, two_turns(PROBLEMS[0]), PausedWorkflow())])
+    executor, numbers = WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), []
+    for number in executor.run_while(queue, params, KEY, lambda number, _: number):
+        numbers.append(number)
+        if number < 3:
+            queue.append((number + 1, two_turns(PROBLEMS[0]), PausedWorkflow()))
+    assert numbers == [0, 1, 2, 3]
 
 
 def test_an_engine_per_replica_gives_the_same_trajectories(engine, params):
