@@ -20,10 +20,10 @@ from rich.console import Console
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.launch import cli
 from memsearcher_jax.report import console as show
-from memsearcher_jax.retrieval.documents import find_documents, read_passages
+from memsearcher_jax.retrieval.documents import WORD_TOKENS, find_documents, join_texts, read_passages
 from memsearcher_jax.types import (
     Completion,
     Generate,
@@ -40,9 +40,6 @@ from memsearcher_jax.types import (
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.setup import Run
-
-
-WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into passages
 
 
 @dataclass(frozen=True)
@@ -142,16 +139,7 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter) -> tu
         for document in documents
         for passage in read_passages(folder, document, max(1, limit // WORD_TOKENS))
     ]
-    chunks = [""]
-    for text in texts:
-        joined = f"{chunks[-1]}\n\n{text}".strip()
-        if token_counter.count(joined) <= limit:
-            chunks[-1] = joined
-            continue
-        while rest := text.strip():
-            chunks.append(token_counter.clip(rest, limit))
-            text = rest[len(chunks[-1]) :] if chunks[-1] else ""
-    if not (read := tuple(chunk for chunk in chunks if chunk)):
+    if not (read := join_texts(texts, limit, token_counter)):
         raise ValueError(f"--files {folder}: contains no document with text")
     return read
 
@@ -208,11 +196,6 @@ def show_workflow(workflow: Workflow, run: Run, console: Console) -> Workflow:
         else:
             response = yield request
             show.show_rewrite(memory, protocol.memory(response.text), response.text, console)
-
-
-def starts_turn(request: Generate) -> bool:
-    """Whether the reply begins a turn; other replies rewrite the memory."""
-    return isinstance(request.text, Prompt) or request.same_turn or request.text[-1].text.endswith(protocol.THINK)
 
 
 if __name__ == "__main__":

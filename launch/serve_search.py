@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli
-from memsearcher_jax.retrieval.config import HASHING, ServiceLimits
+from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import INDEX
@@ -55,17 +56,27 @@ def main(argv: Sequence[str]) -> None:
 
 def check(flags: Serve) -> None:
     """Raises ValueError for errors that can be found before any file is opened."""
-    for name in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"{name} is not installed: pip install 'memsearcher_jax[serve]'")
+    require_packages("fastapi", "uvicorn")
+    check_server(flags.port, flags.limits)
     if flags.run.retrieval.url:
         raise ValueError("retrieval.url is for clients of a service: omit it")
     retrieval = flags.run.retrieval
     if flags.run.published_model and not (retrieval.corpus or retrieval.index):
         raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
-    if not 0 <= flags.port < 65_536:
-        raise ValueError(f"--port is {flags.port}: it must be between 0 and 65535")
-    for name, value in vars(flags.limits).items():
+
+
+def require_packages(*names: str) -> None:
+    """Raises ValueError for a package of the extra that is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"{name} is not installed: pip install 'memsearcher_jax[serve]'")
+
+
+def check_server(port: int, limits: ConnectionLimits) -> None:
+    """Raises ValueError for a port or a limit that is out of range."""
+    if not 0 <= port < 65_536:
+        raise ValueError(f"--port is {port}: it must be between 0 and 65535")
+    for name, value in vars(limits).items():
         if not value > 0:
             raise ValueError(f"--limits.{name} is {value}: it must be above 0")
 
@@ -99,19 +110,25 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
 
 def serve(searcher: Searcher, flags: Serve, listener: socket.socket) -> None:
     """Answers until SIGTERM or Ctrl-C; requests in flight are answered first."""
-    import uvicorn
-
     from memsearcher_jax.retrieval.server.app import make_app
-    from memsearcher_jax.retrieval.server.connections import limited_protocol
 
     source, method = searcher.source, flags.run.retrieval.method
     assert isinstance(source, LocalSource), "retrieval.url is rejected"
     passages = len(source.corpus)
     app = make_app(searcher.search, flags.limits, {"method": method, "passages": passages, "scale": source.scale})
+    run_server(app, flags.limits, listener, f"{passages:,} passages by {method}")
+
+
+def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str) -> None:
+    """Serves the app on the listener until SIGTERM or Ctrl-C; requests in flight are answered first."""
+    import uvicorn
+
+    from memsearcher_jax.retrieval.server.connections import limited_protocol
+
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=limited_protocol(flags.limits.max_connections, flags.limits.read_timeout),
+            http=limited_protocol(limits.max_connections, limits.read_timeout),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,
@@ -121,7 +138,7 @@ def serve(searcher: Searcher, flags: Serve, listener: socket.socket) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    print(f"serving {passages:,} passages by {method} at http://{host}:{port}", file=sys.stderr, flush=True)
+    print(f"serving {what} at http://{host}:{port}", file=sys.stderr, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     print("stopped", file=sys.stderr)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsearcher_jax.types import Completion, Generate, Outcome, Search, SearchResult, Workflow
+from memsearcher_jax.agent import protocol
+from memsearcher_jax.types import Completion, Generate, Outcome, Prompt, Search, SearchResult, Workflow
 
 
 def run_workflow(
@@ -20,3 +21,8 @@ def run_workflow(
         except StopIteration as end:
             return end.value
         response = generate(request) if isinstance(request, Generate) else search(request)
+
+
+def starts_turn(request: Generate) -> bool:
+    """Whether the reply begins a turn; other replies rewrite the memory."""
+    return isinstance(request.text, Prompt) or request.same_turn or request.text[-1].text.endswith(protocol.THINK)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Outcome, Problem, Query, SearchResult, StopReason, Trajectory, Turn
+from memsearcher_jax.types import Outcome, Passage, Problem, Query, SearchResult, StopReason, Trajectory, Turn
 
 MAX_PASSAGE_CHARACTERS = 240
 MAX_SOURCES = 5
@@ -120,13 +120,19 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
     console.print(table)
 
 
-def show_sources(outcome: Outcome, normalize: Callable[[str], str], console: Console) -> None:
-    """Print the passages of the searches that contain the answer, both normalized, in the order they were found."""
+def sources_of(outcome: Outcome, normalize: Callable[[str], str]) -> tuple[list[Passage], int]:
+    """The passages that contain the answer, both normalized, in the order they were found, and how many were found."""
     found = {passage.id: passage for turn in outcome.turns for result in turn.results for passage in result.passages}
     answer = normalize(outcome.answer)
     sources = [passage for passage in found.values() if answer and f" {answer} " in f" {normalize(passage.contents)} "]
+    return sources, len(found)
+
+
+def show_sources(outcome: Outcome, normalize: Callable[[str], str], console: Console) -> None:
+    """Print the passages of the searches that contain the answer."""
+    sources, found = sources_of(outcome, normalize)
     lines = [safe_text(f"{passage.id}  {passage.title}") for passage in sources[:MAX_SOURCES]]
-    heading = f"sources: {len(sources)} of the {len(found)} passages found contain the answer"
+    heading = f"sources: {len(sources)} of the {found} passages found contain the answer"
     _section(console, heading, Text("\n").join(lines))
 
 

@@ -61,15 +61,9 @@ class RetrievalConfig:
 
 
 @dataclass(frozen=True)
-class ServiceLimits:
-    """Limits of the search service."""
+class ConnectionLimits:
+    """Limits of the bodies and connections of a service."""
 
-    max_query_chars: int = 4_096
-    """Characters of a query."""
-    max_queries_per_request: int = 1_024
-    """Queries of one request."""
-    max_top_n: int = MAX_TOP_N
-    """Passages per query."""
     max_body_bytes: int = 4_194_304
     """Bytes of the body of a request. It is parsed while other requests wait, a megabyte in about 0.1 s."""
     max_buffered_bytes: int = 67_108_864
@@ -78,6 +72,18 @@ class ServiceLimits:
     """Open connections; further ones are rejected with status 503."""
     read_timeout: float = 20.0
     """Seconds in which a client must send the headers of a request, and as many for its body."""
+
+
+@dataclass(frozen=True)
+class ServiceLimits(ConnectionLimits):
+    """Limits of the search service."""
+
+    max_query_chars: int = 4_096
+    """Characters of a query."""
+    max_queries_per_request: int = 1_024
+    """Queries of one request."""
+    max_top_n: int = MAX_TOP_N
+    """Passages per query."""
     max_batch_queries: int = 256
     """Queries of concurrent requests that are searched in one call."""
     max_waiting_queries: int = 8_192

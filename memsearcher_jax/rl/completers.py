@@ -134,6 +134,14 @@ class CachedCompleter:
         return [known[digest] for digest in digests]
 
 
+def read_key(variable: str, setting: str) -> str:
+    """The key in an environment variable that `setting` names. Raises ValueError if there is none."""
+    if not (secret := os.environ.get(variable)):
+        # The message omits the value: a user who passes the key itself must not find it in a log.
+        raise ValueError(f"{setting}: the environment holds no variable of that name")
+    return secret
+
+
 def open_openai_completer(
     config: CompleterConfig, *, section: str, max_tokens: int, temperature: float
 ) -> OpenAICompleter:
@@ -142,10 +150,7 @@ def open_openai_completer(
         raise ValueError(f"{section}.backend is openai: set {section}.url and {section}.model")
     headers = {}
     if config.api_key_env:
-        if not (secret := os.environ.get(config.api_key_env)):
-            # The message omits the value: a user who passes the key itself must not find it in a log.
-            raise ValueError(f"{section}.api_key_env: the environment holds no variable of that name")
-        headers["Authorization"] = f"Bearer {secret}"
+        headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
     # Concurrent requests fail together: one slow moment must not open the circuit.
     breaker = CircuitBreaker(failure_threshold=2 * config.max_concurrency)
     service = ChatService(config.url, config.timeout, config.max_attempts, breaker, headers=headers)

@@ -31,7 +31,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 
-from memsearcher_jax.retrieval.config import ServiceLimits
+from memsearcher_jax.retrieval.config import ConnectionLimits, ServiceLimits
 from memsearcher_jax.types import Passage
 
 log = logging.getLogger(__name__)
@@ -167,8 +167,13 @@ class BodyLimit:
     A body whose Content-Length is too large is never stored.
     """
 
-    def __init__(self, app: Callable, limits: ServiceLimits):
-        self.app, self.limits, self.reserved = app, limits, 0  # bytes of all bodies
+    def __init__(
+        self,
+        app: Callable,
+        limits: ConnectionLimits,
+        error: Callable[[int, str], Any] = lambda status, reason: {"detail": reason},
+    ):
+        self.app, self.limits, self.error, self.reserved = app, limits, error, 0  # bytes of all bodies
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
@@ -212,7 +217,7 @@ class BodyLimit:
                 with contextlib.suppress(HTTPException):
                     await drain()
             response_headers = {"Connection": "close"} | ({"Retry-After": "1"} if status == 503 else {})
-            await JSONResponse({"detail": reason}, status, response_headers)(scope, receive, send)
+            await JSONResponse(self.error(status, reason), status, response_headers)(scope, receive, send)
 
         if reserved > limits.max_body_bytes:
             await refuse(413, too_large)
