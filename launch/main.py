@@ -24,6 +24,7 @@ COMMANDS = {
     "subset_streams": ("subset_streams", "draw a training set of streams by source"),
     "split_questions": ("split_questions", "split questions into files that share no entity"),
     "build_index": ("build_index", "build the index of a corpus"),
+    "serve_agent": ("serve_agent", "serve a trained agent over HTTP"),
     "serve_search": ("serve_search", "serve search over HTTP"),
     "plan_tpu": ("plan_tpu", "plan a run on a TPU slice"),
     "jobset": ("pod.jobset", "start a run on Google Kubernetes Engine"),

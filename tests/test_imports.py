@@ -39,6 +39,9 @@ PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub"}
 PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers"}
 PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
 PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}
+PACKAGES["serving"] = (
+    LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"fastapi", "pydantic", "starlette", "mcp"}
+)
 MODULES = {
     "__init__": set(),
     "file_lock": set(),

@@ -6,7 +6,6 @@ A completion that fails carries an error, never an empty text: the caller decide
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import CircuitBreaker, JsonClient, RequestRejected, ServiceUnavailable
-from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, WorkflowExecutor
 from memsearcher_jax.types import Completion, Prompt, StopReason
 
@@ -132,14 +131,6 @@ class CachedCompleter:
                 if not completion.error:
                     self.texts.put(digest, completion.text)
         return [known[digest] for digest in digests]
-
-
-def read_key(variable: str, setting: str) -> str:
-    """The key in an environment variable that `setting` names. Raises ValueError if there is none."""
-    if not (secret := os.environ.get(variable)):
-        # The message omits the value: a user who passes the key itself must not find it in a log.
-        raise ValueError(f"{setting}: the environment holds no variable of that name")
-    return secret
 
 
 def open_openai_completer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +85,14 @@ class CompleterConfig:
     """openai: concurrent requests."""
     cache_size: Count = 20_000
     """Completions to cache, so that equal prompts are completed once; the least recently used are evicted."""
+
+
+def read_key(variable: str, setting: str) -> str:
+    """The key in an environment variable that `setting` names. Raises ValueError if there is none."""
+    if not (secret := os.environ.get(variable)):
+        # The message omits the value: a user who passes the key itself must not find it in a log.
+        raise ValueError(f"{setting}: the environment holds no variable of that name")
+    return secret
 
 
 @dataclass(frozen=True)

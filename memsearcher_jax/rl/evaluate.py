@@ -76,9 +76,9 @@ def evaluate(
     `driver` and `reward_fn` have evaluation's settings; `params` are the sampler's.
     """
     trajectories, _ = driver.rollout(
-        missing_jobs(evaluation_problems(run), (), shard or Shard()), params, _key(run), notify
+        missing_jobs(evaluation_problems(run), (), shard or Shard()), params, evaluation_key(run), notify
     )
-    return reward_fn(trajectories, _key(run), notify)
+    return reward_fn(trajectories, evaluation_key(run), notify)
 
 
 def evaluate_together(
@@ -161,15 +161,16 @@ def _rewarded(
     run: Run, driver: RolloutDriver, params: Params, jobs: Sequence[Job], reward_fn: RewardFn, chunk: int
 ) -> Iterator[ScoredTrajectory]:
     if chunk == 1:
-        for _, trajectory in driver.run(jobs, params, _key(run)):
-            yield from reward_fn([trajectory], _key(run), lambda line: None)
+        for _, trajectory in driver.run(jobs, params, evaluation_key(run)):
+            yield from reward_fn([trajectory], evaluation_key(run), lambda line: None)
         return
     for start in range(0, len(jobs), chunk):
-        trajectories, _ = driver.rollout(jobs[start : start + chunk], params, _key(run), lambda line: None)
-        yield from reward_fn(trajectories, _key(run), lambda line: None)
+        trajectories, _ = driver.rollout(jobs[start : start + chunk], params, evaluation_key(run), lambda line: None)
+        yield from reward_fn(trajectories, evaluation_key(run), lambda line: None)
 
 
-def _key(run: Run) -> jax.Array:
+def evaluation_key(run: Run) -> jax.Array:
+    """Of all draws of an evaluation."""
     return named_key(run.config.seed, "evaluate", 0)
 
 

@@ -1,0 +1,77 @@
+"""Serves a trained agent: OpenAI's chat completions, MCP tools, and a page in the browser. See docs/serving.md.
+
+python launch/serve_agent.py --checkpoint runs/NAME                           # http://127.0.0.1:8000
+python launch/serve_agent.py --checkpoint runs/NAME --api_key_env AGENT_KEY   # clients need the key in AGENT_KEY
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.launch import cli
+from memsearcher_jax.launch.serve_search import check_server, listen, require_packages, run_server
+from memsearcher_jax.rl.config import read_key
+from memsearcher_jax.serving.config import AgentLimits
+from memsearcher_jax.types import Problem, Stream, StreamQuestion
+
+if TYPE_CHECKING:
+    from memsearcher_jax.serving.agent import Agent
+
+
+@dataclass(frozen=True)
+class ServeAgent(cli.Command):
+    """Serve a trained agent."""
+
+    name: str = ""
+    """The model's name for clients. Default: that of the directory in --checkpoint."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 or :: for all interfaces."""
+    port: int = 8_000
+    """Port to listen on; 0 for any free one."""
+    api_key_env: str = ""
+    """Environment variable that holds the key which clients must send; empty: no key."""
+    limits: AgentLimits = field(default_factory=AgentLimits)
+
+
+def main(argv: Sequence[str]) -> None:
+    with contextlib.ExitStack() as resources:
+        with cli.one_line_errors():
+            flags = cli.parse(ServeAgent, argv)
+            require_packages("fastapi", "uvicorn", "mcp")
+            check_server(flags.port, flags.limits)
+            cli.require_checkpoint(flags)
+            cli.require_inputs(flags.run)
+            if flags.run.agent.workflow == "memalpha" and flags.run.memalpha.answer_from != "memory":
+                raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
+            key = read_key(flags.api_key_env, "--api_key_env") if flags.api_key_env else ""
+            listener = resources.enter_context(listen(flags.host, flags.port))
+            scratch = resources.enter_context(tempfile.TemporaryDirectory())
+            agent = resources.enter_context(contextlib.closing(open_agent(flags, Path(scratch))))
+
+        from memsearcher_jax.serving.app import make_app
+
+        name = flags.name or Path(flags.run.model.path).name
+        run_server(make_app(agent, name, flags.limits, key, flags.host), flags.limits, listener, f"the agent {name}")
+
+
+def open_agent(flags: ServeAgent, scratch: Path) -> Agent:
+    """The agent of the checkpoint with evaluation's settings; all programs are compiled."""
+    # JAX takes seconds to import; --help and errors do not need it.
+    from memsearcher_jax.rl import setup
+    from memsearcher_jax.serving.agent import Agent
+
+    streams = WORKFLOWS[flags.run.agent.workflow].reads_streams
+    stream = Stream("files", ("any",), (StreamQuestion("any", ""),)) if streams else None
+    problem, index = Problem("any", "any", (), stream=stream), cli.reusable_index(flags.run)
+    run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
+    return Agent(run, flags.limits.max_requests, flags.limits.request_timeout)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,286 @@
+"""An agent that answers requests as they come: one thread drives the engine, and every request gets its events.
+
+A request runs the same workflow, on the same engine and with the same draws, as a question of an evaluation whose
+place among the questions is the request's seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import jax
+
+from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.memalpha.memory import Memory
+from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
+from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.run import starts_turn
+from memsearcher_jax.retrieval.documents import WORD_TOKENS, join_texts, split_text
+from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl.evaluate import evaluation_key
+from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow
+from memsearcher_jax.rl.setup import Run
+from memsearcher_jax.rl.stream_reward import REWARD_DRAWS, StreamRewardFn
+from memsearcher_jax.types import (
+    Completion,
+    Generate,
+    Outcome,
+    Overrides,
+    Problem,
+    Prompt,
+    Search,
+    StopReason,
+    Stream,
+    StreamQuestion,
+    Trajectory,
+    Workflow,
+)
+
+log = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+"""What happens in a request, as JSON: see docs/serving.md."""
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises ValueError for a text that no agent can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is not valid Unicode (lone surrogate at {error.start})") from None
+    if not text.strip():
+        raise ValueError(f"{what} is empty")
+
+
+class Overloaded(Exception):
+    """As many requests as the limits allow are being answered."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How a request samples; by default as an evaluation does, with the draws of its first question."""
+
+    seed: int = 0  # below 2 ** 32
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None  # over all generations of the request
+
+
+@dataclass(eq=False)
+class _Request:
+    workflow: Workflow
+    draws: Draws
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[Event | FinishedWorkflow | Exception] = field(default_factory=asyncio.Queue)
+    tokens: int = 0  # generated so far
+    cancelled: bool = False
+
+    def notify(self, event: Event | FinishedWorkflow | Exception) -> None:
+        """Called in the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the server has stopped
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+
+@dataclass(eq=False)
+class Agent:
+    """The trained agent of a run. Use its coroutines from one event loop."""
+
+    run: Run
+    max_requests: int = 1_024  # further ones raise Overloaded
+    timeout: float = 600.0  # seconds of a request, after which it is cancelled and raises TimeoutError
+    _requests: dict[int, _Request] = field(default_factory=dict, init=False)  # not yet finished
+    _queue: deque[tuple[int, Workflow, PausedWorkflow]] = field(default_factory=deque, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _closed: bool = field(default=False, init=False)
+    _questions: deque[tuple[Trajectory, Future[Completion]]] = field(default_factory=deque, init=False)
+
+    def __post_init__(self) -> None:
+        """Loads the weights and compiles all programs."""
+        config = self.run.config
+        self.reads_streams = WORKFLOWS[config.agent.workflow].reads_streams
+        self._params = setup.publish(self.run, init_state.initial_params(self.run))
+        self._driver = setup.make_driver(self.run, evaluation=True)
+        self._key, self._numbers = evaluation_key(self.run), itertools.count()
+        reward_fn = init_state.open_reward_fn(self.run, evaluation=True)
+        self._answer_fn = reward_fn if isinstance(reward_fn, StreamRewardFn) else None
+        self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._driver.executor.engine.warm_up(self._params)
+        threading.Thread(target=self._drive, name="engine", daemon=True).start()
+
+    @property
+    def active(self) -> int:
+        """Requests that have not finished, those that were cancelled excepted."""
+        return sum(not request.cancelled for request in list(self._requests.values()))
+
+    def close(self) -> None:
+        """Ends the engine's thread after the requests that it has."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._answerer.shutdown(wait=False)
+
+    def check_question(self, question: str) -> None:
+        """Raises ValueError for a question that the agent cannot take."""
+        check_text(question, "the question")
+        limit, tokens = self.run.config.agent.question_tokens, self.run.tokenizer.count(question)
+        if tokens > limit:
+            raise ValueError(f"the question has {tokens} tokens: at most {limit} are allowed")
+
+    async def ask(self, question: str, draws: Draws) -> AsyncGenerator[Event | FinishedWorkflow]:
+        """The events of a search agent; the last item is what its workflow returned."""
+        workflow = self._driver.make_workflow(Problem("asked", question, ()))
+        async for event in self._events(workflow, draws):
+            yield event
+
+    async def memorize(
+        self, texts: Sequence[str], memory: Memory | None, draws: Draws
+    ) -> AsyncGenerator[Event | FinishedWorkflow]:
+        """The events of reading the texts, in chunks, into a memory; its `StreamOutcome` has the new one."""
+        config, tokenizer = self.run.config, self.run.tokenizer
+        limit = config.memalpha.chunk_tokens
+        passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
+        workflow = WORKFLOWS[config.agent.workflow].workflow(
+            Stream("files", join_texts(passages, limit, tokenizer), ()),
+            agent=config.agent,
+            config=config.memalpha,
+            prompts=self.run.prompts,
+            token_counter=tokenizer,
+            memory=memory,
+        )
+        async for event in self._events(workflow, draws):
+            yield event
+
+    async def recall(self, question: str, memory: Memory) -> Completion:
+        """The answer from a memory, by what answers the questions of an evaluation."""
+        stream = Stream("files", (), (StreamQuestion(question, ""),))
+        outcome = StreamOutcome(StopReason.STREAM_READ, memory=memory)
+        trajectory = Trajectory(Problem.of_stream("asked", stream), 0, outcome, (), "")
+        answer = Future[Completion]()
+        self._questions.append((trajectory, answer))
+        self._answerer.submit(self._answer)
+        return await asyncio.wait_for(asyncio.wrap_future(answer), self.timeout)
+
+    def _answer(self) -> None:
+        """Answers all questions that wait, in one batch."""
+        assert self._answer_fn is not None, "only agents that read streams recall"
+        batch = [self._questions.popleft() for _ in range(len(self._questions))]
+        batch = [(trajectory, answer) for trajectory, answer in batch if answer.set_running_or_notify_cancel()]
+        try:
+            key = jax.random.fold_in(jax.random.fold_in(self._key, REWARD_DRAWS), 0)  # an evaluation's
+            answers = self._answer_fn.answers([one for one, _ in batch], key, lambda line: None)
+        except Exception as error:
+            log.exception("answering failed")
+            for _, answer in batch:
+                answer.set_exception(error)
+        else:
+            for (_, answer), (completion,) in zip(batch, answers, strict=True):
+                answer.set_result(completion)
+
+    async def _events(self, workflow: Workflow, draws: Draws) -> AsyncGenerator[Event | FinishedWorkflow]:
+        """Runs a workflow. The consumer's end, or a timeout, cancels it and frees its slot after the engine's step."""
+        if self.active >= self.max_requests:
+            raise Overloaded(f"{self.max_requests} requests are being answered")
+        loop = asyncio.get_running_loop()
+        request = _Request(workflow, draws, loop)
+        number, deadline = next(self._numbers), loop.time() + self.timeout
+        with self._changed:
+            self._requests[number] = request
+            self._queue.append((number, self._observed(request), PausedWorkflow()))
+            self._changed.notify()
+        try:
+            while True:
+                event = await asyncio.wait_for(request.events.get(), deadline - loop.time())
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if isinstance(event, FinishedWorkflow):
+                    return
+        finally:
+            request.cancelled = True
+
+    def _drive(self) -> None:
+        """The engine's thread: runs requests while there are any."""
+        executor = self._driver.executor
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+            try:
+                finished = executor.run_while(self._queue, self._params, self._key, lambda *ended: ended)
+                for number, ended in finished:
+                    self._requests.pop(number).notify(ended)
+            except Exception as error:  # of the device: the workflows' own are outcomes
+                log.exception("the engine failed; its requests are lost, and it starts again")
+                executor.engine.release()
+                with self._changed:
+                    self._queue.clear()
+                    lost, self._requests = self._requests, {}
+                for request in lost.values():
+                    request.notify(RuntimeError(f"the engine failed ({type(error).__name__})"))
+
+    def _observed(self, request: _Request) -> Workflow:
+        """The request's workflow; reports what it does, and ends when the request is cancelled."""
+        response, turn = None, 0
+        while not request.cancelled:
+            try:
+                step = request.workflow.send(response)
+            except StopIteration as end:
+                return end.value
+            if isinstance(step, Search):
+                request.notify({"type": "search", "turn": turn, "queries": [query.text for query in step.queries]})
+                response = yield step
+                request.notify({"type": "results", "turn": turn, "results": [asdict(result) for result in response]})
+                continue
+            if is_turn := starts_turn(step):
+                turn += 1
+                memory = step.text["memory"] if isinstance(step.text, Prompt) else ""
+                request.notify({"type": "turn", "turn": turn, "memory": memory})
+            if request.tokens >= (request.draws.max_tokens or math.inf):
+                request.workflow.close()
+                return Outcome(StopReason.CUT_OFF)
+            response = yield from self._generated(
+                request, step, {"type": "reply" if is_turn else "rewrite", "turn": turn}
+            )
+            if not is_turn:
+                request.notify({"type": "memory", "turn": turn, "text": protocol.memory(response.text)})
+        request.workflow.close()
+        return Outcome(StopReason.FAULT, error="cancelled")
+
+    def _generated(
+        self, request: _Request, step: Generate, event: Event
+    ) -> Generator[Generate, Completion, Completion]:
+        """One generation with the request's draws; reports its text while it grows."""
+        draws, default, before, sent = request.draws, self._driver.executor.sampling, request.tokens, 0
+        assert default is not None, "make_driver sets it"
+
+        def show(text: str) -> None:
+            nonlocal sent
+            if len(text) > sent:
+                request.notify(event | {"text": text[sent:]})
+                sent = len(text)
+
+        def progress(ids: Sequence[int]) -> bool:
+            request.tokens = before + len(ids)
+            if ids:  # an incomplete character at the end is a replacement character
+                show(self.run.tokenizer.completion(ids).text.rstrip("\ufffd"))
+            return request.cancelled
+
+        temperature = default.temperature if draws.temperature is None else draws.temperature
+        top_p = default.top_p if draws.top_p is None else draws.top_p
+        max_tokens = min(step.max_tokens, (draws.max_tokens or step.max_tokens + before) - before)
+        completion = yield replace(
+            step, max_tokens=max_tokens, overrides=Overrides(draws.seed, temperature, top_p, progress)
+        )
+        show(completion.text)
+        return completion

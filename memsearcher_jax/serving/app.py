@@ -1,0 +1,325 @@
+"""The agent over HTTP: OpenAI's chat completions, MCP, and a page in the browser. docs/serving.md describes the fields.
+
+GET  /                      the page                GET  /health       no key needed, as for the page
+POST /v1/chat/completions   streamed or whole       GET  /v1/models
+POST /mcp                   the tools of serving/tools.py, as streamable HTTP
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
+from memsearcher_jax.agent.reward import normalize
+from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.retrieval.server.app import BodyLimit
+from memsearcher_jax.rl.rollout import FinishedWorkflow
+from memsearcher_jax.serving.agent import Agent, Draws, Event, Overloaded, check_text
+from memsearcher_jax.serving.config import AgentLimits
+from memsearcher_jax.serving.tools import make_tools
+from memsearcher_jax.types import StopReason
+
+WEB = {
+    "/": ("agent.html", "text/html"),
+    "/agent.js": ("agent.js", "text/javascript"),
+    "/agent.css": ("agent.css", "text/css"),
+}
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
+)
+IGNORED_IF = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "parallel_tool_calls": True}
+UNSUPPORTED = (*IGNORED_IF, "stop", "tools", "functions", "response_format", "logit_bias", "top_logprobs", "audio")
+"""Parameters that would change the answer: refused, unless they have the value that changes nothing."""
+DISCONNECTED = 499  # as in nginx's log; nobody reads it
+LENGTH_STOPS = (StopReason.CUT_OFF, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class ChatBody(BaseModel):
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1)]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] | None = None
+
+    @property
+    def draws(self) -> Draws:
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return Draws(seed, self.temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
+
+
+def make_app(agent: Agent, name: str, limits: AgentLimits, key: str = "", host: str = "127.0.0.1") -> FastAPI:
+    """The service of `agent` under the model's `name`. With a `key`, requests must carry it as their bearer token."""
+    tools = make_tools(agent, limits.max_memories)
+    tools_app = tools.streamable_http_app(stateless_http=True, host=host, max_request_body_size=limits.max_body_bytes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with tools.session_manager.run():
+            yield
+
+    app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.routes.extend(tools_app.routes)
+    app.add_middleware(RequireKey, key=key)
+    app.add_middleware(BodyLimit, limits=limits, error=error_body)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Reports the first error without repeating the body, which may not be valid text."""
+        first = error.errors()[0]
+        param = "" if first["type"] == "json_invalid" else ".".join(map(str, first["loc"][1:]))
+        return JSONResponse(error_body(400, f"{param or 'body'}: {first['msg']}", param or None), 400)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse(error_body(error.status_code, error.detail), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body(500, f"{type(error).__name__}; see the server's log"), 500)
+
+    for path, (file, media_type) in WEB.items():
+        content = files("memsearcher_jax.serving").joinpath("web", file).read_text(encoding="utf-8")
+        app.get(path)(_static(content, media_type))
+
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memsearcher_jax"}
+    about = model | {"workflow": agent.run.config.agent.workflow, "reads_streams": agent.reads_streams}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "healthy", "model": name, "requests": agent.active, "limits": asdict(limits)})
+
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [about]})
+
+    @app.get("/v1/models/{id:path}")
+    async def one_model(id: str) -> JSONResponse:
+        _check_model(id, name)
+        return JSONResponse(about)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        _check_model(body.model, name)
+        for parameter in UNSUPPORTED:
+            value = (body.model_extra or {}).get(parameter)
+            if value not in (None, IGNORED_IF.get(parameter), [], {}, {"type": "text"}):
+                raise HTTPException(400, f"{parameter}: the agent does not support it")
+        draws, (*earlier, last) = body.draws, body.messages
+        try:
+            if last.role != "user":
+                raise ValueError("the last message must have the role user: it is the question")
+            agent.check_question(last.text)
+            texts = [message.text for message in earlier]
+            for number, text in enumerate(texts):
+                if agent.reads_streams and text:
+                    check_text(text, f"messages.{number}")
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        answer = _Answer(agent, name, draws, ignored=0 if agent.reads_streams else len(texts))
+        parts = answer.parts(texts, last.text)
+        if not body.stream:
+            whole = await _unless_disconnected(request, answer.whole(parts))
+            return JSONResponse(whole) if whole else Response(status_code=DISCONNECTED)
+        # Awaited here, so that an error before the first event has a status of its own.
+        if (first := await _unless_disconnected(request, anext(parts))) is None:
+            return Response(status_code=DISCONNECTED)
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        return StreamingResponse(answer.streamed(first, parts, include_usage), media_type="text/event-stream")
+
+    return app
+
+
+def _static(content: str, media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def respond() -> Response:
+        return Response(content, media_type=media_type, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    return respond
+
+
+def _check_model(id: str, name: str) -> None:
+    if id != name:
+        raise HTTPException(404, f"model: {id[:100]!r} is not served: use {name!r}")
+
+
+async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event | None:
+    """The result of `work`; None if the client disconnects first, which cancels it."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+@dataclass
+class _Answer:
+    """One completion in OpenAI's format."""
+
+    agent: Agent
+    model: str
+    draws: Draws
+    ignored: int  # messages that the agent is not shown
+
+    def __post_init__(self) -> None:
+        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+
+    async def parts(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
+        """The events, the last of which has the type `end`. Raises HTTPException for what failed."""
+        finished = None
+        events = self.agent.ask(question, self.draws)
+        if self.agent.reads_streams:
+            events = self.agent.memorize([text for text in texts if text], None, self.draws)
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    if isinstance(event, FinishedWorkflow):
+                        finished = event
+                    else:
+                        yield event
+            assert finished is not None, "the last event is the result"
+            yield await self._end(finished, question)
+        except Overloaded as error:
+            raise HTTPException(503, f"overloaded: {error}; retry later", {"Retry-After": "1"}) from None
+        except TimeoutError:
+            raise HTTPException(504, f"no answer within {self.agent.timeout:g} s") from None
+        except (RuntimeError, ConnectionError) as error:
+            raise HTTPException(500, str(error)) from None
+
+    async def _end(self, finished: FinishedWorkflow, question: str) -> Event:
+        outcome, answered = finished.outcome, ""
+        if outcome.stop is StopReason.STREAM_READ:
+            assert isinstance(outcome, StreamOutcome), "only streams are read"
+            completion = await self.agent.recall(question, outcome.memory)
+            stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
+            outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
+        if outcome.stop.is_fault:
+            raise HTTPException(502 if outcome.stop is StopReason.SEARCH_FAILED else 500, outcome.error)
+        sampled = sum(sum(context.sampled) for context in finished.contexts)
+        tokens = sum(len(context.ids) for context in finished.contexts)
+        completion_tokens = sampled + self.agent.run.tokenizer.count(answered)
+        usage = {"prompt_tokens": tokens - sampled, "completion_tokens": completion_tokens}
+        return {
+            "type": "end",
+            "answer": outcome.answer,
+            "stop": outcome.stop.value,
+            "reason": STOP_DESCRIPTIONS[outcome.stop],
+            "seed": self.draws.seed,
+            "ignored_messages": self.ignored,
+            "sources": [asdict(passage) for passage in sources_of(outcome, normalize)[0]],
+            "turns": [asdict(turn) for turn in outcome.turns],
+            "usage": usage | {"total_tokens": sum(usage.values())},
+            "finish_reason": "length" if outcome.stop in LENGTH_STOPS else "stop",
+        }
+
+    async def whole(self, parts: AsyncGenerator[Event]) -> Event:
+        thoughts, end = [], {}
+        async with contextlib.aclosing(parts):
+            async for end in parts:
+                thoughts += [end["text"]] if end["type"] in ("reply", "rewrite") else []
+        del end["type"]
+        message = {"role": "assistant", "content": end.pop("answer"), "reasoning_content": "".join(thoughts)}
+        usage, finish = end.pop("usage"), end.pop("finish_reason")
+        choice = {"index": 0, "message": message | {"memsearcher": end}, "finish_reason": finish, "logprobs": None}
+        return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+    async def streamed(self, first: Event, parts: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
+        """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
+        yield self._chunk({"role": "assistant", "content": "", "memsearcher": first})
+        async with contextlib.aclosing(parts):
+            try:
+                async for event in parts:
+                    if event["type"] in ("reply", "rewrite"):
+                        text = event.pop("text")
+                        yield self._chunk({"reasoning_content": text, "memsearcher": event})
+                    elif event["type"] == "end":
+                        usage, finish = event.pop("usage"), event.pop("finish_reason")
+                        del event["turns"]  # the events before have told them
+                        yield self._chunk({"content": event.pop("answer"), "memsearcher": event})
+                        yield self._chunk({}, finish)
+                        if include_usage:
+                            yield _sse(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage})
+                        yield "data: [DONE]\n\n"
+                    else:
+                        yield self._chunk({"memsearcher": event})
+            except HTTPException as error:
+                yield _sse(error_body(error.status_code, error.detail))
+
+    def _chunk(self, delta: Event, finish: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _sse(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _sse(value: Event) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def error_body(status: int, reason: str, param: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's format."""
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": reason, "type": kind, "param": param, "code": str(status)}}
+
+
+class RequireKey:
+    """ASGI middleware: /v1 and /mcp need the key as their bearer token, unless it is empty."""
+
+    def __init__(self, app: Callable, key: str):
+        self.app, self.expected = app, f"Bearer {key}".encode() if key else b""
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if self.expected and scope["type"] == "http" and scope["path"].startswith(("/v1", "/mcp")):
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self.expected):
+                body = error_body(401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
+                await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                return
+        await self.app(scope, receive, send)

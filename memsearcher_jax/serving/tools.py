@@ -1,0 +1,109 @@
+"""The agent as MCP tools: `ask` for agents that search, `memorize` and `recall` for those that read streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel
+
+from memsearcher_jax.agent.memalpha.memory import Memory
+from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
+from memsearcher_jax.agent.reward import normalize
+from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.rl.rollout import FinishedWorkflow
+from memsearcher_jax.serving.agent import Agent, Draws, Event, Overloaded, check_text
+from memsearcher_jax.types import Outcome, StopReason
+
+
+class Source(BaseModel):
+    id: str
+    contents: str
+
+
+class Answer(BaseModel):
+    answer: str
+    sources: list[Source]  # passages that contain the answer
+
+
+class Memorized(BaseModel):
+    chunks: int  # that were read
+    items: int  # of the memory
+    tokens: int
+
+
+def make_tools(agent: Agent, max_memories: int) -> MCPServer:
+    """The tools of the agent; an error that a tool raises is a result with `is_error`."""
+    server = MCPServer("memsearcher_jax", log_level="WARNING")
+    memories: dict[str, Memory] = {}
+    locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # texts are added one by one
+
+    async def ask(question: str, context: Context) -> Answer:
+        """Answer a question: the agent searches its passages for as many turns as it needs."""
+        with _tool_errors():
+            agent.check_question(question)
+            outcome = await _finish(agent.ask(question, Draws()), context)
+            if outcome.stop is not StopReason.ANSWERED:
+                raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
+        sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome, normalize)[0]]
+        return Answer(answer=outcome.answer, sources=sources)
+
+    async def memorize(text: str, context: Context, memory: str = "default") -> Memorized:
+        """Read a text into a memory, which keeps what it knows from earlier texts. `memory`: the name of the memory."""
+        with _tool_errors():
+            check_text(text, "the text")
+            async with locks[memory]:
+                if memory not in memories and len(memories) >= max_memories:
+                    raise ValueError(f"there are {max_memories} memories: no other can be created")
+                outcome = await _finish(agent.memorize([text], memories.get(memory), Draws()), context)
+                if not isinstance(outcome, StreamOutcome) or outcome.stop is not StopReason.STREAM_READ:
+                    raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
+                kept = memories[memory] = outcome.memory
+        return Memorized(chunks=len(outcome.turns), items=len(kept.semantic) + len(kept.episodic), tokens=kept.tokens)
+
+    async def recall(question: str, memory: str = "default") -> str:
+        """Answer a question from a memory that `memorize` has written. `memory`: the name of the memory."""
+        with _tool_errors():
+            agent.check_question(question)
+            if memory not in memories:
+                raise ValueError(f"there is no memory {memory!r}: call memorize first")
+            completion = await agent.recall(question, memories[memory])
+            if completion.error:
+                raise ValueError(f"no answer: {completion.error}")
+        return completion.text
+
+    for tool in (memorize, recall) if agent.reads_streams else (ask,):
+        server.tool()(tool)
+    return server
+
+
+@contextlib.contextmanager
+def _tool_errors() -> Iterator[None]:
+    """MCP shows clients the message of a ToolError alone."""
+    try:
+        yield
+    except TimeoutError:
+        raise ToolError("the request took too long") from None
+    except (ValueError, RuntimeError, ConnectionError, Overloaded) as error:
+        raise ToolError(str(error)) from None
+
+
+async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> Outcome:
+    """What the workflow returns; searches and memories are reported as progress."""
+    turn = 0
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if isinstance(event, FinishedWorkflow):
+                return event.outcome
+            turn = event["turn"]
+            if event["type"] == "search":
+                await context.report_progress(turn, message=f"search: {'; '.join(event['queries'])}")
+            elif event["type"] == "memory":
+                await context.report_progress(turn, message=f"memory: {event['text']}")
+            elif event["type"] == "turn":
+                await context.report_progress(turn, message=f"turn {turn}")
+    raise AssertionError("the last event is the result")

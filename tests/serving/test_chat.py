@@ -1,0 +1,273 @@
+"""OpenAI's chat completions: the official client, evaluation's answers, cancellation, limits and invalid requests."""
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import asdict
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.launch import evaluate
+from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.rl.rollout import FinishedWorkflow
+from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.serving.agent import Draws
+from memsearcher_jax.types import StopReason
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def questions(agent):
+    return [problem.question for problem in make_encyclopedia(agent.run.config.data.encyclopedia).test]
+
+
+def ask(client, question, **options):
+    return client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": question}], **{"seed": 3} | options
+    )
+
+
+def wait_until_idle(agent):
+    deadline = time.monotonic() + 20
+    while agent._requests:
+        assert time.monotonic() < deadline, "a request keeps its slot"
+        time.sleep(0.02)
+
+
+def test_answers_equal_those_of_an_evaluation(client, questions, tmp_path):
+    flags = ["--config", "tiny", "--model.path", "package:tiny", "--retrieval.index_type", "exact"]
+    flags += ["--evaluation.max_questions", "6", "--evaluation.temperature", "0.8", "--sampling.slots", "8"]
+    evaluate.main([*flags, "--checkpoint", str(located("package:tiny")), "--out", str(tmp_path / "out")])
+    (file,) = (tmp_path / "out" / "trajectories").iterdir()
+    expected = {scored.trajectory.problem.question: scored.trajectory for scored in read_trajectories(file)}
+    assert set(expected) == set(questions[:6])
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda row: ask(client, questions[row], seed=row, temperature=0.8), range(6)))
+    for question, answer in zip(questions, answers, strict=False):
+        trajectory, message = expected[question], answer.choices[0].message
+        assert message.content == trajectory.outcome.answer
+        assert message.memsearcher["stop"] == trajectory.outcome.stop.value
+        assert message.memsearcher["turns"] == json.loads(json.dumps([asdict(one) for one in trajectory.outcome.turns]))
+        assert answer.usage.completion_tokens == sum(sum(context.sampled) for context in trajectory.contexts)
+        assert answer.usage.total_tokens == sum(len(context.ids) for context in trajectory.contexts)
+
+
+def test_a_streamed_answer_equals_the_whole_one(client, questions):
+    whole = ask(client, questions[0]).choices[0]
+    chunks = list(ask(client, questions[0], stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+    assert "".join(delta.content or "" for delta in deltas) == whole.message.content != ""
+    thoughts = "".join(getattr(delta, "reasoning_content", "") for delta in deltas)
+    assert thoughts == whole.message.reasoning_content
+    events = [event for delta in deltas if (event := getattr(delta, "memsearcher", None))]
+    types = [event["type"] for event in events]
+    assert (
+        types[0] == "turn" and types[-1] == "end" and {"reply", "search", "results", "rewrite", "memory"} < set(types)
+    )
+    (first, *_) = (event for event in events if event["type"] == "results")
+    assert first["results"][0]["passages"][0] in [*events[-1]["sources"], first["results"][0]["passages"][0]]
+    assert [event["queries"] for event in events if event["type"] == "search"] == [
+        [query["text"] for query in turn["queries"]] for turn in whole.message.memsearcher["turns"] if turn["queries"]
+    ]
+    assert events[-1]["sources"] == whole.message.memsearcher["sources"] != []
+    assert chunks[-2].choices[0].finish_reason == whole.finish_reason == "stop"
+    assert chunks[-1].usage.total_tokens == ask(client, questions[0]).usage.total_tokens
+
+
+def test_draws_of_a_request(client, questions):
+    hot = {
+        ask(client, questions[1], seed=seed, temperature=1.5).choices[0].message.reasoning_content for seed in range(4)
+    }
+    assert len(hot) > 1
+    cold = [ask(client, questions[1], seed=seed, temperature=1.5, top_p=1e-6) for seed in range(2)]
+    assert cold[0].choices[0].message.reasoning_content == cold[1].choices[0].message.reasoning_content
+    short = ask(client, questions[1], max_completion_tokens=5)
+    assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 5)
+    longer = ask(client, questions[1], max_tokens=30)
+    assert longer.usage.completion_tokens <= 30
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").workflow == "memsearcher"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"model": "gpt"}, 404, "model: 'gpt' is not served: use 'tiny'"),
+        ({"messages": []}, 400, "messages: List should have at least 1 item after validation, not 0"),
+        ({"messages": [{"role": "user", "content": " "}]}, 400, "the question is empty"),
+        ({"messages": [{"role": "user", "content": "x" * 999}]}, 400, "tokens: at most 32 are allowed"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "the question is not valid Unicode"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "the last message must have the role user"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        ({"n": 2}, 400, "n: the agent does not support it"),
+        ({"tools": [{"type": "function"}]}, 400, "tools: the agent does not support it"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format: the agent does not support it"),
+        ({"temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
+        ({"seed": 2**32}, 400, "seed: Input should be less than 4294967296"),
+        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
+        ({"user": "x" * 200_000}, 413, "the body is larger than 100000 bytes"),
+    ],
+)
+def test_errors_have_openais_format(url, change, status, message):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Who?"}]} | change
+    refused_status, answer = post(url, json.dumps(body).encode())
+    assert (refused_status, answer["error"]["code"]) == (status, str(status))
+    assert message in answer["error"]["message"]
+
+
+def post(url, body, path="/v1/chat/completions"):
+    request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_other_errors(url):
+    assert post(url, b'{"model": ')[1]["error"]["message"] == "body: JSON decode error"
+    assert post(url, b"{}", "/v1/embeddings") == (404, {"error": error_of("Not Found", "not_found_error", "404")})
+
+
+def error_of(message, kind, code):
+    return {"message": message, "type": kind, "param": None, "code": code}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda child: st.lists(child, max_size=3) | st.dictionaries(st.text(max_size=8), child, max_size=3),
+    max_leaves=8,
+)
+MESSAGE = st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "system"]) | JSON, "content": JSON})
+FIELDS = ("stream_options", "max_tokens", "temperature", "top_p", "seed", "n", "stop", "tools", "logprobs", "user")
+BODY = st.fixed_dictionaries(
+    {"model": st.just("tiny") | JSON, "messages": st.lists(MESSAGE, max_size=3) | JSON},
+    optional=dict.fromkeys(FIELDS, JSON),
+)
+
+
+@settings(max_examples=150)
+@given(BODY | JSON)
+def test_any_body_gets_an_answer_or_a_reason(url, body):
+    if isinstance(body, dict):
+        body["max_completion_tokens"] = 1
+    status, answer = post(url, json.dumps(body).encode())
+    assert status in (200, 400, 404), answer
+    assert ("choices" in answer) if status == 200 else answer["error"]["message"]
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200))
+def test_any_bytes_get_a_reason(url, body):
+    status, answer = post(url, body)
+    assert status == 400 and answer["error"]["message"]
+
+
+def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monkeypatch):
+    """While a search hangs, so that nothing ends by itself."""
+    release, real = threading.Event(), Searcher.search
+
+    def slow(self, queries, top_n):
+        release.wait(30)
+        return real(self, queries, top_n)
+
+    monkeypatch.setattr(Searcher, "search", slow)
+    stream = ask(client, questions[0], stream=True)
+    while next(stream).choices[0].delta.memsearcher["type"] != "search":
+        assert agent.active == 1
+    with pytest.raises(openai.APITimeoutError):
+        ask(client, questions[1], timeout=1)
+    stream.close()
+    deadline = time.monotonic() + 10
+    while agent.active:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    release.set()
+    wait_until_idle(agent)
+    monkeypatch.undo()
+    assert ask(client, questions[0]).choices[0].message.content
+
+
+def test_a_cancelled_generation_ends_after_the_step(agent, questions):
+    async def cancel():
+        async with aclosing(agent.ask(questions[0], Draws())) as events:
+            async for event in events:
+                if event["type"] == "reply":
+                    return
+
+    asyncio.run(cancel())
+    wait_until_idle(agent)
+    assert agent.active == 0
+
+
+def test_limits(agent, client, questions, monkeypatch):
+    monkeypatch.setattr(agent, "max_requests", 0)
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError, match="overloaded: 0 requests are being answered") as refused:
+            ask(client, questions[0], stream=stream)
+        assert refused.value.status_code == 503
+    monkeypatch.setattr(agent, "max_requests", 8)
+    monkeypatch.setattr(agent, "timeout", 0.0)
+    with pytest.raises(openai.InternalServerError, match="no answer within 0 s") as refused:
+        ask(client, questions[0])
+    assert refused.value.status_code == 504
+    wait_until_idle(agent)
+
+
+def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, questions, monkeypatch):
+    def fail(self, queries, top_n):
+        raise TimeoutError("the index is gone")
+
+    monkeypatch.setattr(Searcher, "search", fail)
+    with pytest.raises(openai.InternalServerError, match="TimeoutError: the index is gone") as failed:
+        ask(client, questions[0])
+    assert failed.value.status_code == 502
+    with pytest.raises(openai.APIError, match="TimeoutError: the index is gone"):
+        list(ask(client, questions[0], stream=True))
+    monkeypatch.undo()
+    engine = agent._driver.executor.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine), "step", lambda self: 1 / 0)
+        with pytest.raises(openai.InternalServerError, match=r"the engine failed \(ZeroDivisionError\)"):
+            ask(client, questions[0])
+    assert ask(client, questions[0]).choices[0].message.content
+    assert len(engine.free_slots) == 8
+
+
+def test_a_key(agent, serving, questions):
+    with serving(agent, key="s3cret") as url:
+        for key in ("wrong", "s3cret1", "S3cret"):
+            with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
+                openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0).models.list()
+        status, answer = post(url, b"{}", "/mcp")
+        assert (status, answer["error"]["type"]) == (401, "authentication_error")
+        right = openai.OpenAI(base_url=f"{url}/v1", api_key="s3cret", max_retries=0)
+        assert ask(right, questions[0]).choices[0].message.content
+        with urllib.request.urlopen(f"{url}/health") as response:
+            assert "s3cret" not in response.read().decode()
+
+
+def test_the_last_item_is_the_finished_workflow(agent, questions):
+    async def collect():
+        return [event async for event in agent.ask(questions[0], Draws(max_tokens=3))]
+
+    *events, finished = asyncio.run(collect())
+    assert isinstance(finished, FinishedWorkflow) and finished.outcome.stop is StopReason.CUT_OFF
+    assert [event["type"] for event in events] == ["turn", "reply"]

@@ -1,0 +1,67 @@
+"""The MCP tools, used by the official client over HTTP."""
+
+import asyncio
+
+import pytest
+from mcp import Client
+
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.data.synthetic.streams import make_streams
+from memsearcher_jax.launch import serve_agent
+
+
+def call(url, *calls):
+    """The results of tool calls, the tools' names, and the progress that was reported."""
+
+    async def run():
+        reported = []
+
+        async def progress(done, total, message):
+            reported.append(message)
+
+        async with Client(f"{url}/mcp") as client:
+            names = [tool.name for tool in (await client.list_tools()).tools]
+            results = [await client.call_tool(name, given, progress_callback=progress) for name, given in calls]
+        return results, names, reported
+
+    return asyncio.run(run())
+
+
+def test_a_search_agent_answers_with_its_sources(agent, url):
+    problem = make_encyclopedia(agent.run.config.data.encyclopedia).test[0]
+    (answered, refused), names, reported = call(
+        url, ("ask", {"question": problem.question}), ("ask", {"question": "x" * 999})
+    )
+    assert names == ["ask"]
+    result = answered.structured_content
+    assert result["answer"] and all(result["answer"] in source["contents"] for source in result["sources"])
+    assert reported[0] == "turn 1" and reported[1].startswith("search: ")
+    assert refused.is_error and "at most 32 are allowed" in refused.content[0].text
+
+
+@pytest.mark.slow
+def test_a_memory_agent_memorizes_and_recalls(serving, flags, tmp_path, fast_compile):
+    more = ["--sampling.slots", "8", "--sampling.decode_batch_sizes"]
+    agent = serve_agent.open_agent(flags("tiny_memalpha", *more), tmp_path)
+    stream = make_streams(agent.run.config.data.streams)["test"][0].stream
+    first, second, *_ = stream.chunks
+    with serving(agent) as url:
+        results, names, _ = call(
+            url,
+            ("recall", {"question": "Where?"}),
+            ("memorize", {"text": first}),
+            ("memorize", {"text": second}),
+            ("recall", {"question": "What do you know?"}),
+            ("memorize", {"text": first, "memory": "other"}),
+            ("memorize", {"text": first, "memory": "third"}),
+            ("memorize", {"text": " "}),
+        )
+    assert names == ["memorize", "recall"]
+    unknown, one, two, recalled, other, third, empty = results
+    assert unknown.is_error and "there is no memory 'default': call memorize first" in unknown.content[0].text
+    assert one.structured_content == other.structured_content
+    assert two.structured_content["items"] > one.structured_content["items"] > 0
+    assert not recalled.is_error
+    assert third.is_error and "there are 2 memories" in third.content[0].text
+    assert empty.is_error and "the text is empty" in empty.content[0].text
+    agent.close()
