@@ -32,7 +32,7 @@ RUNTIME = [
 GCS = ["gcsfs>=2026.9,<2027"]
 DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
 WANDB = ["wandb>=0.31,<0.32"]
-SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55"]
+SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55", "mcp>=2.3,<3"]
 GGUF = ["torch>=2.13,<2.14", "gguf>=0.19,<0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
@@ -48,7 +48,7 @@ EXTRAS = {
             "setuptools>=77",
         ),
         *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
-        *SERVE,
+        *(*SERVE, "openai>=3.54,<4"),
         *DOCUMENTS,
         *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],
@@ -80,7 +80,7 @@ setup(
     packages=[*find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]), *TOP_LEVEL],
     package_dir=TOP_LEVEL,
     package_data={
-        "memsearcher_jax": ["py.typed", "agent/templates/**", "assets/**", "report/page/web/*"],
+        "memsearcher_jax": ["py.typed", "agent/templates/**", "assets/**", "report/page/web/*", "serving/web/*"],
         "memsearcher_jax.configs": ["*.toml"],
         "memsearcher_jax.launch.pod": ["*.toml", "Dockerfile*"],
     },

@@ -40,9 +40,8 @@ WEB = {
     "/agent.js": ("agent.js", "text/javascript"),
     "/agent.css": ("agent.css", "text/css"),
 }
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
-)
+PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+
 IGNORED_IF = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "parallel_tool_calls": True}
 UNSUPPORTED = (*IGNORED_IF, "stop", "tools", "functions", "response_format", "logit_bias", "top_logprobs", "audio")
 """Parameters that would change the answer: refused, unless they have the value that changes nothing."""
