@@ -1,7 +1,8 @@
-"""The search service under load: concurrent clients over loopback, without the query cache.
+"""The search service, or a served agent, under load: concurrent clients over loopback, without the query cache.
 
 python benchmarks/service.py                                                # 64 clients, 60 s, synthetic encyclopedia
 python benchmarks/service.py --seconds 10 --questions FILE --serve="--retrieval.corpus FILE"
+python benchmarks/service.py --agent                                        # the agent of the package's small weights
 
 Starts the service, sends questions from every client without a pause, and prints errors, latencies, throughput and the
 memory of the service. Exit status 1 if a request failed or the memory grew. The clients share the processor cores with
@@ -33,7 +34,8 @@ import tyro
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 
-SERVER = common.REPOSITORY / "launch" / "serve_search.py"
+WEIGHTS = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
+AGENT = ["--config", "tiny", "--checkpoint", str(WEIGHTS), "--name", "agent"]
 MAX_GROWTH = 1.05  # of resident memory from the middle of the run to its end; more counts as a leak
 
 
@@ -49,8 +51,10 @@ class Load:
     """Passages per query."""
     questions: Path | None = None
     """JSONL file of questions; default: those of the synthetic encyclopedia."""
+    agent: bool = False
+    """Serve an agent; a request asks one question, and its latency is that of the whole answer."""
     serve: str = ""
-    """Flags for launch/serve_search.py; default: it serves the synthetic encyclopedia."""
+    """Flags for launch/serve_search.py or launch/serve_agent.py. Default: the synthetic encyclopedia, small weights."""
     json: Path | None = None
     """Also write the numbers to this file."""
 
@@ -72,7 +76,7 @@ class Measurement:
 
 def main(load: Load) -> int:
     problems = read_problems(load.questions) if load.questions else make_encyclopedia(EncyclopediaConfig()).train
-    with serving(shlex.split(load.serve)) as (server, url):
+    with serving(load) as (server, url):
         result = measure(load, [problem.question for problem in problems], url, server.pid)
     for name, value in asdict(result).items():
         print(f"{name:19} {value:,.1f}" if isinstance(value, float) else f"{name:19} {value:,}")
@@ -81,9 +85,18 @@ def main(load: Load) -> int:
 
 
 @contextmanager
-def serving(flags: Sequence[str]) -> Iterator[tuple[subprocess.Popen, str]]:
+def serving(load: Load) -> Iterator[tuple[subprocess.Popen, str]]:
     """The service in a subprocess, and its address."""
-    command = [sys.executable, str(SERVER), "--port", "0", "--retrieval.query_cache_size", "0", *flags]
+    program = common.REPOSITORY / "launch" / ("serve_agent.py" if load.agent else "serve_search.py")
+    flags = [
+        "--port",
+        "0",
+        "--retrieval.query_cache_size",
+        "0",
+        *(AGENT if load.agent else []),
+        *shlex.split(load.serve),
+    ]
+    command = [sys.executable, str(program), *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             lines = []
@@ -122,21 +135,26 @@ def measure(load: Load, questions: Sequence[str], url: str, server: int) -> Meas
 
 
 def run_client(address: str, load: Load, questions: Sequence[str], deadline: float, number: int) -> list[float | str]:
-    """Send the next question as soon as the previous response arrives. A response must contain passages.
+    """Send the next question as soon as the previous response arrives. It must contain passages, or a finished answer.
 
     Returns the latency in seconds of every request, or its error.
     """
     connection = http.client.HTTPConnection(address, timeout=30)
     results, row = list[float | str](), number
     while time.monotonic() < deadline:
-        body = json.dumps({"query": questions[row % len(questions)], "top_n": load.top_n})
+        question = questions[row % len(questions)]
+        path, body = "/search", {"query": question, "top_n": load.top_n}
+        if load.agent:
+            message = {"role": "user", "content": question}
+            path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}
         row += load.clients
         started = time.monotonic()
         try:
-            connection.request("POST", "/search", body, {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read()
-            if response.status != 200 or not json.loads(text)[0]["contents"]:
+            result = json.loads(text) if response.status == 200 else None
+            if not (result and (result["choices"][0]["finish_reason"] if load.agent else result[0]["contents"])):
                 raise ValueError(f"status {response.status}: {text[:100]!r}")
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             results.append(f"{type(error).__name__}: {error}")

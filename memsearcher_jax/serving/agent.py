@@ -155,7 +155,7 @@ class Agent:
             config=config.memalpha,
             prompts=self.run.prompts,
             token_counter=tokenizer,
-            memory=memory,
+            initial=memory,
         )
         async for event in self._events(workflow, draws):
             yield event

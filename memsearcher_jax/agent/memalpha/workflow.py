@@ -49,14 +49,14 @@ def memalpha(
     config: MemalphaConfig,
     prompts: MemalphaPrompts,
     token_counter: TokenCounter,
-    memory: Memory | None = None,
+    initial: Memory | None = None,
 ) -> Workflow:
     """Yields one `Generate` per chunk, returns a `StreamOutcome`. Does no I/O and never raises, whatever the policy
-    writes. Begins with `memory`, by default an empty one.
+    writes. Begins with the memory `initial`, by default an empty one.
 
     The complete calls of a reply that was cut off, or that forged a chat turn, are run.
     """
-    memory = memory or Memory(core_budget=config.core_tokens)
+    memory = initial or Memory(core_budget=config.core_tokens)
     turns: list[Turn] = []
     calls_C: list[tuple[Call, ...]] = []
     results_C: list[tuple[CallResult, ...]] = []
