@@ -2,12 +2,14 @@
 
 python launch/export_hf.py --checkpoint runs/NAME --out DIR
 python launch/export_hf.py --checkpoint runs/NAME --out DIR --adapter     # the adapters of a LoRA run, for PEFT
+python launch/export_hf.py --checkpoint runs/NAME --out DIR --push_to_hub OWNER/NAME --license apache-2.0
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from memsearcher_jax.launch import cli
@@ -25,6 +27,12 @@ class Export(cli.Command):
     """Write the adapters of a LoRA run alone, in PEFT's format. By default they are merged into the weights."""
     shard_gb: float = 5.0
     """Maximum size of one weight file; a larger model is written as several."""
+    push_to_hub: str = ""
+    """Repository of the Hugging Face Hub, OWNER/NAME, that gets the directory; it is created if it does not exist."""
+    license: str = ""
+    """Licence of the weights for the model card, such as apache-2.0; --push_to_hub needs it."""
+    evaluation: cli.Directory = None
+    """Evaluation of these weights by launch/evaluate.py, whose results the model card shows."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,10 +43,17 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError("--out is missing: give the directory to write")
         if not 0 < flags.shard_gb < float("inf"):
             raise ValueError(f"--shard_gb is {flags.shard_gb}: it must be above 0")
+        if flags.push_to_hub and not flags.license:
+            raise ValueError("--push_to_hub needs --license: name that of the weights, such as apache-2.0")
+        from memsearcher_jax.runtime import hub, model_card
+
+        evaluation = model_card.read_evaluation(flags.evaluation)
+        if flags.push_to_hub:
+            hub.create_repository(flags.push_to_hub)
         with cli.new_output_dir(flags.out, "export") as out:
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.runtime import hub, load_weights
+            from memsearcher_jax.runtime import load_weights
 
             model = hub.local(flags.run).model
             load_weights.check_weights(model.path, model)
@@ -54,8 +69,13 @@ def main(argv: Sequence[str]) -> None:
                 written = (
                     f"{flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
                 )
+            names = {"name": flags.push_to_hub, "license": flags.license, "adapter": flags.adapter}
+            model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
+        address = hub.upload(out, flags.push_to_hub) if flags.push_to_hub else ""
     cli.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {written}")
+    if address:
+        print(f"{out}: uploaded to {address}")
 
 
 if __name__ == "__main__":

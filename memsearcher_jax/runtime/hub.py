@@ -71,6 +71,36 @@ def local_root(root: str) -> str:
     return _download(_Reference.parse("data.root", root)) if is_repository(root) else root
 
 
+def create_repository(name: str) -> None:
+    """Creates the model repository OWNER/NAME unless it exists. Raises ValueError or OSError in one line."""
+    from huggingface_hub import HfApi, get_token
+
+    if not REPOSITORY.fullmatch(name) or "@" in name:
+        raise ValueError(f"--push_to_hub {name}: write OWNER/NAME")
+    if get_token() is None:
+        raise ValueError(f"--push_to_hub {name} needs a token: `hf auth login`, or set HF_TOKEN")
+    with _upload_errors(name, "choose a name that your token may write"):
+        HfApi().create_repo(name, exist_ok=True)
+
+
+def upload(folder: Path, name: str) -> str:
+    """Commits the directory to the repository; returns its address. Raises OSError in one line."""
+    from huggingface_hub import HfApi, constants
+
+    with _upload_errors(name, f"{folder} is complete; repeat with `hf upload {name} {folder}`"):
+        HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Export of memsearcher_jax")
+    return f"{constants.ENDPOINT}/{name}"
+
+
+@contextlib.contextmanager
+def _upload_errors(name: str, way_out: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the connection or the Hub, of many types
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OSError(f"--push_to_hub {name} failed ({reason}): {way_out}") from error
+
+
 class _Reference(NamedTuple):
     setting: str
     value: str

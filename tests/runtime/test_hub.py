@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.launch import cli, evaluate, export_hf, tpu_train
 from memsearcher_jax.model.encoder import EncoderConfig
 from memsearcher_jax.runtime import hub as hub_module
+from memsearcher_jax.runtime import model_card, run_dir
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.runtime.text_encoder import E5_PROMPTS, with_prompts
 
@@ -164,3 +165,82 @@ def test_commands_take_repositories(hub, tmp_path, capsys):
     assert settings(flags.run)["model.path"] == f"owner/tiny@{commit}"
     export_hf.main(["--config", "tiny", "--checkpoint", "owner/tiny", "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A finished run as far as a model card reads it: settings, card and curves, with an evaluation beside it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run_dir.write_run_config(
+        folder, config(model__path="Qwen/Qwen2.5-7B@" + "0" * 40, retrieval__corpus="/home/me/wiki")
+    )
+    interval = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    results = {"steps": 30, "last_steps": 10, "metrics": {"reward": interval}}
+    card = {"program": [{"version": "0.2.0", "commit": "abc"}], "results": results}
+    (folder / "card.json").write_text(json.dumps(card))
+    (folder / "curves.png").write_bytes(b"png")
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    benchmarks = {"nq": {"questions": 120, "scores": {"exact_match": interval, "f1": interval}}}
+    (evaluation / "results.json").write_text(json.dumps({"evaluation": {"benchmarks": benchmarks}}))
+    return folder
+
+
+def test_a_model_card_is_made_from_the_run_and_its_evaluation(run, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    evaluation = model_card.read_evaluation(tmp_path / "evaluation")
+    model_card.write_model_card(out, run, name="me/agent", license="mit", adapter=False, evaluation=evaluation)
+    card = ModelCard.load(out / "README.md")
+    assert (card.data.license, card.data.base_model, card.data.library_name) == (
+        "mit",
+        "Qwen/Qwen2.5-7B",
+        "transformers",
+    )
+    assert "| nq | 120 | 50.0 [40.0, 60.0] | 50.0 [40.0, 60.0] |" in card.text
+    assert "30 steps; means over the last 10: reward 0.500 [0.400, 0.600]." in card.text
+    assert '"rl.steps":' in card.text and "/home/me" not in card.text
+    assert "commit abc" in card.text and (out / "curves.png").read_bytes() == b"png"
+
+
+def export(tmp_path, *flags):
+    tiny = str(located("package:tiny"))
+    export_hf.main(["--config", "tiny", "--checkpoint", tiny, "--out", str(tmp_path / "out"), *flags])
+
+
+PUSH = ("--push_to_hub", "me/agent", "--license", "apache-2.0")
+
+
+def test_an_export_is_uploaded_with_its_card(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    export(tmp_path, *PUSH)
+    assert f"uploaded to {hub.address}/me/agent" in capsys.readouterr().out
+    folder = Path(hub_module.local(hub_module.pinned(config(model__path="me/agent"))).model.path)
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    (files,) = [found for (repo, _), found in hub.files.items() if found]
+    assert ModelCard(files["README.md"].decode()).data.license == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("token", "broken", "flags", "message", "exported"),
+    [
+        (None, False, PUSH, "--push_to_hub me/agent needs a token: `hf auth login`, or set HF_TOKEN", False),
+        ("wrong", False, PUSH, "Invalid username or password", False),
+        ("secret", True, PUSH, "out is complete; repeat with `hf upload me/agent", True),
+        ("secret", False, PUSH[:2], "--push_to_hub needs --license", False),
+        ("secret", False, ("--push_to_hub", "agent@v1", *PUSH[2:]), "--push_to_hub agent@v1: write OWNER/NAME", False),
+        ("secret", False, ("--evaluation", "nowhere"), "--evaluation nowhere has no results.json", False),
+    ],
+)
+def test_what_cannot_be_uploaded_is_one_line(
+    token, broken, flags, message, exported, hub, tmp_path, monkeypatch, capsys
+):
+    hub.broken = broken
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    monkeypatch.setenv("HF_TOKEN", token or "")
+    with pytest.raises(SystemExit):
+        export(tmp_path, *flags)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert (tmp_path / "out" / "model.safetensors").exists() == exported

@@ -1,0 +1,103 @@
+"""README.md of an exported model: the Hub's model card, made from a run's reproduction card and an evaluation of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.config import settings
+from memsearcher_jax.report.evaluation import RESULTS_FILE
+from memsearcher_jax.report.plots import CURVES_FILE
+from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.card import CARD_FILE, read_card
+from memsearcher_jax.runtime.run_dir import is_run, read_run_config
+
+MODEL_CARD = "README.md"
+USE = """```bash
+pip install memsearcher_jax
+memsearcher ask --checkpoint {name} --retrieval.index DIR "Who directed the film ...?"
+```
+"""
+
+
+def read_evaluation(folder: Path | None) -> dict[str, Any]:
+    """Benchmark -> its results, of a directory that launch/evaluate.py wrote. Raises FileNotFoundError, ValueError."""
+    if folder is None:
+        return {}
+    file = folder / RESULTS_FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"--evaluation {folder} has no {RESULTS_FILE}: name one that launch/evaluate.py wrote")
+    results = json.loads(file.read_text(encoding="utf-8"))
+    if "evaluation" not in results:
+        raise ValueError(f"--evaluation {folder} is one of streams, whose results have no place in a model card")
+    return results["evaluation"]["benchmarks"]
+
+
+def write_model_card(
+    directory: Path, run: Path, *, name: str, license: str, adapter: bool, evaluation: Mapping[str, Any]
+) -> None:
+    """Writes the card of the weights of `run` to `directory`, with the learning curves. `license` "": not stated."""
+    from huggingface_hub import ModelCardData
+
+    config = read_run_config(run) if is_run(run) else None
+    base = config.model.path if config and hub.is_repository(config.model.path) else ""
+    data = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        license=license or None,
+        base_model=base.partition("@")[0] or None,
+        datasets=[entry for entry in config.data.train_entries if not Path(entry).suffix] or None if config else None,
+        tags=["memsearcher_jax", *((config.agent.workflow, config.rl.method) if config else ())],
+    )
+    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {name or directory.name}\n"]
+    if config:
+        origin = f" from [{base}](https://huggingface.co/{base.partition('@')[0]})" if base else ""
+        lines.append(f"A {config.agent.workflow} agent, trained by {config.rl.method} with memsearcher_jax{origin}.\n")
+    lines += [*_evaluation(evaluation), *_training(directory, run), "## Use\n", USE.format(name=name or directory)]
+    if config:
+        values = json.dumps({key: _without_folders(value) for key, value in settings(config).items()}, indent=2)
+        lines.append(f"<details><summary>Settings</summary>\n\n```json\n{values}\n```\n\n</details>\n")
+    (directory / MODEL_CARD).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:
+    if not evaluation:
+        return
+    scores = list(next(iter(evaluation.values()))["scores"])
+    yield "## Evaluation\n\nMeans in percent with 95 % bootstrap intervals over questions.\n"
+    yield f"| benchmark | questions | {' | '.join(score.replace('_', ' ') for score in scores)} |"
+    yield "| --- " * (len(scores) + 2) + "|"
+    for benchmark, result in evaluation.items():
+        cells = (_interval(result["scores"][score], scale=100) for score in scores)
+        yield f"| {benchmark} | {result['questions']} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _training(directory: Path, run: Path) -> Iterator[str]:
+    if not (run / CARD_FILE).is_file():
+        return
+    card = read_card(run)
+    results, program = card["results"], card["program"][-1]
+    yield f"## Training\n\nmemsearcher_jax {program['version']}, commit {program['commit'] or 'unknown'}.\n"
+    if "last_steps" in results:
+        means = (f"{name} {_interval(value)}" for name, value in results["metrics"].items())
+        yield f"{results['steps']} steps; means over the last {results['last_steps']}: {', '.join(means)}.\n"
+    if (run / CURVES_FILE).is_file():
+        shutil.copyfile(run / CURVES_FILE, directory / CURVES_FILE)
+        yield f"![Learning curves]({CURVES_FILE})\n"
+
+
+def _interval(value: Mapping[str, float], scale: int = 1) -> str:
+    digits = 1 if scale == 100 else 3
+    mean, low, high = (f"{scale * value[key]:.{digits}f}" for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def _without_folders(value: Any) -> Any:
+    """The value with local paths cut to their last word: a card is public."""
+    if isinstance(value, list | tuple):
+        return [_without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
