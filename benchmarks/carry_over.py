@@ -1,19 +1,17 @@
 """Rollouts with and without trajectories that are carried over: throughput and idle slots.
 
-python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--one_batch_size] [--json FILE]
+python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--json FILE]
 
 Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
 weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
-the steps after the first `--skip`, trajectories per second of rollout by the median of the seconds, the share of idle
-slots, the share of the generated tokens that were of interrupted contexts, and how many contexts were trained a step
-after they were sampled.
+the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the share of the
+generated tokens that were of interrupted contexts, and how many contexts were trained a step after they were sampled.
 With `--search_delay` searches ask a service that answers every request after a random time of up to that many seconds.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,8 +41,8 @@ class Flags:
     """First steps, which compile and in which nothing is carried yet."""
     search_delay: float = 0.0
     """Longest delay of a search, in seconds."""
-    one_batch_size: bool = False
-    """Decode all slots in every step, as on a TPU, where a step takes as long whatever the number of active slots."""
+    max_concurrency: int = 16
+    """Requests that this service answers at a time."""
     json: Path | None = None
     """Also write the results to this file."""
 
@@ -58,8 +56,9 @@ class SlowSource:
     rng: random.Random = field(default_factory=lambda: random.Random(0), compare=False)
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        time.sleep(self.rng.uniform(0, self.max_seconds))
-        return self.source.search(queries, top_n)
+        passages = self.source.search(queries, top_n)
+        time.sleep(self.rng.uniform(0, self.max_seconds))  # last: a thread that outlives main must not return to C++
+        return passages
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Totals:
     """Of one bound, over the measured steps."""
 
     trajectories: int = 0
-    seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
     idle: list[float] = field(default_factory=list)
     stale: int = 0
     contexts: int = 0
@@ -77,8 +76,8 @@ class Totals:
     def row(self, bound: int) -> dict[str, Any]:
         return {
             "carry_over": bound,
-            "trajectories/s": self.trajectories / len(self.seconds) / statistics.median(self.seconds),
-            "seconds/step": statistics.median(self.seconds),
+            "trajectories/s": self.trajectories / self.seconds,
+            "seconds/step": self.seconds / len(self.idle),
             "idle slots": sum(self.idle) / len(self.idle),
             "interrupted tokens": self.interrupted_tokens / self.generated_tokens,
             "stale contexts": self.stale / self.contexts,
@@ -91,8 +90,6 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
     from memsearcher_jax.rl.rollout import RolloutDriver
 
     config = common.preset(flags.config)
-    if flags.one_batch_size:
-        config = replace(config, sampling=replace(config.sampling, decode_batch_sizes=()))
     run = setup.prepare(config, folder)
     engine = setup.make_driver(run).executor.engine
     params = setup.publish(run, init_state.initial_params(run))
@@ -107,7 +104,7 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
         source = SlowSource(source, flags.search_delay) if flags.search_delay else source
         searcher = Searcher(source, retrieval.max_batch_size, LRUCache(retrieval.query_cache_size))
         made = setup.make_driver(replace(run, searcher=searcher), engine=engine)
-        concurrency = retrieval.max_concurrency if flags.search_delay else 1
+        concurrency = flags.max_concurrency if flags.search_delay else 1
         return replace(made, executor=replace(made.executor, concurrent_searches=concurrency))
 
     drivers = {bound: driver() for bound in flags.bounds}
@@ -128,7 +125,7 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
                 continue
             versions = [context.version for one in trajectories for context in one.contexts]
             total.trajectories += len(trajectories)
-            total.seconds.append(stats.seconds)
+            total.seconds += stats.seconds
             total.generated_tokens += stats.sampler.generated_tokens
             total.interrupted_tokens += stats.interrupted_tokens
             total.idle.append(idle)

@@ -124,7 +124,9 @@ def test_rollouts_are_simulated_from_the_trajectories_of_a_run(tmp_path, capsys)
 @pytest.mark.tpu_compile
 def test_rollouts_are_simulated_without_a_compilation(tmp_path, capsys):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    plan_tpu.main(["--config", "qwen7b", "--what", "rollout", "--json", str(tmp_path / "plan.json")])
+    plan_tpu.main(
+        ["--config", "qwen7b", "--sampling.slots", "64", "--what", "rollout", "--json", str(tmp_path / "plan.json")]
+    )
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["programs"] == [] and plan["fits"] is None and "arguments" not in capsys.readouterr().out
     waiting, carrying, _ = plan["rollouts"]
