@@ -97,9 +97,13 @@ def step_problems(loader: ProblemLoader, step: int, position: int, settings: RLC
     return problems
 
 
-def rollout_key(seed: int, step: int, settings: RLConfig) -> jax.Array:
-    """Of the draws of a step's rollout. With carrying over one for all steps: see `_draw_number`."""
-    return named_key(seed, "rollout", 0 if settings.carry_over else step)
+def rollout_key(seed: int, step: int, settings: RLConfig, refill: int = 0) -> jax.Array:
+    """Of the draws of a step's rollout, or of its `refill`-th one with further problems.
+
+    With carrying over one for all steps: see `_draw_number`.
+    """
+    key = named_key(seed, "rollout", 0 if settings.carry_over else step)
+    return jax.random.fold_in(key, refill) if refill else key
 
 
 def nothing_carried(step: int, prompts: int) -> Carried:

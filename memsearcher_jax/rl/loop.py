@@ -32,12 +32,21 @@ from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.batch import RolloutBatch, concatenate, exchange
-from memsearcher_jax.rl.carry_over import restored, rollout, rollout_key, step_problems, to_text
+from memsearcher_jax.rl.carry_over import (
+    Carried,
+    Problems,
+    nothing_carried,
+    restored,
+    rollout,
+    rollout_key,
+    step_problems,
+    to_text,
+)
 from memsearcher_jax.rl.evaluate import evaluate_together
 from memsearcher_jax.rl.init_state import RunState, rolled_back
 from memsearcher_jax.rl.metrics import rollout_metrics, staleness_metrics, trajectory_metrics
 from memsearcher_jax.rl.rng import named_key, named_rng
-from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers, make_jobs
+from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers
 from memsearcher_jax.rl.setup import Run, make_driver, publish
 from memsearcher_jax.rl.stream_reward import for_evaluation
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted
@@ -88,6 +97,24 @@ def train(
         health.evaluated(step, test_metrics[MetricName.REWARD])
         return {f"test/{name}": value for name, value in test_metrics.items()}
 
+    def sample(
+        step: int, begins: Carried, problems: Problems, timer: Timer, refill: int = 0
+    ) -> tuple[RolloutBatch | None, Carried]:
+        """1 to 4: the contexts of all hosts, None if one was asked to stop, and what this host has not finished."""
+        batch, key = None, named_key(config.seed, "rollout", step)
+        with suppress(Interrupted):
+            with timer("rollout"):
+                draws = rollout_key(config.seed, step, rl, refill)
+                trajectories, begins, stats = rollout(driver, begins, problems, params, draws, step, rl, notify)
+            with timer("rewards"):
+                rewarded = reward_fn(trajectories, key, notify)
+            examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
+            summaries = [summarize_trajectory(one) for one in rewarded]
+            kept = compress_trajectories(rewarded) if rl.save_trajectories else b""
+            batch = RolloutBatch(examples, summaries, stats, kept)
+        with timer("gather"):
+            return exchange(hosts, batch), begins
+
     best = lambda: health.state.best_step  # noqa: E731
     with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints, best=best) as checkpoints:
         if eval_driver and health.state.evaluated != start.step:
@@ -99,40 +126,21 @@ def train(
                 save(start.step)
         for step in range(start.step, rl.steps):
             at_step(step)
-            timer, key = Timer(notify), named_key(config.seed, "rollout", step)
-            rounds: list[RolloutBatch] = []
-            taken, missing = 0, rl.prompts_per_step
-            while missing and len(rounds) <= rl.refill:
-                batch = None
-                with suppress(Interrupted):
-                    with timer("rollout"):
-                        draws = rollout_key(config.seed, step, rl)
-                        if rounds:
-                            first = taken + missing * hosts.index // hosts.count
-                            more = loader.batch(position + taken, missing, host=hosts.index, num_hosts=hosts.count)
-                            jobs = make_jobs(more, rl.group_size, first=first)
-                            trajectories, stats = driver.rollout(jobs, params, draws, notify)
-                        else:
-                            trajectories, unfinished, stats = rollout(
-                                driver, carried, problems, params, draws, step, rl, notify
-                            )
-                    with timer("rewards"):
-                        rewarded = reward_fn(trajectories, key, notify)
-                    examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
-                    summaries = [summarize_trajectory(one) for one in rewarded]
-                    batch = RolloutBatch(
-                        examples, summaries, stats, compress_trajectories(rewarded) if rl.save_trajectories else b""
-                    )
-                with timer("gather"):
-                    batch = exchange(hosts, batch)
-                if batch is None:
-                    if step > (checkpoints.newest or 0):
-                        save(step)
-                    raise hosts.stopped(step)
-                rounds.append(batch)
+            timer = Timer(notify)
+            batch, unfinished = sample(step, carried, problems, timer)
+            taken, refills = rl.prompts_per_step, 0
+            while batch and refills < rl.refill:
+                if not (missing := rl.prompts_per_step - batch.mixed_groups(rl.group_size).count(True)):
+                    break
+                further, refills = loader.batch(position + taken, missing), refills + 1
+                begins = nothing_carried(step, missing).share(hosts.index, hosts.count)
+                more, _ = sample(step, begins, lambda _, further=further: further, timer, refills)
+                batch = more and concatenate([batch, more], sum)
                 taken += missing
-                missing -= sum(batch.mixed_groups(rl.group_size))
-            batch = concatenate(rounds, sum)
+            if batch is None:
+                if step > (checkpoints.newest or 0):
+                    save(step)
+                raise hosts.stopped(step)
             position += taken
             if rl.refill:
                 problems = step_problems(loader, step + 1, position, rl)
@@ -152,7 +160,7 @@ def train(
             mixed = batch.mixed_groups(rl.group_size)
             metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
             if rl.refill:
-                metrics |= {"refills": len(rounds) - 1.0, "replaced_groups": float(mixed.count(False))}
+                metrics |= {"refills": float(refills), "replaced_groups": float(mixed.count(False))}
             if rl.carry_over:
                 metrics |= staleness_metrics(batch.summaries, step, batch.stats)
             metrics |= health.check(step, metrics)

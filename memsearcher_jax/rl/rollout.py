@@ -56,16 +56,10 @@ class Job:
     rollout: int  # which of the problem's G copies
 
 
-def make_jobs(problems: Sequence[Problem], group_size: int, *, first: int = 0) -> list[Job]:
-    """G rollouts of each problem, numbered in order: the copies of a problem are adjacent.
-
-    `first`: the position of the first problem among those of all hosts, so that no two hosts draw alike.
-    """
-    return [
-        Job(number=index * group_size + copy, problem=problem, rollout=copy)
-        for index, problem in enumerate(problems, start=first)
-        for copy in range(group_size)
-    ]
+def make_jobs(problems: Sequence[Problem], group_size: int) -> list[Job]:
+    """G rollouts of each problem, numbered in order: the copies of a problem are adjacent."""
+    copies = ((problem, copy) for problem in problems for copy in range(group_size))
+    return [Job(number, problem, copy) for number, (problem, copy) in enumerate(copies)]
 
 
 def group_numbers(trajectories: int, group_size: int) -> list[int]:
