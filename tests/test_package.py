@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
         assert run(tmp_path / "bin" / "memsearcher", command, "--help").stdout.startswith("usage: "), command
     code = "from memsearcher_jax.launch import cli; print(cli.__file__, cli.load_preset('tiny_react').agent.workflow)"
     assert run("-c", code, check=True).stdout == f"{tmp_path}/memsearcher_jax/launch/cli.py react\n"
+
+
+@pytest.mark.slow
+def test_the_installed_command_serves_an_agent(wheel, tmp_path):
+    """The page and the weights come from the wheel; the dependencies are this environment's."""
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", tmp_path, wheel.filename]
+    subprocess.run(install, check=True)
+    weights = tmp_path / PACKAGE / "assets" / "tiny"
+    command = [sys.executable, tmp_path / "bin" / "memsearcher", "serve_agent", "--config", "tiny", "--port", "0"]
+    command += ["--checkpoint", weights, "--sampling.slots", "8", "--retrieval.index_type", "exact"]
+    environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stderr.readline()
+            assert line.startswith("serving the agent tiny at http://"), line + process.stderr.read()
+            for path, content in (("/", b"<!doctype html>"), ("/agent.js", b'"use strict"'), ("/v1/models", b"tiny")):
+                with urllib.request.urlopen(line.split()[-1] + path, timeout=20) as response:
+                    assert content in response.read()
+        finally:
+            process.kill()
 
 
 def test_an_unknown_command_is_a_one_line_error(capsys):

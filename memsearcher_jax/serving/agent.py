@@ -27,6 +27,7 @@ from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.retrieval.documents import WORD_TOKENS, join_texts, split_text
 from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow
 from memsearcher_jax.rl.setup import Run
@@ -115,6 +116,9 @@ class Agent:
         self._answer_fn = reward_fn if isinstance(reward_fn, StreamRewardFn) else None
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._driver.executor.engine.warm_up(self._params)
+        cached = self._answer_fn and self._answer_fn.answerer
+        if isinstance(cached, CachedCompleter) and isinstance(cached.completer, EngineCompleter):
+            cached.completer.executor.engine.warm_up(cached.completer.params)
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     @property

@@ -152,13 +152,12 @@ def make_app(agent: Agent, name: str, limits: AgentLimits, key: str = "", host: 
             if last.role != "user":
                 raise ValueError("the last message must have the role user: it is the question")
             agent.check_question(last.text)
-            texts = [message.text for message in earlier]
-            for number, text in enumerate(texts):
-                if agent.reads_streams and text:
-                    check_text(text, f"messages.{number}")
+            texts = [message.text for message in earlier if message.text.strip()]
+            if agent.reads_streams:
+                check_text("\n".join(texts), "what the agent is to read, the messages before the question,")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        answer = _Answer(agent, name, draws, ignored=0 if agent.reads_streams else len(texts))
+        answer = _Answer(agent, name, draws, ignored=0 if agent.reads_streams else len(earlier))
         parts = answer.parts(texts, last.text)
         if not body.stream:
             whole = await _unless_disconnected(request, answer.whole(parts))
@@ -217,7 +216,7 @@ class _Answer:
         finished = None
         events = self.agent.ask(question, self.draws)
         if self.agent.reads_streams:
-            events = self.agent.memorize([text for text in texts if text], None, self.draws)
+            events = self.agent.memorize(texts, None, self.draws)
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -273,23 +272,26 @@ class _Answer:
 
     async def streamed(self, first: Event, parts: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
         """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
-        yield self._chunk({"role": "assistant", "content": "", "memsearcher": first})
+        yield self._chunk({"role": "assistant", "content": ""})
+        event: Event | None = first
         async with contextlib.aclosing(parts):
             try:
-                async for event in parts:
+                while event:
+                    delta = {"memsearcher": event}
                     if event["type"] in ("reply", "rewrite"):
-                        text = event.pop("text")
-                        yield self._chunk({"reasoning_content": text, "memsearcher": event})
-                    elif event["type"] == "end":
-                        usage, finish = event.pop("usage"), event.pop("finish_reason")
-                        del event["turns"]  # the events before have told them
-                        yield self._chunk({"content": event.pop("answer"), "memsearcher": event})
-                        yield self._chunk({}, finish)
-                        if include_usage:
-                            yield _sse(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage})
-                        yield "data: [DONE]\n\n"
-                    else:
-                        yield self._chunk({"memsearcher": event})
+                        delta["reasoning_content"] = event.pop("text")
+                    if event["type"] != "end":
+                        yield self._chunk(delta)
+                        event = await anext(parts, None)
+                        continue
+                    usage, finish, content = (event.pop(name) for name in ("usage", "finish_reason", "answer"))
+                    del event["turns"]  # the events before have told them
+                    yield self._chunk(delta | {"content": content})
+                    yield self._chunk({}, finish)
+                    if include_usage:
+                        yield _sse(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage})
+                    yield "data: [DONE]\n\n"
+                    return
             except HTTPException as error:
                 yield _sse(error_body(error.status_code, error.detail))
 
@@ -299,7 +301,7 @@ class _Answer:
 
 
 def _sse(value: Event) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(value)}\n\n"
 
 
 def error_body(status: int, reason: str, param: str | None = None) -> dict[str, Any]:

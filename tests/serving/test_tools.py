@@ -2,6 +2,7 @@
 
 import asyncio
 
+import openai
 import pytest
 from mcp import Client
 
@@ -56,6 +57,16 @@ def test_a_memory_agent_memorizes_and_recalls(serving, flags, tmp_path, fast_com
             ("memorize", {"text": first, "memory": "third"}),
             ("memorize", {"text": " "}),
         )
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        messages = [{"role": "user", "content": first}, {"role": "user", "content": "What do you know?"}]
+        with pytest.raises(openai.BadRequestError, match="what the agent is to read"):
+            client.chat.completions.create(model="tiny", messages=messages[1:])
+        whole = client.chat.completions.create(model="tiny", messages=messages)
+        chunks = list(client.chat.completions.create(model="tiny", messages=messages, stream=True))
+        streamed = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(streamed) == whole.choices[0].message.content
+    assert whole.choices[0].message.memsearcher["stop"] == "answered"
+    assert whole.choices[0].message.memsearcher["turns"][0]["calls"]
     assert names == ["memorize", "recall"]
     unknown, one, two, recalled, other, third, empty = results
     assert unknown.is_error and "there is no memory 'default': call memorize first" in unknown.content[0].text

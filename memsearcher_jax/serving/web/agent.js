@@ -38,7 +38,7 @@ function showTurn(event) {
 const SHOW = {
   reply(event, card, text) {
     card.reply += text;
-    const [thought, ...action] = card.reply.split("</think>");
+    const [thought, ...action] = card.reply.split(/<\/think>|(?=✿FUNCTION✿)/);
     part(card, "Thought", "thought").textContent = thought.replace(/^\s*<think>/, "").trim();
     if (action.join("").trim()) part(card, "Action", "action").textContent = action.join("").trim();
   },
