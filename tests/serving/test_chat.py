@@ -190,6 +190,7 @@ def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monk
 
     monkeypatch.setattr(Searcher, "search", slow)
     stream = ask(client, questions[0], stream=True)
+    next(stream)  # the role
     while next(stream).choices[0].delta.memsearcher["type"] != "search":
         assert agent.active == 1
     with pytest.raises(openai.APITimeoutError):
