@@ -68,7 +68,7 @@ class Flags(common.Flags):
     grad_accum_steps: int = 1
     """Micro-batches per step of our update."""
     remat: str = "save_qkv_attention"
-    """Remat policy of our update: none, save_qkv_attention, save_attention or nothing_saveable."""
+    """Remat policy of our update, as `--model.remat`."""
     logit_chunk: int = 128
     """Tokens of a row whose logits exist at a time in our update."""
     dtype: str = "float32"

@@ -14,8 +14,11 @@ def qwen_model(**sizes: Any) -> ModelConfig:
     return ModelConfig(**{"vocab_size": 151_936, "tie_embeddings": True, "remat": "nothing_saveable"} | sizes)
 
 
-def qwen(model: ModelConfig, *, slots: int, tensor: int, grad_accum_steps: int, logit_chunk: int = 1_024) -> RunConfig:
+def qwen(model: ModelConfig, *, tensor: int, grad_accum_steps: int) -> RunConfig:
     """The MemSearcher paper's settings, which are the defaults, for `model`.
+
+    A host decodes up to 256 contexts in the memory of 64 complete ones: 2,048 tokens each, of which they need 1,340 on
+    average.
 
     662 steps are one epoch of the 169,615 training questions of NQ and HotpotQA, 256 per step; for other data set
     `--rl.epochs 1`. An update has the original's 640 contexts: seven updates per step with 3.5 contexts per trajectory.
@@ -24,7 +27,7 @@ def qwen(model: ModelConfig, *, slots: int, tensor: int, grad_accum_steps: int, 
         published_model=True,
         model=model,
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-        sampling=SamplingConfig(slots=slots, tensor=tensor),
+        sampling=SamplingConfig(slots=256, kv_tokens=524_288, tensor=tensor),
         retrieval=RetrievalConfig(encoder=""),  # the paper's is E5, in a folder
-        training=TrainingConfig(grad_accum_steps=grad_accum_steps, logit_chunk=logit_chunk),
+        training=TrainingConfig(grad_accum_steps=grad_accum_steps, logit_chunk=512),
     )

@@ -18,4 +18,4 @@ def qwen05b() -> RunConfig:
         kv_heads=2,
         head_size=64,
     )
-    return qwen(model, slots=64, tensor=1, grad_accum_steps=32)
+    return qwen(model, tensor=1, grad_accum_steps=32)

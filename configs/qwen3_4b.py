@@ -9,7 +9,7 @@ from memsearcher_jax.configs._qwen import qwen, qwen_model
 
 
 def qwen3_4b() -> RunConfig:
-    """16 devices of 32 GB (v6e-16) by default; eight kv heads make the KV cache twice that of 7B, hence fewer slots."""
+    """16 devices of 32 GB (v6e-16) by default."""
     model = qwen_model(
         family="qwen3",
         max_positions=40_960,
@@ -20,4 +20,4 @@ def qwen3_4b() -> RunConfig:
         kv_heads=8,
         head_size=128,
     )
-    return qwen(model, slots=32, tensor=4, grad_accum_steps=16)
+    return qwen(model, tensor=4, grad_accum_steps=16)

@@ -18,5 +18,4 @@ def qwen3b() -> RunConfig:
         kv_heads=2,
         head_size=128,
     )
-    # Half the default chunk: layers of this size need little memory compared with the logits of 1,024 tokens.
-    return qwen(model, slots=64, tensor=2, grad_accum_steps=16, logit_chunk=512)
+    return qwen(model, tensor=2, grad_accum_steps=16)

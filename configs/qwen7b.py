@@ -9,8 +9,12 @@ from memsearcher_jax.configs._qwen import qwen, qwen_model
 
 
 def qwen7b() -> RunConfig:
-    """32 devices of 32 GB (v6e-32) by default: one row per device and microbatch, four devices per sampler."""
+    """32 devices of 32 GB (v6e-32) by default: one row per device and microbatch, four devices per sampler.
+
+    On devices of 16 GB: `--model.remat nothing_saveable`.
+    """
     model = qwen_model(
+        remat="save_qkv_attention_up",  # a tenth less time than nothing_saveable
         vocab_size=152_064,
         tie_embeddings=False,
         embed_size=3_584,
@@ -20,4 +24,4 @@ def qwen7b() -> RunConfig:
         kv_heads=4,
         head_size=128,
     )
-    return qwen(model, slots=64, tensor=4, grad_accum_steps=8)
+    return qwen(model, tensor=4, grad_accum_steps=8)

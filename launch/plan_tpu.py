@@ -63,7 +63,7 @@ class PlanTpu(cli.Command):
     rows: int = 0
     """Rows of a micro-batch per device, or per group of devices that shares rows; 0: as configured."""
     suggest: bool = False
-    """Try meshes, remat policies and rows per device, fastest first, and plan the first one that fits."""
+    """Try meshes, remat policies, row lengths and rows per device, fastest first, and plan the first one that fits."""
     hlo: Path | None = None
     """Folder for the texts of the compiled programs."""
     workload: Workload = field(default_factory=Workload)
@@ -133,7 +133,7 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
         "grad_accum_steps": config.training.grad_accum_steps,
         "rows_per_device": config.training.minibatch_rows / config.training.grad_accum_steps / len(topology.devices),
         "hbm_bytes": limit,
-        "resident": vars(memory) | {"state": memory.state, "total": memory.total},
+        "resident": vars(memory) | {"state": memory.state, "training": memory.training, "rollout": memory.rollout},
         "programs": [vars(program) | {"total_bytes": program.total_bytes} for program in programs],
         "fits": not reason if programs or reason else None,
         "reason": reason,
@@ -143,11 +143,25 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
     phases = estimate_phases(config, flags, meshes, topology.tpu_slice, programs)
     if largest:
         used, free = largest.total_bytes / GB, (limit - largest.total_bytes) / GB
-        print(f"\nfits: the peak is {used:.2f} GB of {limit / GB:.2f}, in {largest.name}; {free:.2f} GB are free")
+        peaks = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in phase_peaks(programs).items())
+        print(
+            f"\nfits: the peak is {used:.2f} GB of {limit / GB:.2f}, in {largest.name}; {free:.2f} GB are free\n"
+            f"peak GB by phase: {peaks}"
+        )
         result["roofline"] = print_estimate(config, flags.workload, topology.tpu_slice, phases)
     if flags.what != "update":
         result["rollouts"] = print_rollouts(config, flags, topology.tpu_slice.hosts, phases)
     return result
+
+
+def phase_peaks(programs: Sequence[Program]) -> dict[str, int]:
+    """Peak bytes of a device in each phase of a step."""
+    peaks: dict[str, int] = {}
+    for program in programs:
+        name = program.name.split(",")[0]
+        phase = "rollout" if name in ("decode", "prefill", "copy_pages") else name
+        peaks[phase] = max(peaks.get(phase, 0), program.total_bytes)
+    return peaks
 
 
 def compile_programs(config: RunConfig, meshes: Meshes, what: str, hlo: Path | None) -> Iterator[Program]:
@@ -185,7 +199,8 @@ def suggest_config(flags: PlanTpu, topology: Topology) -> RunConfig:
     for candidate in tpu_plan.candidates(flags.run, flags.workload, topology.tpu_slice):
         config = candidate.apply(flags.run)
         meshes = topology.meshes(config)
-        min_bytes = tpu_plan.resident_memory(config, meshes).total + candidate.rows * tpu_plan.min_row_bytes(config)
+        memory = tpu_plan.resident_memory(config, meshes)
+        min_bytes = max(memory.rollout, memory.training + candidate.rows * tpu_plan.min_row_bytes(config))
         if any(candidate.needs_more_memory_than(other) for other in too_large) or min_bytes > limit:
             continue
         try:
@@ -199,12 +214,13 @@ def suggest_config(flags: PlanTpu, topology: Topology) -> RunConfig:
             mesh = candidate.mesh
             print(
                 f"suggested: --mesh.data {mesh.data} --mesh.fsdp {mesh.fsdp} --mesh.tensor {mesh.tensor} "
-                f"--model.remat {candidate.remat} --training.grad_accum_steps {config.training.grad_accum_steps}\n"
+                f"--model.remat {candidate.remat} --training.seq_len {candidate.seq_len} "
+                f"--training.grad_accum_steps {config.training.grad_accum_steps}\n"
             )
             return config
         too_large.append(candidate)
     raise ValueError(
-        f"no mesh, remat policy and rows per device fit {topology.name}: choose a larger slice or lower sampling.slots"
+        f"no mesh, remat policy and rows fit {topology.name}: choose a larger slice or lower sampling.slots"
     )
 
 
@@ -225,9 +241,10 @@ def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: 
 def print_memory(memory: ResidentMemory) -> None:
     """Prints the resident memory."""
     print(
-        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}, "
-        f"sampler weights {memory.sampler_params / GB:.2f}, sampler slots {memory.slots / GB:.2f}; "
-        f"total {memory.total / GB:.2f} GB"
+        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}"
+        f"{' (in host memory between uses)' if memory.offload_reference else ''}, during rollouts sampler weights "
+        f"{memory.sampler_params / GB:.2f} and slots {memory.slots / GB:.2f}; "
+        f"total {memory.training / GB:.2f} GB, during rollouts {memory.rollout / GB:.2f} GB"
     )
 
 

@@ -259,7 +259,7 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
 def test_a_preset_opens_on_eight_devices(name):
     preset = cli.load_preset(name)
     meshes = setup.open_meshes(preset)
-    setup.check_batch_sizes(preset, meshes.train)
+    setup.check_training(preset, meshes.train)
     assert dict(meshes.train.shape) == mesh_shape(preset.mesh, 8)
     assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 

@@ -77,10 +77,10 @@ class ModelConfig:
     attention: Literal["auto", "xla", "splash"] = "auto"
     """Attention over packed rows in training: plain XLA, which materialises blocks of scores, or JAX's splash kernel
     for TPUs. auto uses the kernel on a mesh of TPUs."""
-    remat: Literal["none", "save_qkv_attention", "save_attention", "nothing_saveable"] = "none"
+    remat: Literal["none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable"] = "none"
     """What each layer saves for the backward pass; the rest is recomputed. none: everything is saved; nothing_saveable:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and
-    values."""
+    values; save_qkv_attention_up: also the output of the up projection."""
     path: str = ""
     """Hugging Face folder of the initial weights, or package:tiny, which comes with this package; empty: random
     weights."""

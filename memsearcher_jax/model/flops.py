@@ -53,6 +53,7 @@ def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
     """Of the forward pass, the backward pass and what remat recomputes; the output layer is always recomputed."""
     recomputed = {
         "none": 0.0,
+        "save_qkv_attention_up": flops.out_gate_up - flops.down,  # up and down have equal shapes
         "save_qkv_attention": flops.out_gate_up,
         "save_attention": flops.out_gate_up + flops.qkv,
         "nothing_saveable": flops.layers - flops.down,

@@ -32,11 +32,12 @@ Params = dict[str, Any]
 """A nested dict of arrays; the leaves under "layers" are stacked, [L, ...]."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
-QKV = "qkv"  # checkpoint name of queries, keys and values, for a remat policy
+QKV, UP = "qkv", "up"  # checkpoint names for remat policies: queries, keys and values; the up projection's output
 SAVED_NAMES = {
     "nothing_saveable": (),
     "save_attention": (ATTENTION_OUTPUT,),
     "save_qkv_attention": (ATTENTION_OUTPUT, QKV),
+    "save_qkv_attention_up": (ATTENTION_OUTPUT, QKV, UP),
 }
 """`ModelConfig.remat` -> what the backward pass saves besides each layer's input."""
 
@@ -192,7 +193,8 @@ class Block(nn.Module):
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
         gate_BTF = jax.nn.silu(up_projection(y_BTD, gate_FD))
-        ffn_BTF = constrain(gate_BTF * up_projection(y_BTD, up_FD), ("batch", None, "ffn"))
+        up_BTF = checkpoint_name(up_projection(y_BTD, up_FD), UP)
+        ffn_BTF = constrain(gate_BTF * up_BTF, ("batch", None, "ffn"))
         x_BTD += constrain(jnp.einsum("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", None, None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 

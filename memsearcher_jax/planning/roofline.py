@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.model.attention import SPLASH_BLOCKS
+from memsearcher_jax.model.attention import SPLASH_BLOCKS, PackedMask
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.flops import forward_flops, training_flops
 
@@ -133,9 +133,16 @@ def contexts_per_step(config: RunConfig, workload: Workload) -> float:
     return config.rl.prompts_per_step * config.rl.group_size * workload.contexts
 
 
+def shared_tokens(config: RunConfig, workload: Workload) -> float:
+    """Tokens that the contexts of a row share, as its mask can express them."""
+    mask = PackedMask(config.training.seq_len)
+    return min(workload.shared_tokens, mask.max_prefix) // mask.unit * mask.unit
+
+
 def contexts_per_row(config: RunConfig, workload: Workload) -> float:
-    own_tokens = config.training.seq_len * workload.packing_efficiency - workload.shared_tokens
-    return max(own_tokens / (workload.context_tokens - workload.shared_tokens), 1.0)
+    shared = shared_tokens(config, workload)
+    own_tokens = config.training.seq_len * workload.packing_efficiency - shared
+    return max(own_tokens / (workload.context_tokens - shared), 1.0)
 
 
 def rows_per_step(config: RunConfig, workload: Workload) -> float:
@@ -167,7 +174,8 @@ def attention_pairs_per_row(config: RunConfig, workload: Workload) -> float:
     A block of queries needs the blocks of the shared tokens, its own, and those of its first context before it.
     """
     block = SPLASH_BLOCKS[0]
-    shared, own = workload.shared_tokens, workload.context_tokens - workload.shared_tokens
+    shared = shared_tokens(config, workload)
+    own = workload.context_tokens - shared
     needed = math.ceil(shared / block) + math.ceil(own / block) + 1
     blocks = sum(min(number, needed) for number in range(1, math.ceil(config.training.seq_len / block) + 1))
     return blocks * block**2

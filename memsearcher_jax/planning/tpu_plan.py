@@ -1,11 +1,12 @@
 """What the programs of a run need on a TPU slice: they are compiled for the slice, which need not be present.
 
 Nothing is executed and no weights are allocated. Bytes and FLOPs are those of one device. `candidates` are the meshes,
-remat policies and rows per device of a slice, ordered by their roofline time.
+remat policies, row lengths and rows per device of a slice, ordered by their roofline time.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import time
@@ -35,8 +36,9 @@ from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
 from memsearcher_jax.training.trainer import LOSS_FNS, reports_mismatch
 
-REMAT = ("none", "save_qkv_attention", "save_attention", "nothing_saveable")  # by activation memory, most first
-SIZES = (1, 2, 4)  # of the axes "data" and "tensor", and rows per device
+# By activation memory, most first.
+REMAT = ("none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable")
+SIZES = (1, 2, 4)  # of the axes "data" and "tensor", rows per device, and rows' length in longest contexts
 
 
 class DoesNotFitError(Exception):
@@ -68,21 +70,32 @@ class Program:
 
 @dataclass(frozen=True)
 class ResidentMemory:
-    """What a run keeps allocated on each device between programs, in bytes."""
+    """What a run keeps allocated on each device between programs, in bytes.
+
+    The state is always there; the sampler's weights and slots during rollouts alone; the reference always, or only
+    while it is used (`training.offload_reference`).
+    """
 
     params: int  # of the train state
     opt_state: int
     reference: int
     sampler_params: int
     slots: int  # the sampler's KV cache and state
+    offload_reference: bool = False
 
     @property
     def state(self) -> int:
         return self.params + self.opt_state
 
     @property
-    def total(self) -> int:
-        return self.state + self.reference + self.sampler_params + self.slots
+    def training(self) -> int:
+        """While the state is updated or published."""
+        return self.state + (0 if self.offload_reference else self.reference)
+
+    @property
+    def rollout(self) -> int:
+        """While contexts are sampled."""
+        return self.training + self.sampler_params + self.slots
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,7 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
         reference=_device_bytes(_compute_params(model, meshes.train)) if frozen else 0,
         sampler_params=_device_bytes(_compute_params(model, meshes.local)),
         slots=_device_bytes(slots),
+        offload_reference=config.training.offload_reference and not model.lora_rank,
     )
 
 
@@ -175,15 +189,15 @@ def training_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     weights = _compute_params(model, mesh)
     lowered = lower(step, state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None)
     arguments = memory.state + (memory.reference if model.lora_rank else 0)
-    yield _compile("update", lowered, memory.total - arguments, rows * training_flops(model, flops), hlo)
+    yield _compile("update", lowered, memory.training - arguments, rows * training_flops(model, flops), hlo)
     batch = _abstract_batch(training, mesh)
     if training.kl_coefficient:
         lowered = lower(logprob_fn, weights, batch)
-        yield _compile("reference", lowered, memory.total - memory.reference, rows * flops.forward, hlo)
+        yield _compile("reference", lowered, memory.state, rows * flops.forward, hlo)
     if training.old_logprobs != "sampler":
         lowered = lower(logprob_fn, weights if model.lora_rank else state.params, batch)
         arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
-        yield _compile("old log-probabilities", lowered, memory.total - arguments, rows * flops.forward, hlo)
+        yield _compile("old log-probabilities", lowered, memory.training - arguments, rows * flops.forward, hlo)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None) -> Iterator[Program]:
@@ -196,13 +210,13 @@ def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
         flops = _sampling_flops(name, config, local) / local.size
         arguments = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         trips = sampling.decode_steps_per_call
-        yield _compile(name, lowered, memory.total - arguments, flops, hlo, unknown_trips=trips)
-    # The sampler still holds its old weights. Last, because it is the most likely not to fit.
+        yield _compile(name, lowered, memory.rollout - arguments, flops, hlo, unknown_trips=trips)
+    # The sampler has released its old weights and its slots.
     shardings = sharding.per_host_shardings(model, local, tuple(meshes.train.devices.flat))
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
     lowered = sharding.lower_reshard_params(weights, shardings, model.compute_dtype)
     arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
-    yield _compile("publish", lowered, memory.total - arguments, 0.0, hlo)
+    yield _compile("publish", lowered, memory.training - arguments, 0.0, hlo)
 
 
 def _sampling_flops(name: str, config: RunConfig, local: Mesh) -> float:
@@ -286,43 +300,52 @@ class Candidate:
 
     mesh: MeshConfig
     remat: str
+    seq_len: int
     rows: int  # of a micro-batch, per device or group of "tensor" devices
     seconds: float  # of reference and update per step, at the roofline
 
     def apply(self, config: RunConfig) -> RunConfig:
         """The config with the settings of this candidate."""
-        config = replace(config, mesh=self.mesh, model=replace(config.model, remat=self.remat))
+        training = replace(config.training, seq_len=self.seq_len)
+        config = replace(config, mesh=self.mesh, model=replace(config.model, remat=self.remat), training=training)
         return with_rows(config, self.rows, math.prod(vars(self.mesh).values()))
 
     def needs_more_memory_than(self, other: Candidate) -> bool:
-        """Whether it certainly needs at least as much: the same mesh, as many rows, and as much saved for each."""
+        """Whether it certainly needs at least as much: the same mesh, as many tokens, and as much saved for each."""
         return (
-            self.mesh == other.mesh and self.rows >= other.rows and REMAT.index(self.remat) <= REMAT.index(other.remat)
+            self.mesh == other.mesh
+            and self.rows * self.seq_len >= other.rows * other.seq_len
+            and REMAT.index(self.remat) <= REMAT.index(other.remat)
         )
 
     def __str__(self) -> str:
         mesh = self.mesh
-        return f"mesh {mesh.data} x {mesh.fsdp} x {mesh.tensor}, remat {self.remat}, rows per device {self.rows}"
+        rows = f"{self.rows} rows of {self.seq_len:,} tokens per device"
+        return f"mesh {mesh.data} x {mesh.fsdp} x {mesh.tensor}, remat {self.remat}, {rows}"
 
 
 def candidates(config: RunConfig, workload: Workload, tpu_slice: TpuSlice) -> list[Candidate]:
     """All valid candidates, fastest first; of equally fast ones, the one with the lowest memory first."""
     found = []
     for mesh in _meshes(config, tpu_slice.devices):
-        for rows in SIZES:
-            if config.training.minibatch_rows % (mesh.data * mesh.fsdp * rows):
+        for rows, longest, remat in itertools.product(SIZES, SIZES, REMAT):
+            seq_len = longest * config.sampling.context_tokens  # a row holds any context
+            if config.training.minibatch_rows % (mesh.data * mesh.fsdp * rows) or seq_len % config.training.logit_chunk:
                 continue
-            for remat in REMAT:
-                candidate = Candidate(mesh, remat, rows, 0.0)
-                seconds = _seconds(candidate.apply(config), workload, tpu_slice)
-                found.append(replace(candidate, seconds=seconds))
-    return sorted(found, key=lambda c: (round(c.seconds, 3), c.rows, -REMAT.index(c.remat), c.mesh.data))
+            candidate = Candidate(mesh, remat, seq_len, rows, 0.0)
+            seconds = _seconds(candidate.apply(config), workload, tpu_slice)
+            found.append(replace(candidate, seconds=seconds))
+    return sorted(found, key=lambda c: (round(c.seconds, 3), c.rows * c.seq_len, -REMAT.index(c.remat), c.mesh.data))
 
 
-def min_row_bytes(config: RunConfig) -> int:
-    """Activations that every remat policy saves per row: the input of each layer."""
-    itemsize = 2 if config.model.compute_dtype == "bfloat16" else 4
-    return config.model.layers * config.training.seq_len * config.model.embed_size * itemsize
+def min_row_bytes(config: RunConfig) -> float:
+    """At least so much is saved per row for the backward pass: each layer's input, and what the remat policy names."""
+    model, saved = config.model, REMAT[::-1].index(config.model.remat)
+    heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
+    # Split over the axis "tensor". "none" saves all four arrays of the feed-forward block.
+    split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved])
+    itemsize = 2 if model.compute_dtype == "bfloat16" else 4
+    return itemsize * model.layers * config.training.seq_len * (model.embed_size + split / config.mesh.tensor)
 
 
 def _meshes(config: RunConfig, devices: int) -> Iterator[MeshConfig]:
@@ -340,15 +363,19 @@ def _meshes(config: RunConfig, devices: int) -> Iterator[MeshConfig]:
 
 def _seconds(config: RunConfig, workload: Workload, tpu_slice: TpuSlice) -> float:
     """The roofline time of the training phases, with collective bytes by formula."""
-    model, mesh = config.model, config.mesh
+    model, mesh, training = config.model, config.mesh, config.training
     param_bytes = roofline.matmul_param_bytes(model) / mesh.tensor
     all_gather = param_bytes * (mesh.fsdp - 1) / mesh.fsdp
-    rows = config.training.minibatch_rows // config.training.grad_accum_steps // (mesh.data * mesh.fsdp)
-    # Tensor parallelism: two all-reduces of activations per layer and pass.
-    all_reduce = 2 * 2 * (mesh.tensor - 1) / mesh.tensor * min_row_bytes(config) * rows
     # Gathered forward, and again for recomputation; gradients are scattered.
     passes = 2 if model.remat == "none" else 3
-    sent_bytes = {"update": passes * (all_gather + all_reduce), "reference": all_gather + all_reduce}
+    sent_bytes = {"update": passes * all_gather, "reference": all_gather}
     sent_bytes["update"] += 0.0 if mesh.data == 1 else 2 * 2 * param_bytes / mesh.fsdp
     phases = roofline.training_phases(config, workload, tpu_slice, tensor=mesh.tensor, sent_bytes=sent_bytes)
-    return math.fsum(phase.seconds for phase in phases)
+    # Tensor parallelism: two all-reduces of activations per layer and pass. Unlike gathers, which run ahead, they wait
+    # for a product, and the next product waits for them.
+    rows = training.minibatch_rows // training.grad_accum_steps // (mesh.data * mesh.fsdp)
+    layer_inputs = min_row_bytes(replace(config, model=replace(model, remat="nothing_saveable"))) * rows
+    all_reduce = 2 * 2 * (mesh.tensor - 1) / mesh.tensor * layer_inputs
+    passes += bool(training.kl_coefficient) + (training.old_logprobs != "sampler")
+    waiting = passes * all_reduce * roofline.microbatches_per_step(config, workload)
+    return math.fsum(phase.seconds for phase in phases) + tpu_slice.phase("", 0, 0, waiting).links

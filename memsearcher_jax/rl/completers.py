@@ -46,6 +46,7 @@ class EngineCompleter:
             (number, generate_once(prompt, self.max_tokens)) for number, prompt in zip(numbers, prompts, strict=True)
         )
         finished = dict(self.executor.run(workflows, self.params, key, _completion))
+        self.executor.engine.release()  # the update has the memory of its cache
         return [finished[number] for number in numbers]
 
 

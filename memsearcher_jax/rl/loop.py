@@ -106,6 +106,7 @@ def train(
             with timer("rollout"):
                 draws = rollout_key(config.seed, step, rl, refill)
                 trajectories, begins, stats = rollout(driver, begins, problems, params, draws, step, rl, notify)
+            engine.release()  # rewards and the update have the memory of the sampler's cache
             with timer("rewards"):
                 rewarded = reward_fn(trajectories, key, notify)
             examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
@@ -145,8 +146,7 @@ def train(
             if rl.refill:
                 problems = step_problems(loader, step + 1, position, rl)
             carried = unfinished
-            engine.release()  # the update has the memory of the sampler's cache and weights
-            del params
+            del params  # the update has the memory of the sampler's weights, too
             with timer("update"):
                 rng = named_rng(config.seed, "rows", step)
                 state, update_metrics = trainer.step(state, batch.examples, rng, notify)

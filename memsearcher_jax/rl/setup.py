@@ -32,6 +32,7 @@ from memsearcher_jax.runtime.meshes import Meshes, make_meshes
 from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.training import update
+from memsearcher_jax.training.trainer import check_offload
 from memsearcher_jax.types import Problem, Workflow
 
 PACKAGED_TOKENIZER = str(located("package:tiny"))
@@ -70,7 +71,7 @@ def prepare(
     meshes = open_meshes(config)
     if training:
         update.check_param_dtype(config.model)
-        check_batch_sizes(config, meshes.train)
+        check_training(config, meshes.train)
     prompts = open_prompts(config, tokenizer)
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     check_problems((*problems.train, *problems.test), config, tokenizer)
@@ -100,8 +101,9 @@ def open_meshes(config: RunConfig) -> Meshes:
     return meshes
 
 
-def check_batch_sizes(config: RunConfig, train: Mesh) -> None:
-    """Raises ValueError if the problems of a step do not reach every host, or the rows every device."""
+def check_training(config: RunConfig, train: Mesh) -> None:
+    """Raises ValueError if the problems of a step do not reach every host, the rows every device, or the reference
+    not the memory of the host."""
     hosts = jax.process_count()
     if config.rl.prompts_per_step < hosts:
         raise ValueError(
@@ -110,6 +112,7 @@ def check_batch_sizes(config: RunConfig, train: Mesh) -> None:
     if hosts > 1 and config.rl.method != "grpo":
         raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
     update.fit_to_mesh(config.training, train)
+    check_offload(config.training, train)
 
 
 def _check_kv_cache(config: RunConfig, replicas: int) -> None:

@@ -69,5 +69,8 @@ class TrainingConfig:
     denominator of the ratio or of the importance weight, is divided by that of the set that was kept."""
     kl_coefficient: NonNegative = 0.001
     """Weight of the k3 divergence from the initial weights; 0: no reference model."""
+    offload_reference: bool = False
+    """Keep the reference model in the pinned memory of the host between uses. With LoRA it is the frozen base of every
+    update, and stays on the devices."""
     entropy_coefficient: NonNegative = 0.001
     """Weight of the entropy bonus; 0: off."""

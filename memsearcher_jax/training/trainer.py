@@ -24,6 +24,7 @@ from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 from memsearcher_jax.training.update import TrainState
 
+PINNED_HOST = "pinned_host"  # JAX's kind of memory
 LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
 PERCENTILES = (50, 90, 99)
 LAST_TURN = 10  # with metrics of its own
@@ -77,10 +78,11 @@ class Trainer:
             params = state.params if self.config.old_logprobs == "sampler" else self.weights(state)
             batches, sampler_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
             del params
+            if self.config.kl_coefficient and self.reference_params is not None:
+                notify("reference")
+                batches = self._with_reference(self.reference_params, batches)
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
-                if self.config.kl_coefficient and self.reference_params is not None:
-                    batch = replace(batch, ref_logprob_BT=self.logprob_fn(self.reference_params, batch))
                 state, metrics = self.update(state, batch, self.reference_params if self.merge else None)
                 logprob_BT = metrics.pop("logprob_BT", None)
                 if number == 1 and logprob_BT is not None:
@@ -99,6 +101,14 @@ class Trainer:
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
                     probabilities.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
         return np.concatenate(probabilities)
+
+    def _with_reference(self, params: Params, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """The mini-batches with the reference's log-probabilities."""
+        if self.config.offload_reference:
+            params = _move(params, "device")
+        batches = [replace(batch, ref_logprob_BT=self.logprob_fn(params, batch)) for batch in batches]
+        # The copy of an offloaded reference is freed before the first update is dispatched.
+        return jax.block_until_ready(batches) if self.config.offload_reference else batches
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
@@ -141,6 +151,8 @@ def make_trainer(
         merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings)
     elif config.kl_coefficient:
         frozen = sharding.reshard_params(reference_params, shardings, model_config.compute_dtype)
+        if config.offload_reference:
+            frozen = _move(frozen, PINNED_HOST)
     model_config = sharding.select_attention(model_config, mesh)
 
     def make_update(config: TrainingConfig) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -188,6 +200,20 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
         **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
         "kept_mass": float(np.exp(log_kept_X.astype(np.float64)).mean()),
     }
+
+
+def check_offload(config: TrainingConfig, mesh: Mesh) -> None:
+    """Raises ValueError if the reference cannot be where the config wants it."""
+    device = mesh.devices.flat[0]
+    if config.offload_reference and PINNED_HOST not in (memory.kind for memory in device.addressable_memories()):
+        raise ValueError(
+            f"training.offload_reference needs pinned host memory, which JAX does not offer on {device.device_kind}: "
+            "set it to False"
+        )
+
+
+def _move(params: Params, memory_kind: str) -> Params:
+    return jax.device_put(params, jax.tree.map(lambda x: x.sharding.with_memory_kind(memory_kind), params))
 
 
 def resolve_old_logprobs(

@@ -35,8 +35,8 @@ def test_saved_activations_are_not_recomputed():
     work = row_flops(SEVEN_B, 8_192, 2_048)
     flops = [
         training_flops(replace(SEVEN_B, remat=remat), work)
-        for remat in ("none", "save_qkv_attention", "save_attention", "nothing_saveable")
+        for remat in ("none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable")
     ]
-    assert flops == sorted(flops) and len(set(flops)) == 4
+    assert flops == sorted(flops) and len(set(flops)) == 5
     assert flops[0] == 3 * work.forward + work.output
-    assert flops[3] == 4 * work.forward - work.down
+    assert flops[4] == 4 * work.forward - work.down

@@ -152,7 +152,7 @@ def test_later_tokens_do_not_change_earlier_ones(base, make_params, make_rows, f
     assert not np.allclose(before_BTV[0, 5:], after_BTV[0, 5:])
 
 
-@pytest.mark.parametrize("remat", ["nothing_saveable", "save_attention", "save_qkv_attention"])
+@pytest.mark.parametrize("remat", ["nothing_saveable", "save_attention", "save_qkv_attention", "save_qkv_attention_up"])
 def test_remat_changes_no_gradient(remat, base, make_params, make_rows, forward):
     params, rows = make_params(base), make_rows(base, 2, 6)
 
@@ -173,7 +173,7 @@ def test_remat_saves_less_for_the_backward_pass(base, make_params, make_rows):
 
     sizes = [
         saved_elements(replace(base, remat=remat))
-        for remat in ("nothing_saveable", "save_attention", "save_qkv_attention", "none")
+        for remat in ("nothing_saveable", "save_attention", "save_qkv_attention", "save_qkv_attention_up", "none")
     ]
     assert sizes == sorted(set(sizes))
 

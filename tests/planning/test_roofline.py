@@ -50,10 +50,15 @@ def test_a_step_has_the_rows_of_its_contexts_in_full_micro_batches():
 
 
 def test_a_row_holds_the_shared_tokens_once():
-    shared = replace(WORKLOAD, shared_tokens=500)
-    assert roofline.contexts_per_row(CONFIG, shared) == 15  # 500 + 15 x 500
-    assert roofline.rows_per_step(CONFIG, shared) == roofline.contexts_per_step(CONFIG, shared) / 15
-    assert roofline.logit_tokens_per_row(CONFIG, shared) == 4_000  # 15 x 250
+    config = replace(CONFIG, training=replace(CONFIG.training, seq_len=8_192, logit_chunk=1_024))
+    shared = replace(WORKLOAD, context_tokens=1_024, shared_tokens=512)
+    assert roofline.contexts_per_row(config, shared) == 15  # 512 + 15 x 512
+    assert roofline.rows_per_step(config, shared) == roofline.contexts_per_step(config, shared) / 15
+    assert roofline.logit_tokens_per_row(config, shared) == 4_096  # 15 x 250
+    # The mask of a row has prefixes in multiples of 32 tokens, and of 256 from 8,193 tokens on.
+    assert roofline.shared_tokens(config, replace(shared, shared_tokens=511)) == 480
+    long = replace(config, training=replace(config.training, seq_len=16_384))
+    assert roofline.shared_tokens(long, replace(shared, shared_tokens=511)) == 256
     short = replace(CONFIG, training=replace(CONFIG.training, seq_len=512))
     assert roofline.contexts_per_row(short, shared) == 1
 

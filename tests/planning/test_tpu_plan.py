@@ -31,8 +31,9 @@ def test_candidates_divide_and_are_sorted_by_time(seven_b):
 
 
 def test_recomputation_costs_time(seven_b):
-    seconds = {(c.mesh.fsdp, c.remat, c.rows): c.seconds for c in tpu_plan.candidates(seven_b, Workload(), V6E)}
-    by_remat = [seconds[32, remat, 1] for remat in tpu_plan.REMAT]
+    found = tpu_plan.candidates(seven_b, Workload(), V6E)
+    seconds = {(c.mesh.fsdp, c.remat, c.seq_len, c.rows): c.seconds for c in found}
+    by_remat = [seconds[32, remat, 8_192, 1] for remat in tpu_plan.REMAT]
     assert by_remat == sorted(set(by_remat))
 
 
@@ -43,9 +44,31 @@ def test_the_tensor_axis_is_at_most_the_kv_heads(seven_b):
 
 def test_candidates_that_certainly_need_more_memory_are_known():
     mesh = MeshConfig(1, 32, 1)
-    refused = Candidate(mesh, "save_attention", 2, 1.0)
-    assert Candidate(mesh, "save_qkv_attention", 2, 1.0).needs_more_memory_than(refused)
-    assert Candidate(mesh, "save_attention", 4, 1.0).needs_more_memory_than(refused)
-    assert not Candidate(mesh, "nothing_saveable", 4, 1.0).needs_more_memory_than(refused)
-    assert not Candidate(mesh, "none", 1, 1.0).needs_more_memory_than(refused)
-    assert not Candidate(MeshConfig(2, 16, 1), "none", 4, 1.0).needs_more_memory_than(refused)
+    refused = Candidate(mesh, "save_attention", 8_192, 2, 1.0)
+    assert Candidate(mesh, "save_qkv_attention", 8_192, 2, 1.0).needs_more_memory_than(refused)
+    assert Candidate(mesh, "save_attention", 8_192, 4, 1.0).needs_more_memory_than(refused)
+    assert Candidate(mesh, "save_attention", 16_384, 1, 1.0).needs_more_memory_than(refused)
+    assert not Candidate(mesh, "save_attention", 8_192, 1, 1.0).needs_more_memory_than(refused)
+    assert not Candidate(mesh, "nothing_saveable", 8_192, 4, 1.0).needs_more_memory_than(refused)
+    assert not Candidate(mesh, "none", 8_192, 1, 1.0).needs_more_memory_than(refused)
+    assert not Candidate(MeshConfig(2, 16, 1), "none", 8_192, 4, 1.0).needs_more_memory_than(refused)
+
+
+def test_rows_are_as_long_as_contexts_or_longer(seven_b):
+    assert {c.seq_len for c in tpu_plan.candidates(seven_b, Workload(), V6E)} == {8_192, 16_384, 32_768}
+    chunks = replace(seven_b, training=replace(seven_b.training, logit_chunk=16_384))
+    assert {c.seq_len for c in tpu_plan.candidates(chunks, Workload(), V6E)} == {16_384, 32_768}
+
+
+def test_rows_save_what_their_remat_policy_names(seven_b):
+    """In bfloat16: 28 layers of 8,192 tokens; heads and features are split over the tensor axis."""
+
+    def saved(remat, tensor):
+        config = replace(seven_b, model=replace(seven_b.model, remat=remat), mesh=MeshConfig(1, -1, tensor))
+        return tpu_plan.min_row_bytes(config) / (2 * 28 * 8_192)
+
+    qkv = 28 * 128 + 2 * 4 * 128
+    assert saved("nothing_saveable", 4) == 3_584
+    assert saved("save_qkv_attention", 1) == 3_584 + 28 * 128 + qkv
+    assert saved("save_qkv_attention_up", 2) == 3_584 + (28 * 128 + qkv + 18_944) / 2
+    assert saved("none", 1) == 3_584 + 28 * 128 + qkv + 4 * 18_944

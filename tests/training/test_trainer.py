@@ -1,6 +1,8 @@
 """The trainer with log-probabilities of an inaccurate sampler."""
 
+import gc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ from memsearcher_jax.testing import NANO
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import TrainingExample
-from memsearcher_jax.training.trainer import make_trainer
+from memsearcher_jax.training.trainer import check_offload, make_trainer
 
 TRAINING = TrainingConfig(seq_len=32, minibatch_rows=2, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.0)
 CONTEXTS, TOKENS = 10, 16  # two of them fill a row, four a mini-batch
@@ -123,3 +125,32 @@ def test_truncation_correction_compares_with_the_distribution_that_was_drawn_fro
     assert corrected["logprob_diff_max"] < 1e-4, "the mismatch is that of the untruncated policies"
     weighted = train_step(truncated, truncation_correction=True, old_logprobs="trainer", tis_cap=5.0)
     assert weighted["tis_weight_mean"] == pytest.approx(np.exp(kept_T[3:]).mean(), rel=1e-3)
+
+
+def test_an_offloaded_reference_is_on_the_device_only_while_it_is_used(examples, monkeypatch):
+    """The metrics are those of a reference that stays there."""
+    kept = train_step(examples, kl_coefficient=0.1)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        settings = replace(TRAINING, kl_coefficient=0.1, offload_reference=True)
+        trainer = make_trainer(NANO, settings, mesh, params(), method="grpo", temperature=1.0)
+        state = update.init_state(params(), NANO, update.make_optimizer(settings), mesh)
+        before, during = device_bytes(), []
+        watched = replace(trainer, update=lambda *args: during.append(device_bytes()) or trainer.update(*args))
+        _, metrics = watched.step(state, examples, np.random.default_rng(1), lambda message: None)
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(trainer.reference_params)} == {"pinned_host"}
+    assert max(during) < before + 10_000 < before + sum(x.nbytes for x in jax.tree.leaves(trainer.reference_params))
+    assert metrics == kept and metrics["kl"] > 0
+
+
+def device_bytes():
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == "device")
+
+
+def test_devices_without_pinned_host_memory_keep_the_reference():
+    device = SimpleNamespace(device_kind="abacus", addressable_memories=lambda: [SimpleNamespace(kind="device")])
+    mesh = SimpleNamespace(devices=np.array([device]))
+    check_offload(TRAINING, mesh)
+    with pytest.raises(ValueError, match="does not offer on abacus: set it to False"):
+        check_offload(replace(TRAINING, offload_reference=True), mesh)
