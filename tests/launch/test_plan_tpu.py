@@ -167,7 +167,7 @@ def test_a_run_that_does_not_fit_exits_with_status_one_and_the_reason(tmp_path, 
     with pytest.raises(SystemExit) as stop:
         plan_tpu.main(flags)
     assert stop.value.code == plan_tpu.DOES_NOT_FIT
-    assert "does not fit: publish" in capsys.readouterr().out
+    assert "does not fit: decode needs" in capsys.readouterr().out
     assert json.loads(file.read_text())["fits"] is False
 
 
