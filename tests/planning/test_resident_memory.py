@@ -21,15 +21,14 @@ def held_bytes():
 
 
 def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
-    """The update and publishing have the memory of the sampler; also after an evaluation and in the second step."""
+    """The update and publishing have the memory of the sampler, also in the second step."""
     config = cli.load_preset("nano")
     config = replace(
         config,
         training=replace(config.training, kl_coefficient=0.001),
-        data=replace(config.data, encyclopedia=replace(config.data.encyclopedia, test_questions=8)),
-        rl=replace(config.rl, steps=2, evaluate_every=1),
+        rl=replace(config.rl, steps=2, evaluate_every=0, checkpoint_every=2),
     )
-    before, held = held_bytes(), {"rewards": [], "update": [], "publish": [], "evaluate": []}
+    before, held = held_bytes(), {"rewards": [], "update": [], "publish": [], "rollout": []}
     run = setup.prepare(config, tmp_path)
     start = init_state.initial_state(run)
 
@@ -45,7 +44,7 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
         return call
 
     monkeypatch.setattr(loop, "publish", measured("publish", loop.publish))
-    monkeypatch.setattr(loop, "evaluate_together", measured("evaluate", loop.evaluate_together, after=True))
+    monkeypatch.setattr(loop, "rollout", measured("rollout", loop.rollout, after=True))
     trainer = replace(start.trainer, update=measured("update", start.trainer.update))
     monkeypatch.setattr(loop, "multi_context_advantages", measured("rewards", loop.multi_context_advantages))
     loop.train(run, replace(start, trainer=trainer), tmp_path / "out", None, Progress("train", 2, stream=io.StringIO()))
@@ -54,7 +53,7 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     expected = {
         "rewards": planned.training + planned.sampler_params,
         "publish": planned.training,
-        "evaluate": planned.rollout,
+        "rollout": planned.rollout,
     }
     for phase, size in expected.items():
         assert len(held[phase]) >= 2 and all(abs(x - size) < 0.02 * size for x in held[phase]), (phase, held, planned)
