@@ -69,7 +69,8 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(problems) for split, problems in self._sources(dl_manager).items()}
 
     def _sources(self, dl_manager: Any) -> Mapping[str, Sequence[Problem]]:
-        name = self.builder_config.name
+        config: Any = self.builder_config  # annotated as optional
+        name = config.name
         if self._problems or name not in SPLITS:
             return self._problems
         files = {split: resolve(f"{name}:{split}", split, str(dl_manager.manual_dir))[0] for split in SPLITS[name]}
