@@ -168,6 +168,7 @@ def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
     assert_same_run(killed, out, run)
 
 
+@pytest.mark.slow
 def test_groups_without_spread_are_replaced(tmp_path, monkeypatch):
     """A third of the problems have spread. What is trained, and what a resumed run does, follows from their order."""
 
