@@ -57,7 +57,8 @@ def test_adapters_learn_from_demonstrations_and_are_exported(run_folder, tmp_pat
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
     export_hf.main(["--checkpoint", str(out), "--out", str(adapter), "--adapter"])
     export_hf.main(["--checkpoint", str(out), "--out", str(merged)])
-    assert {file.name for file in adapter.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    adapter_files = {"README.md", "curves.png", "adapter_config.json", "adapter_model.safetensors"}
+    assert {file.name for file in adapter.iterdir()} == adapter_files
     assert (adapter / "adapter_model.safetensors").stat().st_size < (merged / "model.safetensors").stat().st_size / 3
 
 
