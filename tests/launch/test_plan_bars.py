@@ -88,6 +88,15 @@ def test_3b_on_v5e_4x8(update):
     assert_state_is_donated(program, PARAMS_3B / 32)
 
 
+def test_7b_with_lora_fits_one_host_of_v5e(plan, tmp_path):
+    """Training with KL, and what a rollout holds. A host of v6e has twice the memory."""
+    lora = "--model.lora_rank", "16", "--model.path", str(tmp_path), "--model.remat", "nothing_saveable"
+    step = plan("qwen7b", "v5e:2x4", "--what", "update", "--rows", "1", *lora)
+    assert {program["name"] for program in step["programs"]} == {"update", "reference"}
+    assert max(program["total_bytes"] for program in step["programs"]) <= 10 * GB
+    assert step["resident"]["rollout"] <= 14 * GB
+
+
 def assert_state_is_donated(program: dict, parameters: float) -> None:
     """The state has the weights and both moments, in float32."""
     assert program["donated_bytes"] >= 0.99 * 3 * 4 * parameters
