@@ -88,6 +88,10 @@ def test_3b_on_v5e_4x8(update):
     assert_state_is_donated(program, PARAMS_3B / 32)
 
 
+def test_3b_fits_v5e_4x4(plan):
+    assert max(program["total_bytes"] for program in plan("qwen3b", "v5e:4x4")["programs"]) <= 11.5 * GB
+
+
 def test_7b_with_lora_fits_one_host_of_v5e(plan, tmp_path):
     """Training with KL, and what a rollout holds. A host of v6e has twice the memory."""
     lora = "--model.lora_rank", "16", "--model.path", str(tmp_path), "--model.remat", "nothing_saveable"
