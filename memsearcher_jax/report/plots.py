@@ -8,16 +8,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
 
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.report.metrics import Metrics, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVES_FILE = "curves.png"  # the last file of a training run
 
@@ -110,6 +111,10 @@ def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
     # Without pyplot: no global state, and no display is needed.
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
+    # Imported when something is drawn: a third of the time of --help.
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04)
     figure = Figure(figsize=(3.6 * columns, 2.7 * rows), layout=layout, facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
@@ -149,6 +154,8 @@ def _style(axes: Axes, panel: Panel) -> None:
     axes.tick_params(colors=INK, labelsize=8.5, length=0)
     axes.margins(x=0.02, y=0.12)
     axes.set_xlabel("step", fontsize=8.5, color=FAINT)
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.6g}")  # without an offset above the axis
