@@ -171,7 +171,8 @@ def test_a_boolean_setting_has_a_value():
 
 
 def test_skipped_rows_are_reported(capsys):
-    cli.print_skipped(ProblemSplits((), (), ("q.jsonl:3: not JSON", "q.jsonl:9: not JSON"), 1_200))
+    skipped = ("q.jsonl:3: not JSON", "q.jsonl:9: not JSON")
+    cli.print_skipped(ProblemSplits((), (), skipped=skipped, skipped_count=1_200))
     assert capsys.readouterr().err == "skipped 1200 malformed rows; the first: q.jsonl:3: not JSON\n"
     cli.print_skipped(ProblemSplits((), ()))
     assert capsys.readouterr().err == ""

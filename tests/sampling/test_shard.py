@@ -39,7 +39,7 @@ def step(shard: Shard) -> list[tuple[int, int]]:
 
 def finish(shard: Shard, context: Context, ids: list[int]) -> None:
     """Appends sampled tokens and ends the generation."""
-    context.append_sampled(np.array(ids), np.zeros(len(ids)))
+    context.append_sampled(np.array(ids), *np.zeros((2, len(ids))))
     context.remaining = 0
     shard.mark_cached(context, context.length - 1)
 
@@ -103,7 +103,7 @@ def test_the_youngest_gives_its_pages_back_and_is_computed_again():
     step(shard)
     assert (len(old.pages), len(young.pages)) == (3, 3)
     for context in (old, young):
-        context.append_sampled(np.array([5, 5, 5, 5]), np.zeros(4))
+        context.append_sampled(np.array([5, 5, 5, 5]), *np.zeros((2, 4)))
         context.remaining = 3
         shard.mark_cached(context, context.length - 1)
     step(shard)
