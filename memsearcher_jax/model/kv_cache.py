@@ -140,13 +140,12 @@ class CacheView:
             q_BKGTH: Array, k_LPKHE: Array, v_LPKEH: Array, layer: Array, table_AN: Array, *per_chunk: Array
         ) -> OnlineSoftmax:
             length_A, order_A, rank_A, shared_A = per_chunk
-            q_AKGWH = _chunks(q_BKGTH, 0, 3, len(order_A))[order_A]
+            q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
             if on_tpu():
-                q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
                 softmax = kernels.paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, table_AN, length_A)
                 return OnlineSoftmax(*(_rows(x_AKGW, len(q_BKGTH)) for x_AKGW in softmax))
             where = (layer, table_AN[order_A], length_A[order_A], shared_A[0])
-            softmax = paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, *where)
+            softmax = paged_attention(q_AKGWH[order_A], k_LPKHE, v_LPKEH, *where)
             return OnlineSoftmax(*(_rows(x_AKGW[rank_A], len(q_BKGTH)) for x_AKGW in softmax))
 
         attention = shard_map_per_device(

@@ -285,7 +285,7 @@ class _Answer:
                         event = await anext(parts, None)
                         continue
                     usage, finish, content = (event.pop(name) for name in ("usage", "finish_reason", "answer"))
-                    del event["turns"]  # the events before have told them
+                    del event["turns"]  # sent before, as events of their own
                     yield self._chunk(delta | {"content": content})
                     yield self._chunk({}, finish)
                     if include_usage:
