@@ -6,6 +6,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from memsearcher_jax.types import Problem
@@ -14,6 +15,18 @@ QuestionKind = Literal["all", "span", "choice"]
 """choice: the answer is yes, no or one of the options in the question. span: any other, which takes a search."""
 
 _OPTIONS = re.compile(r"(?:, |^Was )(.+?),? or |(?:out of |^Between )(.+?) and ")
+_RELATIONS = ("director", "composer", "performer", "father", "mother", "husband", "wife", "spouse")
+_KINSHIP = {
+    "paternal grandfather": ("father", "father"),
+    "paternal grandmother": ("father", "mother"),
+    "maternal grandfather": ("mother", "father"),
+    "maternal grandmother": ("mother", "mother"),
+    "father-in-law": ("spouse", "father"),
+    "mother-in-law": ("spouse", "mother"),
+    "stepmother": ("father", "spouse"),
+    "stepfather": ("mother", "spouse"),
+}
+"""A relation of two steps -> the two relations."""
 _PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
 
 
@@ -49,11 +62,43 @@ def find_title(title: str, text: str) -> str:
     return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
 
 
-def supporting_titles(problem: Problem) -> tuple[str, ...]:
-    """The titles of the pages that hold the answer, in FlashRAG's metadata or in `supporting_titles`."""
-    facts = problem.metadata.get("supporting_facts")
-    titles = problem.metadata.get("supporting_titles") or (facts.get("title") if isinstance(facts, dict) else None)
-    return tuple(dict.fromkeys(title for title in titles or () if isinstance(title, str)))
+def decompose(question: str, name: str, bridge: str) -> tuple[str, str] | None:
+    """The two steps of a question such as "When did A's father die?": "Who is A's father?", and, with `bridge` as the
+    answer, "When did B die?". None if the question does not describe somebody by their relation to `name`.
+    """
+    relation = "|".join((*_RELATIONS, *_KINSHIP))
+    name = re.escape(name) + "[!.]*"  # `find_title` leaves out the last punctuation of a title
+    match = re.search(
+        rf"the (?P<of>{relation}) of (?:film |song )?{name}(?!\w)|{name}'s (?P<s>{relation})(?![\w-])", question
+    )
+    if match is None:
+        return None
+    described, word = match[0], match["of"] or match["s"]
+    inner, outer = _KINSHIP.get(word, (word, None))
+    first = described.replace(word, inner)
+    rest = bridge if outer is None else f"the {outer} of {bridge}" if match["of"] else f"{bridge}'s {outer}"
+    return f"Who is {first}?", question.replace(described, rest)
+
+
+def steps(problem: Problem) -> tuple[Problem, ...]:
+    """The one-hop questions of a two-hop question whose supporting titles say which pages answer them; else ()."""
+    titles = problem.supporting_titles
+    named = [(title, name) for title in titles if (name := find_title(title, problem.question))]
+    if len(titles) != 2 or len(named) != 1:
+        return ()
+    title, name = named[0]
+    other = next(one for one in titles if one != title)
+    bridge = _PARENTHESIS.sub("", other)
+    if (parts := decompose(problem.question, name, bridge)) is None:
+        return ()
+    first = replace(
+        problem,
+        id=f"{problem.id}/1",
+        question=parts[0],
+        golden_answers=(bridge,),
+        metadata={"supporting_titles": [title]},
+    )
+    return first, replace(problem, id=f"{problem.id}/2", question=parts[1], metadata={"supporting_titles": [other]})
 
 
 def split(problems: Sequence[Problem], sizes: Sequence[int], seed: int) -> list[list[Problem]]:
@@ -105,7 +150,7 @@ def _connected(problems: Sequence[Problem]) -> list[list[Problem]]:
 
 
 def _keys(problem: Problem) -> set[str]:
-    return {" ".join(re.findall(r"\w+", _fold(text))) for text in (problem.question, *supporting_titles(problem))}
+    return {" ".join(re.findall(r"\w+", _fold(text))) for text in (problem.question, *problem.supporting_titles)}
 
 
 def _fold(text: str) -> str:

@@ -50,6 +50,14 @@ from memsearcher_jax.types import (
     Turn,
 )
 
+FAILURES = {
+    "no_answer": "no answer",
+    "repeated_search": "the same query twice",
+    "misread": "all supporting pages were shown, or the data does not name them",
+    "answered_early": "fewer searches than supporting pages",
+    "page_not_found": "a supporting page was not found",
+}
+"""Why an answer is wrong, in the order in which `failure` asks, and what that means."""
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _READ_BYTES = 1 << 20
 
@@ -254,7 +262,25 @@ def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> T
         step=step,
         counts=outcome.counts,
         versions=tuple(context.version for context in trajectory.contexts),
+        failure=failure(scored),
     )
+
+
+def failure(scored: ScoredTrajectory) -> str:
+    """Why an answer is no exact match: the first of `FAILURES` that holds; "" if it is one, or has no such score."""
+    outcome, titles = scored.trajectory.outcome, scored.trajectory.problem.supporting_titles
+    if scored.scores.get("exact_match", 1) == 1 or outcome.stop.is_fault:
+        return ""
+    queries = [query.text for turn in outcome.turns for query in turn.queries]
+    results = [result for turn in outcome.turns for result in turn.results]
+    shown = {passage.title.casefold() for result in results for passage in result.passages}
+    if outcome.stop is not StopReason.ANSWERED:
+        return "no_answer"
+    if len(set(queries)) < len(queries):
+        return "repeated_search"
+    if shown >= {title.casefold() for title in titles}:
+        return "misread"
+    return "answered_early" if len(queries) < len(titles) else "page_not_found"
 
 
 def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memsearcher_jax.report.metric_names import MetricName
+from memsearcher_jax.report.trajectories import FAILURES
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
@@ -36,6 +37,7 @@ def answer_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
         **_scores(summaries),
         **_exact_match_by_hops(summaries),
         "searches": _mean([one.searches for one in summaries]),
+        **{f"wrong/{failure}": _mean([one.failure == failure for one in summaries]) for failure in FAILURES},
         **_effort(summaries),
     }
 

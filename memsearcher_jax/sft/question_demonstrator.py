@@ -1,8 +1,8 @@
 """A scripted search agent for real questions, which knows the answer and the titles of the pages that hold it.
 
 It looks up a page that the question names. From every page that it reads, it copies the words that lead on to the
-memory, and what to do next: look up another supporting page that they name, or give the answer. The decision is
-made while the passage is in view, and the next turn only has to follow it.
+memory, and what to do next: look up another supporting page that they name, for what is then left of the question, or
+give the answer. The decision is made while the passage is in view, and the next turn only has to follow it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from memsearcher_jax.data.questions import find_name, find_title, supporting_titles
+from memsearcher_jax.data.questions import decompose, find_name, find_title
 from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
@@ -28,11 +28,13 @@ class QuestionDemonstrator:
     """The policy for one problem. It gives up, with an empty answer, where search or a passage does not lead on."""
 
     problem: Problem
+    asked: str = ""  # what is left of the question
     wanted: tuple[str, str] | None = None  # title and query of the next search
     answer: str | None = None
     visited: set[str] = field(default_factory=set)  # titles
 
     def __post_init__(self) -> None:
+        self.asked = self.problem.question
         # The longest name is the least ambiguous.
         self.wanted = max(self._named_in(self.problem.question), key=lambda page: len(page[1]), default=None)
 
@@ -51,15 +53,17 @@ class QuestionDemonstrator:
     def _read(self, shown: str) -> str:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
         assert self.wanted is not None, "a memory follows a search"
-        (title, _), self.wanted = self.wanted, None
+        (title, query), self.wanted = self.wanted, None
         titles = [line.strip().strip('"') for line in shown.split("\n")]
         if title not in titles:
             return NOTHING
         self.visited.add(title)
         text = "\n".join(shown.split("\n")[titles.index(title) + 1 :])
         if following := next(iter(self._named_in(text)), None):
-            self.wanted = following
-            return f"{clause(text, following[1])}. Next: {following[1]}."
+            self.wanted, name = following, following[1]
+            parts = decompose(self.asked, query, name)
+            self.asked = parts[1] if parts else f"{name}."
+            return f"{clause(text, name)}. Next: {self.asked}"
         if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
             self.answer = name
             return f"{clause(text, name)}. Answer: {name}."
@@ -67,7 +71,7 @@ class QuestionDemonstrator:
 
     def _named_in(self, text: str) -> list[tuple[str, str]]:
         """(title, name in the text) of the supporting pages that the text names and that were not read."""
-        unread = [title for title in supporting_titles(self.problem) if title not in self.visited]
+        unread = [title for title in self.problem.supporting_titles if title not in self.visited]
         return [(title, name) for title in unread if (name := find_title(title, text))]
 
 

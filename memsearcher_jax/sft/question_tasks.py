@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memsearcher_jax.data.problems import ProblemLoader
-from memsearcher_jax.data.questions import check_disjoint
+from memsearcher_jax.data.questions import check_disjoint, steps
 from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl.metrics import answer_metrics
@@ -24,7 +24,7 @@ from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
 
 DECIDED_SPANS = {
     "query": re.compile(r'"query": "(.*?)"'),
-    "next": re.compile(r"(Next: .*?)\.</memory>"),
+    "next": re.compile(r"(Next: .*?)[.?]</memory>"),
     "answer": re.compile(r"(Answer: .*?)\.</memory>"),
 }
 """What a reply decides, as group 1 of a pattern."""
@@ -34,8 +34,11 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     """The examples of the questions of a step, and metrics of all its demonstrations."""
     count = run.config.rl.prompts_per_step
     loader = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture)
-    demonstrations = demonstrate(run, loader.batch(step * count, count))
+    problems = loader.batch(step * count, count)
+    demonstrations = demonstrate(run, problems)
     metrics = answer_metrics([summarize_trajectory(one.scored) for one in demonstrations])
+    # The same page, asked something else: with whole questions alone a model learns to follow the link in any case.
+    demonstrations += demonstrate(run, [part for problem in problems for part in steps(problem)])
     return context_examples([one.usable for one in demonstrations]), metrics
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.trajectories import read_trajectories, step_path, write_trajectories
+from memsearcher_jax.report.trajectories import failure, read_trajectories, step_path, write_trajectories
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -171,3 +171,34 @@ def test_an_invalid_line_raises(tmp_path, change, message):
     path.write_bytes(gzip.compress(json.dumps(record).encode()))
     with pytest.raises(ValueError, match=message):
         list(read_trajectories(path))
+
+
+@pytest.mark.parametrize(
+    ("searches", "expected"),
+    [
+        ({"a": ["A"], "b": ["B"]}, "misread"),
+        ({"a": ["A"]}, "answered_early"),
+        ({"a": ["A"], "b": ["C"]}, "page_not_found"),
+        ({}, "answered_early"),
+    ],
+)
+def test_why_an_answer_is_wrong(searches, expected):
+    turns = tuple(
+        Turn(
+            "",
+            "",
+            queries=(Query(query, 1),),
+            results=(SearchResult(tuple(Passage("1", f'"{title}"\ntext') for title in titles)),),
+        )
+        for query, titles in searches.items()
+    )
+
+    def wrong(turns=turns, stop=StopReason.ANSWERED, exact_match=0.0):
+        one = simple(metadata={"supporting_titles": ["a", "B"]}, scores={"exact_match": exact_match})
+        return replace(one, trajectory=replace(one.trajectory, outcome=Outcome(stop, "x", turns)))
+
+    assert failure(wrong()) == expected
+    assert failure(wrong(exact_match=1.0)) == ""
+    assert failure(wrong(stop=StopReason.MAX_TURNS)) == "no_answer"
+    assert failure(wrong(turns=turns + turns)) == ("repeated_search" if turns else expected)
+    assert failure(wrong(stop=StopReason.FAULT)) == ""

@@ -51,7 +51,7 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
     assert [turn.queries[0].text for turn in outcome.turns[:-1]] == ["Ave Caesar", "Alexander Korda"]
     assert [turn.memory for turn in outcome.turns] == [
         "",
-        "It was directed by Alexander Korda. Next: Alexander Korda.",
+        "It was directed by Alexander Korda. Next: Where was Alexander Korda born?",
         "Sir Alexander Korda (born in Túrkeve. Answer: Túrkeve.",
     ]
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [FIRST, CONTINUED, LAST]
@@ -71,7 +71,7 @@ def test_it_gives_up_where_search_finds_nothing():
     outcome, _ = play("Where was the director of Ave Caesar! born?", "Túrkeve", titles, pages)
     assert outcome.answer == ""
     assert [turn.memory for turn in outcome.turns[1:]] == [
-        "It was directed by Alexander Korda. Next: Alexander Korda.",
+        "It was directed by Alexander Korda. Next: Where was Alexander Korda born?",
         "Nothing.",
     ]
 
