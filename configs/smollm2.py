@@ -38,7 +38,7 @@ def smollm2() -> RunConfig:
         agent=AgentConfig(
             prompts="brief",
             max_turns=5,
-            completion_tokens=80,
+            completion_tokens=96,
             question_tokens=96,
             memory_tokens=80,
             observation_tokens=192,

@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> None:
             load_weights.check_weights(model.path, model)
             tokenizer = setup.open_tokenizer(model)
             if flags.adapter:
-                base = load_weights.export_adapters(model.path, out)
-                written = f"adapters of {base}; load them with peft's PeftModel.from_pretrained"
+                base = load_weights.export_adapters(model.path, out, flags.dtype)
+                written = f"{flags.dtype} adapters of {base}; load them with peft's PeftModel.from_pretrained"
             else:
                 max_shard_bytes = int(flags.shard_gb * 1e9)
                 load_weights.export(

@@ -68,16 +68,14 @@ def decompose(question: str, name: str, bridge: str) -> tuple[str, str] | None:
     """
     relation = "|".join((*_RELATIONS, *_KINSHIP))
     name = re.escape(name) + "[!.]*"  # `find_title` leaves out the last punctuation of a title
-    match = re.search(
-        rf"the (?P<of>{relation}) of (?:film |song )?{name}(?!\w)|{name}'s (?P<s>{relation})(?![\w-])", question
-    )
+    possessive = re.search(rf"{name}'s ({relation})(?![\w-])", question)
+    match = possessive or re.search(rf"the ({relation}) of (?:film |song )?{name}(?!\w)", question)
     if match is None:
         return None
-    described, word = match[0], match["of"] or match["s"]
-    inner, outer = _KINSHIP.get(word, (word, None))
-    first = described.replace(word, inner)
-    rest = bridge if outer is None else f"the {outer} of {bridge}" if match["of"] else f"{bridge}'s {outer}"
-    return f"Who is {first}?", question.replace(described, rest)
+    inner, outer = _KINSHIP.get(match[1], (match[1], ""))
+    first = f"Who is {match[0].replace(match[1], inner)}?"
+    rest = bridge if not outer else f"{bridge}'s {outer}" if possessive else f"the {outer} of {bridge}"
+    return None if first == question else (first, question.replace(match[0], rest))
 
 
 def steps(problem: Problem) -> tuple[Problem, ...]:

@@ -115,7 +115,7 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     return config, adapters
 
 
-def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base: str) -> None:
+def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base: str, dtype: str) -> None:
     """Writes adapters, as arrays on this host, so that PEFT loads them onto the model in the folder `base`."""
     settings = {
         "peft_type": "LORA",
@@ -131,7 +131,7 @@ def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base:
     (directory / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     tensors = list(_tensors(config))
     values = (np.asarray(adapters["layers"][param][part][layer]) for _, _, param, part, layer in tensors)
-    write_file(directory / WEIGHTS_FILE, [(name, shape) for name, shape, *_ in tensors], "float32", values)
+    write_file(directory / WEIGHTS_FILE, [(name, shape) for name, shape, *_ in tensors], dtype, values)
 
 
 def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:

@@ -87,7 +87,7 @@ def trained_model(folder: str | Path) -> ModelConfig:
     return hub.local(RunConfig(model=read_run_config(folder).model)).model
 
 
-def export_adapters(folder: str | Path, out: Path) -> str:
+def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> str:
     """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the folder of their weights.
 
     Raises ValueError or OSError in one line.
@@ -99,7 +99,7 @@ def export_adapters(folder: str | Path, out: Path) -> str:
     target = sharding.abstract_arrays(lora.adapter_specs(trained), mesh)
     adapters = checkpoint.restore_params(checkpoints_of(folder), trained, target)
     base = trained.path.partition("@")[0] if hub.is_repository(trained.path) else trained.path
-    lora.write_adapters(out, trained, jax.device_get(adapters), base)
+    lora.write_adapters(out, trained, jax.device_get(adapters), base, dtype)
     return base
 
 

@@ -14,8 +14,8 @@ from memsearcher_jax.data.questions import decompose, find_name, find_title
 from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
-FIRST, CONTINUED, LAST = "Nothing is known yet.", "The memory says what is next.", "The memory has the answer."
-"""Thoughts: before the first search, before another one, and before the answer."""
+FIRST, LAST, ANSWER = "First: {}", "Last: {}", "The memory has the answer."
+"""Thoughts: before a search that another one follows, before the last one, and before the answer."""
 NOTHING = "Nothing."
 """The memory of a script that gives up. It is not imitated."""
 
@@ -46,9 +46,15 @@ class QuestionDemonstrator:
         if not isinstance(request.text, Prompt):
             return Completion(format_memory(self._read([span.text for span in request.text if not span.trusted][-1])))
         if self.answer is not None or self.wanted is None:
-            return Completion(f"{LAST}</think>\n{format_answer(self.answer or '')}")
-        thought = CONTINUED if self.visited else FIRST
-        return Completion(f"{thought}</think>\n{format_search(self.wanted[1])}")
+            return Completion(f"{ANSWER}</think>\n{format_answer(self.answer or '')}")
+        return Completion(f"{self._thought(*self.wanted)}</think>\n{format_search(self.wanted[1])}")
+
+    def _thought(self, title: str, name: str) -> str:
+        """What the page has to answer, so that the memory follows from the thought and the passage."""
+        if parts := decompose(self.asked, name, ""):
+            return FIRST.format(parts[0])
+        others = set(self.problem.supporting_titles) - self.visited - {title}
+        return FIRST.format(name) if others and self.asked == self.problem.question else LAST.format(self.asked)
 
     def _read(self, shown: str) -> str:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
@@ -62,8 +68,8 @@ class QuestionDemonstrator:
         if following := next(iter(self._named_in(text)), None):
             self.wanted, name = following, following[1]
             parts = decompose(self.asked, query, name)
-            self.asked = parts[1] if parts else f"{name}."
-            return f"{clause(text, name)}. Next: {self.asked}"
+            self.asked = parts[1] if parts else self.problem.question
+            return f"{clause(text, name)}. Next: {parts[1] if parts else f'{name}.'}"
         if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
             self.answer = name
             return f"{clause(text, name)}. Answer: {name}."

@@ -63,13 +63,15 @@ def test_adapters_are_sharded_like_their_projection():
     assert (axes("down", "a"), axes("down", "b")) == (["tensor"], ["fsdp"])
 
 
-def test_files_hold_the_adapters_exactly(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_files_hold_the_adapters_exactly(tmp_path, dtype):
     config = replace(CONFIG, lora_targets=("q_proj", "o_proj", "down_proj"))
     adapters = adapters_of(config)
-    lora.write_adapters(tmp_path, config, adapters, "base")
+    lora.write_adapters(tmp_path, config, adapters, "base", dtype)
     found, read = lora.read_adapters(tmp_path, NANO)
     assert found == replace(NANO, lora_rank=4, lora_alpha=8.0, lora_targets=config.lora_targets)
-    jax.tree.map(np.testing.assert_array_equal, read, adapters)
+    rounded = jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), adapters)
+    jax.tree.map(np.testing.assert_array_equal, read, rounded)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_files_hold_the_adapters_exactly(tmp_path):
     ],
 )
 def test_other_variants_are_refused(tmp_path, changes, message):
-    lora.write_adapters(tmp_path, CONFIG, adapters_of(CONFIG), "base")
+    lora.write_adapters(tmp_path, CONFIG, adapters_of(CONFIG), "base", "float32")
     file = tmp_path / lora.CONFIG_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
@@ -99,7 +101,7 @@ def test_peft_reads_our_adapters_and_we_read_its(tmp_path, family):
     params, adapters = qwen.init(jax.random.key(0), replace(NANO, family=family)), adapters_of(config)
     weights.save(tmp_path / "base", config, params, None)
     (tmp_path / "ours").mkdir()
-    lora.write_adapters(tmp_path / "ours", config, adapters, str(tmp_path / "base"))
+    lora.write_adapters(tmp_path / "ours", config, adapters, str(tmp_path / "base"), "float32")
 
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()

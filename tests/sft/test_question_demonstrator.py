@@ -8,7 +8,7 @@ from memsearcher_jax.agent import prompts, reward
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.sft.question_demonstrator import CONTINUED, FIRST, LAST, QuestionDemonstrator, clause
+from memsearcher_jax.sft.question_demonstrator import ANSWER, QuestionDemonstrator, clause
 from memsearcher_jax.types import Passage, Problem, Search, SearchResult, StopReason
 
 PAGES = {
@@ -54,7 +54,22 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
         "It was directed by Alexander Korda. Next: Where was Alexander Korda born?",
         "Sir Alexander Korda (born in Túrkeve. Answer: Túrkeve.",
     ]
-    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [FIRST, CONTINUED, LAST]
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
+        "First: Who is the director of film Ave Caesar!?",
+        "Last: Where was Alexander Korda born?",
+        ANSWER,
+    ]
+
+
+def test_a_question_that_names_no_relation_is_followed_by_its_pages():
+    titles = ["Ave Caesar! (film)", "Alexander Korda"]
+    outcome, _ = play("Where was the man behind Ave Caesar! born?", "Túrkeve", titles)
+    assert outcome.answer == "Túrkeve"
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns[:-1]] == [
+        "First: Ave Caesar",
+        "Last: Where was the man behind Ave Caesar! born?",
+    ]
+    assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
 
 
 def test_only_what_is_shown_of_a_passage_is_quoted():

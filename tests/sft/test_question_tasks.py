@@ -32,7 +32,8 @@ def row(film: str, place: str) -> dict:
 def flags(tmp_path):
     """Flags of a small run on three questions; one about another film is held out."""
     passages = [(film, f"{film} is a film directed by {director}.") for film, director, _ in FILMS]
-    passages += [(director, f"{director} was born in {place}.") for _, director, place in FILMS if place]
+    passages += [("Ann Low", "Ann Low is a Dutch director. She was born in Delft.")]
+    passages += [("Bob Hay", "Bob Hay was born in London.")]
     passages += [("Old Film", "Old Film is a film directed by Di Fox."), ("Di Fox", "Di Fox was born in Bonn.")]
     lines = [json.dumps({"id": str(id), "contents": f'"{title}"\n{text}'}) for id, (title, text) in enumerate(passages)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
@@ -67,11 +68,13 @@ def test_contexts_up_to_a_failed_search_are_imitated(run):
 def test_only_the_replies_of_the_script_are_trained(run):
     examples, metrics = question_tasks.step_examples(run, 0)
     whole, who_directed, where_born = 3 + 3 + 1, 3 * 2, 2 * 2
-    assert len(examples) == whole + who_directed + where_born, "the page of the last director is missing"
+    nationality = 2 * (3 + 2)  # another fact of Ann Low's page, asked in two ways, each in two hops and alone
+    assert len(examples) == whole + who_directed + where_born + nationality, "the page of the last director is missing"
     assert metrics["exact_match"] == pytest.approx(2 / 3)
     replies = [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
     assert sum("Answer: Delft." in reply for reply in replies) == 2
     assert sum("Answer: Ann Low." in reply for reply in replies) == 1
+    assert sum("Last: What nationality is Ann Low?" in reply for reply in replies) == 2
     assert all("question>" not in reply for reply in replies)
 
 
