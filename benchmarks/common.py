@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-Size = Literal["tiny", "small", "qwen05b", "qwen3b", "qwen7b"]
+Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
 SMALL_MODELS = {
     "tiny": ModelConfig(
         2_048, embed_size=64, ffn_size=192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True

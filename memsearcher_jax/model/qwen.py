@@ -6,6 +6,7 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -167,9 +168,9 @@ class Block(nn.Module):
         down_DF = weight("down", "embed ffn", (D, F), _normal(2 * c.layers * F))
 
         y_BTD = rms_norm(x_BTD, attention_norm_D, c.norm_eps)
-        q_BNTH = jnp.einsum("BTD,NHD->BNTH", y_BTD, wq_NHD)
-        k_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wk_KHD)
-        v_BKTH = jnp.einsum("BTD,KHD->BKTH", y_BTD, wv_KHD)
+        q_BNTH = project("BTD,NHD->BNTH", y_BTD, wq_NHD)
+        k_BKTH = project("BTD,KHD->BKTH", y_BTD, wk_KHD)
+        v_BKTH = project("BTD,KHD->BKTH", y_BTD, wv_KHD)
         if c.family == "qwen2":
             q_BNTH += weight("bq", "heads head", (N, H), ZEROS)[:, None]
             k_BKTH += weight("bk", "kv head", (K, H), ZEROS)[:, None]
@@ -189,13 +190,13 @@ class Block(nn.Module):
             out_BNTH = splash_attention(q_BNTH, k_BKTH, v_BKTH, visible)
         else:
             out_BNTH = packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)
-        x_BTD += constrain(jnp.einsum("BNTH,DNH->BTD", out_BNTH, wo_DNH), ("batch", None, None))
+        x_BTD += constrain(project("BNTH,DNH->BTD", out_BNTH, wo_DNH), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
-        gate_BTF = jax.nn.silu(up_projection(y_BTD, gate_FD))
-        up_BTF = checkpoint_name(up_projection(y_BTD, up_FD), UP)
+        gate_BTF = jax.nn.silu(project("BTD,FD->BTF", y_BTD, gate_FD))
+        up_BTF = checkpoint_name(project("BTD,FD->BTF", y_BTD, up_FD), UP)
         ffn_BTF = constrain(gate_BTF * up_BTF, ("batch", None, "ffn"))
-        x_BTD += constrain(jnp.einsum("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", None, None))
+        x_BTD += constrain(project("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", None, None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 
 
@@ -276,27 +277,42 @@ def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> 
 _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
-@jax.custom_vjp
-def up_projection(y_BTD: Array, weight_FD: Array) -> Array:
-    """out_BTF. The gradient of the weight is computed as [D, F] and transposed.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def project(subscripts: str, x: Array, weight: Array) -> Array:
+    """`einsum` of activations and a weight, in the type of `x`.
 
-    JAX's own gradient reads out_BTF transposed, this one y_BTD. A CPU copies what it reads transposed, and y_BTD is
-    several times smaller.
+    The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
+    JAX's own gradient of an up projection would read the larger.
     """
-    return jnp.einsum("BTD,FD->BTF", y_BTD, weight_FD)
+    return einsum(subscripts, x, weight)
 
 
-def _up_projection_forward(y_BTD: Array, weight_FD: Array) -> tuple[Array, tuple[Array, Array]]:
-    return up_projection(y_BTD, weight_FD), (y_BTD, weight_FD)
+def _project_forward(subscripts: str, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return einsum(subscripts, x, weight), (x, weight)
 
 
-def _up_projection_backward(saved: tuple[Array, Array], dout_BTF: Array) -> tuple[Array, Array]:
-    y_BTD, weight_FD = saved
-    dweight_DF = jnp.einsum("BTD,BTF->DF", y_BTD, dout_BTF)
-    return jnp.einsum("BTF,FD->BTD", dout_BTF, weight_FD), dweight_DF.T
+def _project_backward(subscripts: str, saved: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
+    (x, weight), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
+    (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
+    dweight = einsum(f"{axes},{other}->{weight_axes}", smaller, larger)
+    return einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight), dweight
 
 
-up_projection.defvjp(_up_projection_forward, _up_projection_backward)
+project.defvjp(_project_forward, _project_backward)
+
+
+def einsum(subscripts: str, x: Array, y: Array) -> Array:
+    """`jnp.einsum`, in the type of `x`, accumulated in float32.
+
+    On a CPU the product is rounded after it was written in float32: XLA's CPU kernels for bfloat16 (AMX, AVX512-BF16)
+    are used for products in float32 only. Elsewhere that would exchange twice the bytes between devices.
+    """
+
+    def rounded(x: Array, y: Array) -> Array:
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return jnp.einsum(subscripts, x, y, preferred_element_type=wide).astype(x.dtype)
+
+    return jax.lax.platform_dependent(x, y, cpu=rounded, default=functools.partial(jnp.einsum, subscripts))
 
 
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:

@@ -1,8 +1,9 @@
 """A scripted search agent for real questions, which knows the answer and the titles of the pages that hold it.
 
-It looks up a page that the question names. From every page that it reads, it copies the words that lead on to the
-memory, and what to do next: look up another supporting page that they name, for what is then left of the question, or
-give the answer. The decision is made while the passage is in view, and the next turn only has to follow it.
+It thinks what the next page has to answer, and looks up the page that the question, or what is left of it, names. From
+the page it copies the answer to the memory, behind what was asked, with what to do next: look up the page that this
+names, for what is then left of the question, or give the answer. So the wording of the question decides whether to
+search on, and each page is read for one relation.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ NOTHING = "Nothing."
 """The memory of a script that gives up. It is not imitated."""
 
 LEADING_WORDS = 6
+LONGEST_REPEATED = 120
+"""Characters of a question that is repeated in the memory, before its answer."""
 _SENTENCE_START = re.compile(r"(?<=[\w)][\w)][.!?])\s+")
 
 
@@ -69,10 +72,11 @@ class QuestionDemonstrator:
             self.wanted, name = following, following[1]
             parts = decompose(self.asked, query, name)
             self.asked = parts[1] if parts else self.problem.question
-            return f"{clause(text, name)}. Next: {parts[1] if parts else f'{name}.'}"
+            return f"{parts[0]} {name}. Next: {parts[1]}" if parts else f"{clause(text, name)}. Next: {name}."
         if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
             self.answer = name
-            return f"{clause(text, name)}. Answer: {name}."
+            read = self.asked if len(self.asked) < LONGEST_REPEATED else f"{clause(text, name)}."
+            return f"{read} Answer: {name}."
         return NOTHING
 
     def _named_in(self, text: str) -> list[tuple[str, str]]:

@@ -51,8 +51,8 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
     assert [turn.queries[0].text for turn in outcome.turns[:-1]] == ["Ave Caesar", "Alexander Korda"]
     assert [turn.memory for turn in outcome.turns] == [
         "",
-        "It was directed by Alexander Korda. Next: Where was Alexander Korda born?",
-        "Sir Alexander Korda (born in Túrkeve. Answer: Túrkeve.",
+        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
+        "Where was Alexander Korda born? Answer: Túrkeve.",
     ]
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
         "First: Who is the director of film Ave Caesar!?",
@@ -86,7 +86,7 @@ def test_it_gives_up_where_search_finds_nothing():
     outcome, _ = play("Where was the director of Ave Caesar! born?", "Túrkeve", titles, pages)
     assert outcome.answer == ""
     assert [turn.memory for turn in outcome.turns[1:]] == [
-        "It was directed by Alexander Korda. Next: Where was Alexander Korda born?",
+        "Who is the director of Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
         "Nothing.",
     ]
 
@@ -110,3 +110,9 @@ def test_it_gives_up_where_the_pages_do_not_lead_to_the_answer(question, titles)
 )
 def test_a_clause_is_the_words_of_the_sentence_before_the_name(text, name, expected):
     assert clause(text, name) == expected
+
+
+def test_a_long_question_is_not_repeated_in_the_memory():
+    question = f"{'Of all people who sang in a band of any kind, ' * 3}what is Ed Roland's role?"
+    outcome, score = play(question, "lead vocalist", ["Ed Roland"])
+    assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Answer: lead vocalist."
