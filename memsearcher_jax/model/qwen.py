@@ -277,13 +277,17 @@ def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> 
 _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def project(subscripts: str, x: Array, weight: Array) -> Array:
     """`einsum` of activations and a weight, in the type of `x`.
 
     The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
     JAX's own gradient of an up projection would read the larger.
     """
+    return cast("Array", _project(subscripts, x, weight))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _project(subscripts: str, x: Array, weight: Array) -> Array:
     return einsum(subscripts, x, weight)
 
 
@@ -298,7 +302,7 @@ def _project_backward(subscripts: str, saved: tuple[Array, Array], dout: Array) 
     return einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight), dweight
 
 
-project.defvjp(_project_forward, _project_backward)
+_project.defvjp(_project_forward, _project_backward)
 
 
 def einsum(subscripts: str, x: Array, y: Array) -> Array:
