@@ -105,7 +105,8 @@ def assert_recorded_logprobs(params, recorded):
     """The log-probability of every sampled token is that of the full forward pass; elsewhere it is 0."""
     ids_T, sampled_T = np.array(recorded.ids), np.array(recorded.sampled)
     expected_T = np.concatenate([[0], next_token_logprobs(params, ids_T)[np.arange(len(ids_T) - 1), ids_T[1:]]])
-    np.testing.assert_allclose(recorded.logprobs, np.where(sampled_T, expected_T, 0), atol=1e-5)
+    # CPUs sum products in different orders: the largest difference on one with AMX is 1.2e-5.
+    np.testing.assert_allclose(recorded.logprobs, np.where(sampled_T, expected_T, 0), atol=3e-5)
 
 
 def run_conversations(engine, params, numbers, rule=None):
