@@ -190,3 +190,31 @@ def test_bfloat16_compute_is_close_and_gives_float32_logits(base, make_params, m
     copies = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     copied_BTV, _ = forward(copies, replace(half, param_dtype="bfloat16"), *rows)
     np.testing.assert_array_equal(copied_BTV, logits_BTV)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "x_shape", "weight_shape"),
+    [
+        ("BTD,FD->BTF", (2, 5, 4), (6, 4)),
+        ("BTF,DF->BTD", (2, 5, 6), (4, 6)),
+        ("BTD,NHD->BNTH", (2, 5, 4), (2, 3, 4)),
+        ("BNTH,DNH->BTD", (2, 2, 5, 3), (4, 2, 3)),
+    ],
+)
+def test_gradients_of_a_projection_are_those_of_the_product(subscripts, x_shape, weight_shape):
+    x, weight = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate((x_shape, weight_shape)))
+    dout = jax.random.normal(jax.random.key(2), jnp.einsum(subscripts, x, weight).shape)
+    ours, theirs = (jax.vjp(partial(product, subscripts), x, weight)[1](dout) for product in (qwen.project, jnp.einsum))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
+
+
+def test_a_product_of_bfloat16_is_written_as_float32_on_a_cpu_and_rounded_once():
+    x, y = (jax.random.normal(jax.random.key(seed), (16, 64), jnp.bfloat16) for seed in range(2))
+    product = jax.jit(partial(qwen.einsum, "TD,FD->TF"))
+    exact = np.asarray(x, np.float64) @ np.asarray(y, np.float64).T
+    np.testing.assert_allclose(np.asarray(product(x, y), np.float64), exact, rtol=2**-8, atol=1e-5)
+    # On a TPU mesh the devices would exchange their parts of a product in float32.
+    for platform, dtype in (("cpu", "f32"), ("tpu", "bf16")):
+        program = product.trace(x, y).lower(lowering_platforms=(platform,)).as_text()
+        (dot,) = [line for line in program.splitlines() if "dot_general" in line]
+        assert dot.endswith(f"tensor<16x16x{dtype}>")
