@@ -85,9 +85,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             trackers.check_installed(config.rl.trackers)
             if flags.out and not flags.resume:
                 cli.require_vacant(flags.out)
-            hosts = job.enter_context(
-                preemption.joined(stoppable=config.rl.method == "grpo", timeout=flags.join_timeout)
-            )
+            hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
             if hosts.count > 1 and flags.sweep:
                 raise ValueError(f"--sweep runs on one host, not {hosts.count}: train each value separately")
             if hosts.count > 1 and flags.out is None:
@@ -149,7 +147,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     last = loop.train(run, state, out, writer, progress, hosts, trace)
             else:
                 assert writer is not None, "rl.method sft runs on one host"
-                last = sft.train(run, state, out, writer, progress)
+                last = sft.train(run, state, out, writer, progress, hosts)
         if hosts.first:
             write_report(out)
             add_results(out, last_steps(out))

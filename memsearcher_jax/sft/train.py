@@ -15,13 +15,17 @@ from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.rl.init_state import RunState
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
+from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.sft import question_tasks, search_tasks, stream_tasks
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 
-def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress: Progress) -> Metrics:
-    """Train from `start` to step `rl.steps`, write checkpoints and metrics, and return the last step's metrics."""
+def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress: Progress, hosts: Hosts) -> Metrics:
+    """Train from `start` to step `rl.steps`, write checkpoints and metrics, and return the last step's metrics.
+
+    Raises Stopped when the process was asked to stop, after the step under way, and the checkpoint is saved.
+    """
     config, rl = run.config, run.config.rl
     if WORKFLOWS[config.agent.workflow].reads_streams:
         tasks = stream_tasks
@@ -52,10 +56,13 @@ def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress:
                         rng = named_rng(config.seed, name, step)
                         probabilities = trainer.sequence_probabilities(trainer.weights(state), samples, rng)
                         metrics[f"probability/{name}"] = float(probabilities.mean())
+            stopping = hosts.stopping.is_set() and not last
             with timer("write"):
-                if (step + 1) % rl.checkpoint_every == 0 or last:
+                if (step + 1) % rl.checkpoint_every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, config.model, start.meta(0, "", start.health))
             metrics |= timer.metrics
             writer.write(step, metrics)
             progress.advance(metrics)
+            if stopping:
+                raise hosts.stopped(step + 1)
     return metrics

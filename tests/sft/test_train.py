@@ -1,10 +1,15 @@
 """Supervised training with the command, folder and checkpoints of reinforcement learning."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
 from memsearcher_jax.launch import export_hf, tpu_train
 from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.report.progress import Progress
+from memsearcher_jax.runtime import preemption
 
 SMALL = """
     --config tiny_warmstart --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8
@@ -38,10 +43,30 @@ def test_loss_falls_and_held_out_probabilities_are_measured(run_folder):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_can_be_resumed(run_folder, tmp_path, capsys):
+    class StopAfterTheFirstStep(Progress):
+        def advance(self, metrics):
+            super().advance(metrics)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    out, flags = tmp_path / "run", [*SMALL.split(), "--rl.checkpoint_every", "9", "--rl.steps", "4"]
+    with pytest.raises(SystemExit) as stop:
+        tpu_train.main([*flags, "--out", str(out)], StopAfterTheFirstStep)
+    assert stop.value.code == preemption.STOPPED
+    assert "stopped after step 2 (SIGTERM" in capsys.readouterr().err
+    tpu_train.main(["--resume", "--out", str(out)])
+    assert_same_metrics(run_folder, out)
+
+
+@pytest.mark.slow
 def test_resumed_run_reproduces_the_metrics(run_folder, tmp_path):
     out = tmp_path / "run"
     tpu_train.main([*SMALL.split(), "--rl.steps", "2", "--out", str(out)])
     tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "4"])
+    assert_same_metrics(run_folder, out)
+
+
+def assert_same_metrics(run_folder, out):
     expected, resumed = (read_metrics(folder / "metrics.jsonl") for folder in (run_folder, out))
     for one, other in zip(expected, resumed, strict=True):
         assert {name: value for name, value in one.items() if not name.startswith("time/")} == {
