@@ -298,8 +298,11 @@ def _project_forward(subscripts: str, x: Array, weight: Array) -> tuple[Array, t
 def _project_backward(subscripts: str, saved: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
     (x, weight), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
     (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
-    dweight = einsum(f"{axes},{other}->{weight_axes}", smaller, larger)
-    return einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight), dweight
+    # In another order of the result jnp.einsum would exchange the operands.
+    order = "".join(axis for axis in axes + other if axis in weight_axes)
+    dweight = einsum(f"{axes},{other}->{order}", smaller, larger)
+    dx = einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
+    return dx, jnp.einsum(f"{order}->{weight_axes}", dweight)
 
 
 _project.defvjp(_project_forward, _project_backward)
