@@ -6,7 +6,6 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from memsearcher_jax.types import Problem
@@ -15,19 +14,8 @@ QuestionKind = Literal["all", "span", "choice"]
 """choice: the answer is yes, no or one of the options in the question. span: any other, which takes a search."""
 
 _OPTIONS = re.compile(r"(?:, |^Was )(.+?),? or |(?:out of |^Between )(.+?) and ")
-_RELATIONS = ("director", "composer", "performer", "father", "mother", "husband", "wife", "spouse")
-_KINSHIP = {
-    "paternal grandfather": ("father", "father"),
-    "paternal grandmother": ("father", "mother"),
-    "maternal grandfather": ("mother", "father"),
-    "maternal grandmother": ("mother", "mother"),
-    "father-in-law": ("spouse", "father"),
-    "mother-in-law": ("spouse", "mother"),
-    "stepmother": ("father", "spouse"),
-    "stepfather": ("mother", "spouse"),
-}
-"""A relation of two steps -> the two relations."""
-_PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
+PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
+"""What tells the pages of a name apart, at the end of a title."""
 
 
 def of_kind(problem: Problem, kind: QuestionKind) -> bool:
@@ -58,45 +46,8 @@ def find_name(name: str, text: str) -> str:
 def find_title(title: str, text: str) -> str:
     """The first occurrence of a page's title, or else of the title without its parenthesis or without what follows a
     comma; "" if there is none."""
-    bare = _PARENTHESIS.sub("", title)
+    bare = PARENTHESIS.sub("", title)
     return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
-
-
-def decompose(question: str, name: str, bridge: str) -> tuple[str, str] | None:
-    """The two steps of a question such as "When did A's father die?": "Who is A's father?", and, with `bridge` as the
-    answer, "When did B die?". None if the question does not describe somebody by their relation to `name`.
-    """
-    relation = "|".join((*_RELATIONS, *_KINSHIP))
-    name = re.escape(name) + "[!.]*"  # `find_title` leaves out the last punctuation of a title
-    possessive = re.search(rf"{name}'s ({relation})(?![\w-])", question)
-    match = possessive or re.search(rf"the ({relation}) of (?:film |song )?{name}(?!\w)", question)
-    if match is None:
-        return None
-    inner, outer = _KINSHIP.get(match[1], (match[1], ""))
-    first = f"Who is {match[0].replace(match[1], inner)}?"
-    rest = bridge if not outer else f"{bridge}'s {outer}" if possessive else f"the {outer} of {bridge}"
-    return None if first == question else (first, question.replace(match[0], rest))
-
-
-def steps(problem: Problem) -> tuple[Problem, ...]:
-    """The one-hop questions of a two-hop question whose supporting titles say which pages answer them; else ()."""
-    titles = problem.supporting_titles
-    named = [(title, name) for title in titles if (name := find_title(title, problem.question))]
-    if len(titles) != 2 or len(named) != 1:
-        return ()
-    title, name = named[0]
-    other = next(one for one in titles if one != title)
-    bridge = _PARENTHESIS.sub("", other)
-    if (parts := decompose(problem.question, name, bridge)) is None:
-        return ()
-    first = replace(
-        problem,
-        id=f"{problem.id}/1",
-        question=parts[0],
-        golden_answers=(bridge,),
-        metadata={"supporting_titles": [title]},
-    )
-    return first, replace(problem, id=f"{problem.id}/2", question=parts[1], metadata={"supporting_titles": [other]})
 
 
 def split(problems: Sequence[Problem], sizes: Sequence[int], seed: int) -> list[list[Problem]]:

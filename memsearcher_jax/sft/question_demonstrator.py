@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from memsearcher_jax.data.questions import decompose, find_name, find_title
+from memsearcher_jax.data.questions import find_name, find_title
 from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
+from memsearcher_jax.sft.simpler_questions import decompose
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
 FIRST, LAST, ANSWER = "First: {}", "Last: {}", "The memory has the answer."

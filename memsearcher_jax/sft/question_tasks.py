@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memsearcher_jax.data.problems import ProblemLoader
-from memsearcher_jax.data.questions import check_disjoint, steps
+from memsearcher_jax.data.questions import check_disjoint
 from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl.metrics import answer_metrics
@@ -19,8 +19,8 @@ from memsearcher_jax.rl.reward_fn import score_answer
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run, workflow_factory
 from memsearcher_jax.sft.examples import context_examples, scripted_trajectory, span_examples
-from memsearcher_jax.sft.page_facts import other_questions
 from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
+from memsearcher_jax.sft.simpler_questions import other_questions, steps
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
 

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.questions import (
     check_disjoint,
-    decompose,
     find_name,
     find_title,
     guess,
     of_kind,
     split,
-    steps,
 )
 from memsearcher_jax.launch import split_questions
 from memsearcher_jax.types import Problem
@@ -95,55 +93,6 @@ def test_a_question_with_an_alias_that_can_be_guessed_is_a_span():
 )
 def test_the_rule_without_a_model_takes_the_first_option_or_says_yes(question, answer):
     assert guess(problem(1, question)) == answer
-
-
-@pytest.mark.parametrize(
-    ("question", "name", "first", "rest"),
-    [
-        ("When did Al Low's father die?", "Al Low", "Who is Al Low's father?", "When did B. Hay die?"),
-        (
-            "Who is the father of the director of film Rare Bird (Film)?",
-            "Rare Bird (Film)",
-            "Who is the director of film Rare Bird (Film)?",
-            "Who is the father of B. Hay?",
-        ),
-        (
-            "Who is the maternal grandfather of Al Low?",
-            "Al Low",
-            "Who is the mother of Al Low?",
-            "Who is the father of B. Hay?",
-        ),
-        ("Who is Al Low's stepmother?", "Al Low", "Who is Al Low's father?", "Who is B. Hay's spouse?"),
-        ("Who is the father of Al Low's wife?", "Al Low", "Who is Al Low's wife?", "Who is the father of B. Hay?"),
-        ("Who is Al Low's father-in-law?", "Al Low", "Who is Al Low's spouse?", "Who is B. Hay's father?"),
-    ],
-)
-def test_a_question_about_a_described_person_has_two_steps(question, name, first, rest):
-    assert decompose(question, name, "B. Hay") == (first, rest)
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        "Who wrote Al Low?",
-        "Who is Al Low's father-figure?",
-        "Who is the father of Al Lowe?",
-        "Who is Al Low's father?",
-        "Who is the father of Al Low?",
-    ],
-)
-def test_other_questions_have_no_steps(question):
-    assert decompose(question, "Al Low", "B. Hay") is None
-
-
-def test_the_steps_of_a_question_ask_one_page_each():
-    two_hops = problem(7, "When did Al Low's father die?", "1904", ("B. Hay (king)", "Al Low"))
-    first, second = steps(two_hops)
-    assert (first.question, first.golden_answers) == ("Who is Al Low's father?", ("B. Hay",))
-    assert (second.question, second.golden_answers) == ("When did B. Hay die?", ("1904",))
-    assert (first.supporting_titles, second.supporting_titles) == (("Al Low",), ("B. Hay (king)",))
-    assert steps(problem(8, titles=("A", "B"))) == ()
-    assert steps(problem(9, "When did Al Low's father die?", titles=("Al Low",))) == ()
 
 
 @given(st.lists(st.sets(st.integers(0, 12), max_size=3), min_size=8, max_size=20), st.integers(0, 5))
