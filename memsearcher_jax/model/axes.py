@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
@@ -49,6 +50,20 @@ def on_tpu() -> bool:
     """Whether the mesh of `jax.set_mesh` has TPUs; they need not be devices of this process."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and device.platform == "tpu"
+
+
+def as_bits(x: Array) -> Array:
+    """bfloat16 as integers of the same bits, to be cut into slices; on TPUs, and of another type, x itself.
+
+    XLA's CPU compiler moves bfloat16 as float32: to read one layer's weights or one page of a cache, it would convert
+    all of them.
+    """
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 and not on_tpu() else x
+
+
+def from_bits(x: Array) -> Array:
+    """The inverse of `as_bits`."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def shard_count(axis: str) -> int:

@@ -30,7 +30,7 @@ from memsearcher_jax.model.attention import (
     empty,
     partial_attention,
 )
-from memsearcher_jax.model.axes import constrain, on_tpu, shard_map_per_device
+from memsearcher_jax.model.axes import as_bits, constrain, from_bits, on_tpu, shard_map_per_device
 from memsearcher_jax.model.config import ModelConfig
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
@@ -56,16 +56,16 @@ CPU_CACHE_BYTES = 1 << 17
 class Cache:
     """P pages of E entries."""
 
-    k_LPKHE: Array  # in compute_dtype, with rotary positions applied
-    v_LPKEH: Array  # in compute_dtype, always finite: masked values are multiplied by 0
+    k_LPKHE: Array  # `as_bits` of compute_dtype, with rotary positions applied
+    v_LPKEH: Array  # the same; always finite: masked values are multiplied by 0
 
     @classmethod
     def empty(cls, config: ModelConfig, pages: int, page_tokens: int) -> Cache:
         """Call it under jit to create it spread over a mesh."""
         shape_LPK, H, E = (config.layers, pages, config.kv_heads), config.head_size, page_tokens
         return cls(
-            k_LPKHE=constrain(jnp.zeros((*shape_LPK, H, E), config.compute_dtype), CACHE_AXES),
-            v_LPKEH=constrain(jnp.zeros((*shape_LPK, E, H), config.compute_dtype), CACHE_AXES),
+            k_LPKHE=constrain(as_bits(jnp.zeros((*shape_LPK, H, E), config.compute_dtype)), CACHE_AXES),
+            v_LPKEH=constrain(as_bits(jnp.zeros((*shape_LPK, E, H), config.compute_dtype)), CACHE_AXES),
         )
 
     @property
@@ -104,7 +104,7 @@ class CacheView:
     ) -> tuple[Array, Array, Array]:
         """(out_BNTH, k_BKTH, v_BKTH) of one layer: attention to the cached entries, and causally to the new tokens.
 
-        The result has the keys and values of the new tokens, as they are to be appended.
+        The result has the keys and values of the new tokens, as they are to be appended: `as_bits`.
         """
         return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, [self.source(layer)])
 
@@ -167,8 +167,8 @@ class DecodeBuffer:
     tokens here and appends them to the cache once, at its end.
     """
 
-    k_LBKJH: Array  # in compute_dtype, with rotary positions applied
-    v_LBKJH: Array  # in compute_dtype
+    k_LBKJH: Array  # `as_bits` of compute_dtype, with rotary positions applied
+    v_LBKJH: Array  # the same
     visible_BJ: Array  # int32: 0 in gaps and in unwritten entries, else 1
     used: Array  # int32: entries written, gaps included
 
@@ -211,7 +211,8 @@ class DecodeCache:
         if on_tpu():
             return self._attend_in_kernel(layer, rotation, q_BNTH, k_BKTH, v_BKTH)
         buffer = self.buffer
-        k_BKHJ, v_BKJH = jnp.swapaxes(buffer.k_LBKJH[layer], 2, 3), buffer.v_LBKJH[layer]
+        k_BKJH, v_BKJH = (from_bits(x_LBKJH[layer]) for x_LBKJH in (buffer.k_LBKJH, buffer.v_LBKJH))
+        k_BKHJ = jnp.swapaxes(k_BKJH, 2, 3)
         mask_B1J = buffer.visible_BJ[:, None, :] > 0
         sources = [self.view.source(layer), lambda q_BKGTH: partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J)]
         return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
@@ -252,7 +253,7 @@ def _rotate_and_attend(
 ) -> tuple[Array, Array, Array]:
     q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
     k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
-    return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), k_BKTH, v_BKTH
+    return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), as_bits(k_BKTH), as_bits(v_BKTH)
 
 
 def mask_nonfinite_values(k_BKTH: Array, v_BKTH: Array) -> tuple[Array, Array]:
@@ -312,7 +313,7 @@ def paged_attention(
     together = max((rows for rows in range(1, max_together + 1) if A % rows == 0), default=1)
 
     def page(x_LP: Array, number: Array) -> Array:
-        return jax.lax.dynamic_slice(x_LP, (layer, number, 0, 0, 0), (1, 1, *x_LP.shape[2:]))[0]
+        return from_bits(jax.lax.dynamic_slice(x_LP, (layer, number, 0, 0, 0), (1, 1, *x_LP.shape[2:]))[0])
 
     def attend_shared(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
         k_1KHE, v_1KEH = (page(x_LP, page_table_AN[0, number]) for x_LP in (k_LPKHE, v_LPKEH))

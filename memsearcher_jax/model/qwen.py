@@ -25,7 +25,7 @@ from memsearcher_jax.model.attention import (
     rope_rotation,
     splash_attention,
 )
-from memsearcher_jax.model.axes import all_gather_param, constrain, local_shape, reshard
+from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, reshard
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 
@@ -108,6 +108,8 @@ def forward(
     """
     if output not in ("logits", "hidden"):
         raise ValueError(f"output {output!r}: choose logits or hidden")
+    if cache is not None:
+        params = params | {"layers": jax.tree.map(as_bits, params["layers"])}
     result: Any = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
     hidden_BTD, new_cache = result
     return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
@@ -154,8 +156,9 @@ class Block(nn.Module):
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
         def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Array:
+            stored = from_bits(_param(self, name, axes, shape, init))
             # The cast comes first: half the bytes are gathered.
-            return all_gather_param(_param(self, name, axes, shape, init).astype(c.compute_dtype), axes.split())
+            return all_gather_param(stored.astype(c.compute_dtype), axes.split())
 
         attention_norm_D = weight("attention_norm", "norm", (D,), ONES)
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
@@ -257,11 +260,11 @@ def _take_embeddings(vocab_size: int, table_VD: Array, ids_BT: Array) -> Array:
     For all rows at once the TPU compiler sorts the ids first, and compiling that sort takes a fifth of the compile time
     of the whole 7B update. By the compiler's estimate the sums are as fast without it.
     """
-    return table_VD[ids_BT]
+    return from_bits(as_bits(table_VD)[ids_BT])
 
 
 def _take_embeddings_forward(vocab_size: int, table_VD: Array, ids_BT: Array) -> tuple[Array, Array]:
-    return table_VD[ids_BT], ids_BT
+    return _take_embeddings(vocab_size, table_VD, ids_BT), ids_BT
 
 
 def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> tuple[Array, None]:

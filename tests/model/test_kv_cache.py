@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.model import attention, kv_cache, qwen
+from memsearcher_jax.model.axes import as_bits, from_bits
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache, copy_pages
 
 WIDTH = 64  # tokens of a chunk
@@ -156,12 +157,20 @@ def test_the_cache_is_updated_in_place(base, make_params, forward):
     assert memory.temp_size_in_bytes < cache_bytes / 2
 
 
-def test_the_cache_has_the_compute_dtype(base):
+def test_the_cache_holds_the_compute_dtype(base):
     cache = Cache.empty(replace(base, compute_dtype="bfloat16"), 6, 4)
-    assert (cache.k_LPKHE.dtype, cache.v_LPKEH.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert {from_bits(x).dtype for x in (cache.k_LPKHE, cache.v_LPKEH)} == {jnp.dtype("bfloat16")}
     assert cache.k_LPKHE.shape == (base.layers, 6, base.kv_heads, base.head_size, 4)
     assert cache.v_LPKEH.shape == (base.layers, 6, base.kv_heads, 4, base.head_size)
-    assert cache.page_tokens == 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_bits_are_those_of_the_values(dtype):
+    values = jnp.asarray([1.5, -0.0, jnp.inf, 3e-39], dtype)
+    stored = as_bits(values)
+    assert stored.dtype == ("uint16" if dtype == "bfloat16" else dtype)
+    assert from_bits(stored).dtype == dtype
+    assert np.array_equal(np.asarray(from_bits(stored)).view(np.uint8), np.asarray(values).view(np.uint8))
 
 
 def block_of(contexts, table_BN, order, chunks):
