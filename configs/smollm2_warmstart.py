@@ -4,7 +4,7 @@ python launch/tpu_train.py --config smollm2_warmstart --model.path SMOLLM2 --dat
     --retrieval.corpus FILE --out DIR
 
 Questions of data.test are only measured, so give those to tune on. Adapters learn at a higher rate than all weights:
---model.lora_rank 8 --training.learning_rate 1.5e-3.
+--model.lora_rank 16 --training.learning_rate 1.5e-3.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from memsearcher_jax.sft.config import SFTConfig
 
 
 def smollm2_warmstart() -> RunConfig:
-    """One epoch of 239 questions, with the other questions about their pages; a step has four to six mini-batches."""
+    """One epoch of 239 questions, with the other questions about their pages; a step has two to six mini-batches."""
     base = smollm2()
     return replace(
         base,
@@ -26,7 +26,7 @@ def smollm2_warmstart() -> RunConfig:
             grad_accum_steps=4,
             learning_rate=2e-4,
             warmup_steps=8,
-            decay_steps=130,
+            decay_steps=160,
             adam_b2=0.98,
         ),
         rl=RLConfig(method="sft", steps=30, prompts_per_step=8, checkpoint_every=15),

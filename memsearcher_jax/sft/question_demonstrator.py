@@ -3,7 +3,8 @@
 It thinks what the next page has to answer, and looks up the page that the question, or what is left of it, names. From
 the page it copies the answer to the memory, behind what was asked, with what to do next: look up the page that this
 names, for what is then left of the question, or give the answer. So the wording of the question decides whether to
-search on, and each page is read for one relation.
+search on, and each page is read for one relation. Both memories are alike up to the answer, and the thought says how
+they go on: a model that has to decide by the question alone takes every first answer for the last one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory
 from memsearcher_jax.sft.simpler_questions import decompose
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
-FIRST, LAST, ANSWER = "First: {}", "Last: {}", "The memory has the answer."
+FIRST, LAST, ANSWER = "First: {} Then: {}", "Last: {} Then: answer.", "The memory has the answer."
 """Thoughts: before a search that another one follows, before the last one, and before the answer."""
+UNKNOWN = "that person"
+"""Stands in a thought for whom the page will name: relations lead to persons."""
 NOTHING = "Nothing."
 """The memory of a script that gives up. It is not imitated."""
 
@@ -55,10 +58,11 @@ class QuestionDemonstrator:
 
     def _thought(self, title: str, name: str) -> str:
         """What the page has to answer, so that the memory follows from the thought and the passage."""
-        if parts := decompose(self.asked, name, ""):
-            return FIRST.format(parts[0])
+        if parts := decompose(self.asked, name, UNKNOWN):
+            return FIRST.format(*parts)
         others = set(self.problem.supporting_titles) - self.visited - {title}
-        return FIRST.format(name) if others and self.asked == self.problem.question else LAST.format(self.asked)
+        follows = others and self.asked == self.problem.question
+        return FIRST.format(f"{name}.", "another page.") if follows else LAST.format(self.asked)
 
     def _read(self, shown: str) -> str:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
@@ -76,8 +80,8 @@ class QuestionDemonstrator:
             return f"{parts[0]} {name}. Next: {parts[1]}" if parts else f"{clause(text, name)}. Next: {name}."
         if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
             self.answer = name
-            read = self.asked if len(self.asked) < LONGEST_REPEATED else f"{clause(text, name)}."
-            return f"{read} Answer: {name}."
+            read = f"{self.asked} {name}" if len(self.asked) < LONGEST_REPEATED else clause(text, name)
+            return f"{read}. Next: answer {name}."
         return NOTHING
 
     def _named_in(self, text: str) -> list[tuple[str, str]]:

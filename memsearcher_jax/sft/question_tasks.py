@@ -26,8 +26,8 @@ from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
 
 DECIDED_SPANS = {
     "query": re.compile(r'"query": "(.*?)"'),
-    "next": re.compile(r"(Next: .*?)[.?]</memory>"),
-    "answer": re.compile(r"(Answer: .*?)\.</memory>"),
+    "next": re.compile(r"(Next: (?!answer ).*?)[.?]</memory>"),
+    "answer": re.compile(r"[>?] ?([^<>?]*\. Next: answer .*?)\.</memory>"),
 }
 """What a reply decides, as group 1 of a pattern."""
 OTHER_FACTS = 2

@@ -52,11 +52,11 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
     assert [turn.memory for turn in outcome.turns] == [
         "",
         "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
-        "Where was Alexander Korda born? Answer: Túrkeve.",
+        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
     ]
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
-        "First: Who is the director of film Ave Caesar!?",
-        "Last: Where was Alexander Korda born?",
+        "First: Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Last: Where was Alexander Korda born? Then: answer.",
         ANSWER,
     ]
 
@@ -66,8 +66,8 @@ def test_a_question_that_names_no_relation_is_followed_by_its_pages():
     outcome, _ = play("Where was the man behind Ave Caesar! born?", "Túrkeve", titles)
     assert outcome.answer == "Túrkeve"
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns[:-1]] == [
-        "First: Ave Caesar",
-        "Last: Where was the man behind Ave Caesar! born?",
+        "First: Ave Caesar. Then: another page.",
+        "Last: Where was the man behind Ave Caesar! born? Then: answer.",
     ]
     assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
 
@@ -115,4 +115,4 @@ def test_a_clause_is_the_words_of_the_sentence_before_the_name(text, name, expec
 def test_a_long_question_is_not_repeated_in_the_memory():
     question = f"{'Of all people who sang in a band of any kind, ' * 3}what is Ed Roland's role?"
     outcome, score = play(question, "lead vocalist", ["Ed Roland"])
-    assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Answer: lead vocalist."
+    assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Next: answer lead vocalist."

@@ -72,8 +72,8 @@ def test_only_the_replies_of_the_script_are_trained(run):
     assert len(examples) == whole + who_directed + where_born + nationality, "the page of the last director is missing"
     assert metrics["exact_match"] == pytest.approx(2 / 3)
     replies = [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
-    assert sum("Answer: Delft." in reply for reply in replies) == 2
-    assert sum("Answer: Ann Low." in reply for reply in replies) == 1
+    assert sum("Next: answer Delft." in reply for reply in replies) == 2
+    assert sum("Next: answer Ann Low." in reply for reply in replies) == 1
     assert sum("Last: What nationality is Ann Low?" in reply for reply in replies) == 2
     assert all("question>" not in reply for reply in replies)
 
@@ -87,7 +87,7 @@ def test_held_out_examples_train_one_decision_each(run):
     assert texts == {
         "query": ["Old Film", "Di Fox"],
         "next": ["Next: Where was Di Fox born"],
-        "answer": ["Answer: Bonn"],
+        "answer": ["Bonn. Next: answer Bonn"],
     }
 
 
