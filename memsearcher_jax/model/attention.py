@@ -9,11 +9,10 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.axes import shard_map_per_device
+from memsearcher_jax.model.axes import as_bits, from_bits, name_saved, shard_map_per_device
 from memsearcher_jax.model.config import NO_SCALING, RopeScaling
 
 QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
@@ -234,7 +233,7 @@ def _packed_attention_forward(
     q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
 ) -> tuple[Array, tuple[Array, ...]]:
     arguments = q_BNTH, k_BKTH, v_BKTH, *visible
-    saved = [checkpoint_name(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
+    saved = [name_saved(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
     return saved[0], (*arguments, *saved)
 
 
@@ -274,13 +273,12 @@ def _forward_rows(
 
         count, key_block = _needed_key_blocks(visible, number, block)
         softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKGtH))
-        out_BKGtH = normalize(softmax).astype(q_BNTH.dtype)
         logsumexp_BKGt = softmax.max_BKGT + jnp.log(softmax.sum_BKGT)
-        return _write_block(results[0], out_BKGtH, number), _write_block(results[1], logsumexp_BKGt, number)
+        return _write_block(results[0], normalize(softmax), number), _write_block(results[1], logsumexp_BKGt, number)
 
-    zeros = jnp.zeros_like(q_BKGTH), jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
+    zeros = jnp.zeros(q_BKGTH.shape, jnp.float32), jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
     out_BKGTH, logsumexp_BKGT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, attend, zeros)
-    return out_BKGTH.reshape(q_BNTH.shape), logsumexp_BKGT
+    return out_BKGTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype), logsumexp_BKGT
 
 
 def _backward_rows(
@@ -321,12 +319,12 @@ def _backward_rows(
         count, key_block = _needed_key_blocks(visible, number, block)
         zeros_BKGtH = jnp.zeros(q_BKGtH.shape, jnp.float32)
         dq_BKGtH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, count, add_keys, (zeros_BKGtH, dk_BKHT, dv_BKHT))
-        return _write_block(dq_BKGTH, dq_BKGtH.astype(dtype), number), dk_BKHT, dv_BKHT
+        return _write_block(dq_BKGTH, dq_BKGtH, number), dk_BKHT, dv_BKHT
 
-    zeros = jnp.zeros_like(q_BKGTH), jnp.zeros(k_BKHT.shape, jnp.float32), jnp.zeros(v_BKHT.shape, jnp.float32)
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BKGTH, k_BKHT, v_BKHT))
     dq_BKGTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
-    dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(k_BKTH.dtype) for x in (dk_BKHT, dv_BKHT))
-    return dq_BKGTH.reshape(q_BNTH.shape), dk_BKTH, dv_BKTH
+    dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(dtype) for x in (dk_BKHT, dv_BKHT))
+    return dq_BKGTH.reshape(q_BNTH.shape).astype(dtype), dk_BKTH, dv_BKTH
 
 
 def _block_size(T: int) -> int:
@@ -353,7 +351,7 @@ def _visible_mask(visible: Visible, number: Array, keys: Array, block: int) -> A
 
 
 def _read_block(x: Array, number: Array, block: int, axis: int = -2) -> Array:
-    return jax.lax.dynamic_slice_in_dim(x, number * block, block, axis)
+    return from_bits(jax.lax.dynamic_slice_in_dim(as_bits(x), number * block, block, axis))
 
 
 def _write_block(x_BKGT: Array, new_BKGt: Array, number: Array) -> Array:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
@@ -64,6 +65,18 @@ def as_bits(x: Array) -> Array:
 def from_bits(x: Array) -> Array:
     """The inverse of `as_bits`."""
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def name_saved(x: Array, name: str) -> Array:
+    """`checkpoint_name`, for a value of which a scan stacks one per layer: they are stacked `as_bits`."""
+    return from_bits(checkpoint_name(as_bits(x), name))
+
+
+@name_saved.defjvp
+def _name_saved_jvp(name: str, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # Written out, because a policy does not look into another custom_jvp.
+    return from_bits(checkpoint_name(as_bits(primals[0]), name)), tangents[0]
 
 
 def shard_count(axis: str) -> int:

@@ -50,7 +50,11 @@ def row_flops(config: ModelConfig, seq_len: int, predicted: float) -> ForwardFlo
 
 
 def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
-    """Of the forward pass, the backward pass and what remat recomputes; the output layer is always recomputed."""
+    """Of the forward pass, the backward pass and what remat recomputes; the output layer is always recomputed.
+
+    With LoRA the projections and the output layer have no gradient; what their adapters compute is not counted.
+    """
+    weight_gradients = 0 if config.lora_rank else flops.forward - flops.attention
     recomputed = {
         "none": 0.0,
         "save_qkv_attention_up": flops.out_gate_up - flops.down,  # up and down have equal shapes
@@ -58,4 +62,4 @@ def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
         "save_attention": flops.out_gate_up + flops.qkv,
         "nothing_saveable": flops.layers - flops.down,
     }[config.remat]
-    return 3 * flops.forward + recomputed + flops.output
+    return 2 * flops.forward + flops.attention + weight_gradients + recomputed + flops.output

@@ -135,13 +135,10 @@ def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base:
 
 
 def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    # The output comes first: heads and head size, or features; or "embed" alone, into the residual stream.
-    split = 2 if weight.axes[1] == "embed" else len(weight.axes) - 1
-    shape, axes, dtype = weight.shape, weight.axes, jnp.dtype("float32")
-    return {
-        "a": ParamSpec((shape[0], rank, *shape[split:]), dtype, (axes[0], "rank", *axes[split:])),
-        "b": ParamSpec((*shape[:split], rank), dtype, (*axes[:split], "rank")),
-    }
+    (a_axes, b_axes), dtype = qwen.adapter_axes(weight.axes[1:]), jnp.dtype("float32")
+    sizes = dict(zip(weight.axes, weight.shape, strict=True)) | {"rank": rank}
+    pair = {"a": (weight.axes[0], *a_axes), "b": (weight.axes[0], *b_axes)}
+    return {name: ParamSpec(tuple(sizes[axis] for axis in axes), dtype, axes) for name, axes in pair.items()}
 
 
 def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], str, str, int]]:

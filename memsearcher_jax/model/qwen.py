@@ -9,13 +9,12 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from memsearcher_jax.model.attention import (
     ATTENTION_OUTPUT,
@@ -25,7 +24,7 @@ from memsearcher_jax.model.attention import (
     rope_rotation,
     splash_attention,
 )
-from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, reshard
+from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, name_saved, reshard
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 
@@ -33,14 +32,15 @@ Params = dict[str, Any]
 """A nested dict of arrays; the leaves under "layers" are stacked, [L, ...]."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
-QKV, UP = "qkv", "up"  # checkpoint names for remat policies: queries, keys and values; the up projection's output
+INPUT, QKV, UP = "input", "qkv", "up"
+"""Checkpoint names for remat policies: a layer's input; queries, keys and values; the up projection's output."""
 SAVED_NAMES = {
-    "nothing_saveable": (),
-    "save_attention": (ATTENTION_OUTPUT,),
-    "save_qkv_attention": (ATTENTION_OUTPUT, QKV),
-    "save_qkv_attention_up": (ATTENTION_OUTPUT, QKV, UP),
+    "nothing_saveable": (INPUT,),
+    "save_attention": (INPUT, ATTENTION_OUTPUT),
+    "save_qkv_attention": (INPUT, ATTENTION_OUTPUT, QKV),
+    "save_qkv_attention_up": (INPUT, ATTENTION_OUTPUT, QKV, UP),
 }
-"""`ModelConfig.remat` -> what the backward pass saves besides each layer's input."""
+"""`ModelConfig.remat` -> what the backward pass saves."""
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -102,15 +102,19 @@ def forward(
     Without a cache a row may pack several texts: tokens attend to their own segment only; segment 0 is padding. A
     segment whose positions begin at P > 0 continues the first P tokens of its row, and attends to those too; all such
     segments of a row have the same P.
+    params["adapters"], if present, are LoRA adapters that `lora.merge` has already added to the other weights: they get
+    the gradient, and the weights get none.
     With a cache segment_BT is 0 for padding, which comes last in a chunk; tokens follow the entries that their context
     holds (position_BT must agree), attend to them, and are appended. The output at padding is undefined. Raises
     ValueError for another `output`.
     """
     if output not in ("logits", "hidden"):
         raise ValueError(f"output {output!r}: choose logits or hidden")
-    if cache is not None:
-        params = params | {"layers": jax.tree.map(as_bits, params["layers"])}
-    result: Any = Qwen(config).apply({"params": params}, ids_BT, position_BT, segment_BT, cache)
+    weights = {name: value for name, value in params.items() if name != "adapters"}
+    if cache is not None or "adapters" in params:  # integers have no gradient
+        weights["layers"] = jax.tree.map(as_bits, weights["layers"])
+    variables = {"params": weights, "adapters": {"layers": params.get("adapters", {})}}
+    result: Any = Qwen(config).apply(variables, ids_BT, position_BT, segment_BT, cache)
     hidden_BTD, new_cache = result
     return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
 
@@ -155,10 +159,15 @@ class Block(nn.Module):
         c = self.config
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
-        def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Array:
+        def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Any:
             stored = from_bits(_param(self, name, axes, shape, init))
             # The cast comes first: half the bytes are gathered.
-            return all_gather_param(stored.astype(c.compute_dtype), axes.split())
+            value = all_gather_param(stored.astype(c.compute_dtype), axes.split())
+            if not self.has_variable("adapters", name):
+                return value
+            pair, scale = self.get_variable("adapters", name), c.lora_alpha / c.lora_rank
+            a_axes, b_axes = adapter_axes(tuple(axes.split()))
+            return AdaptedWeight(value, all_gather_param(pair["a"], a_axes), all_gather_param(pair["b"], b_axes), scale)
 
         attention_norm_D = weight("attention_norm", "norm", (D,), ONES)
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
@@ -170,6 +179,7 @@ class Block(nn.Module):
         up_FD = weight("up", "ffn embed", (F, D), _normal(D))
         down_DF = weight("down", "embed ffn", (D, F), _normal(2 * c.layers * F))
 
+        x_BTD = name_saved(x_BTD, INPUT)
         y_BTD = rms_norm(x_BTD, attention_norm_D, c.norm_eps)
         q_BNTH = project("BTD,NHD->BNTH", y_BTD, wq_NHD)
         k_BKTH = project("BTD,KHD->BKTH", y_BTD, wk_KHD)
@@ -186,7 +196,7 @@ class Block(nn.Module):
         q_BNTH = constrain(q_BNTH, ("batch", "heads", None, None))
         k_BKTH = constrain(k_BKTH, ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        q_BNTH, k_BKTH, v_BKTH = (checkpoint_name(x, QKV) for x in (q_BNTH, k_BKTH, v_BKTH))
+        q_BNTH, k_BKTH, v_BKTH = (name_saved(x, QKV) for x in (q_BNTH, k_BKTH, v_BKTH))
         if cache is not None:
             out_BNTH, k_BKTH, v_BKTH = cache.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT)
         elif c.attention == "splash":
@@ -197,7 +207,7 @@ class Block(nn.Module):
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
         gate_BTF = jax.nn.silu(project("BTD,FD->BTF", y_BTD, gate_FD))
-        up_BTF = checkpoint_name(project("BTD,FD->BTF", y_BTD, up_FD), UP)
+        up_BTF = name_saved(project("BTD,FD->BTF", y_BTD, up_FD), UP)
         ffn_BTF = constrain(gate_BTF * up_BTF, ("batch", None, "ffn"))
         x_BTD += constrain(project("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", None, None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
@@ -219,7 +229,7 @@ class Qwen(nn.Module):
             block = nn.remat(Block, prevent_cse=False, policy=policy)
         self.layers = nn.scan(
             block,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "adapters": 0},
             split_rngs={"params": True},
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]  # annotated int
             length=c.layers,
@@ -280,12 +290,31 @@ def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> 
 _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
-def project(subscripts: str, x: Array, weight: Array) -> Array:
+class AdaptedWeight(NamedTuple):
+    """A projection to which LoRA adapters were added, and the adapters."""
+
+    weight: Array
+    a: Array  # [rank, *input axes]
+    b: Array  # [*output axes, rank]
+    scale: float
+
+
+def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The logical axes of adapters A and B of a projection, whose output axes come first."""
+    # The output is heads and head size, or features; or "embed" alone, into the residual stream.
+    split = 1 if axes[0] == "embed" else len(axes) - 1
+    return ("rank", *axes[split:]), (*axes[:split], "rank")
+
+
+def project(subscripts: str, x: Array, weight: Array | AdaptedWeight) -> Array:
     """`einsum` of activations and a weight, in the type of `x`.
 
     The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
-    JAX's own gradient of an up projection would read the larger.
+    JAX's own gradient of an up projection would read the larger. With adapters this gradient, which is as large as the
+    weight, is never computed: A and B get theirs from products of their rank.
     """
+    if isinstance(weight, AdaptedWeight):
+        return cast("Array", _project_adapted(subscripts, weight.scale, x, *weight[:3]))
     return cast("Array", _project(subscripts, x, weight))
 
 
@@ -309,6 +338,35 @@ def _project_backward(subscripts: str, saved: tuple[Array, Array], dout: Array) 
 
 
 _project.defvjp(_project_forward, _project_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _project_adapted(subscripts: str, scale: float, x: Array, weight: Array, a: Array, b: Array) -> Array:
+    return einsum(subscripts, x, weight)
+
+
+def _project_adapted_forward(subscripts: str, scale: float, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
+    return _project_adapted(subscripts, scale, *arguments), arguments
+
+
+def _project_adapted_backward(
+    subscripts: str, scale: float, saved: tuple[Array, ...], dout: Array
+) -> tuple[Array | None, ...]:
+    """With y = x (W + scale B A)^T: dA = scale (dy B)^T x and dB = scale dy^T (x A^T)."""
+    (x, weight, a, b), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
+    a_axes = "R" + "".join(axis for axis in weight_axes if axis in x_axes)
+    b_axes = "".join(axis for axis in weight_axes if axis in out_axes) + "R"
+
+    def product(subscripts: str, x: Array, y: Array) -> Array:
+        operands = x.astype(dout.dtype), y.astype(dout.dtype)
+        return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
+
+    da = product(f"BTR,{x_axes}->{a_axes}", product(f"{out_axes},{b_axes}->BTR", dout, b), x)
+    db = product(f"{out_axes},BTR->{b_axes}", dout, product(f"{x_axes},{a_axes}->BTR", x, a))
+    return einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight), None, scale * da, scale * db
+
+
+_project_adapted.defvjp(_project_adapted_forward, _project_adapted_backward)
 
 
 def einsum(subscripts: str, x: Array, y: Array) -> Array:

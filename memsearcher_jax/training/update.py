@@ -140,9 +140,10 @@ def make_update(
 
     def local_gradient(params: Params, batch: PackedBatch, weight_BT: jax.Array, base: Params | None):
         """(gradient of the local parameter shards, (logprob_BT, entropy_BT) of the local rows)."""
+        merged = None if base is None else lora.merge(base, params, model_config)
 
         def loss(params: Params, batch: PackedBatch, weight_BT: jax.Array):
-            weights = params if base is None else lora.merge(base, params, model_config)
+            weights = params if merged is None else merged | {"adapters": params["layers"]}
             scores = token_logprobs(weights, model_config, batch, chunk=config.logit_chunk, temperature=temperature)
             return loss_fn(config, *scores, batch, weight_BT)[0], scores
 

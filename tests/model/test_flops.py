@@ -40,3 +40,10 @@ def test_saved_activations_are_not_recomputed():
     assert flops == sorted(flops) and len(set(flops)) == 5
     assert flops[0] == 3 * work.forward + work.output
     assert flops[4] == 4 * work.forward - work.down
+
+
+def test_lora_computes_no_gradients_of_weights():
+    config = replace(SEVEN_B, remat="none")
+    work = row_flops(config, 8_192, 2_048)
+    weight_gradients = training_flops(config, work) - training_flops(replace(config, lora_rank=16), work)
+    assert weight_gradients == work.forward - work.attention

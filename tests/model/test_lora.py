@@ -52,6 +52,25 @@ def test_an_adapter_adds_a_scaled_product_to_its_projection_alone(params, target
     assert all(merged[other] is params["layers"][other] for other in merged if other != name)
 
 
+@pytest.mark.parametrize("remat", ["none", "save_qkv_attention_up"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_adapters_get_the_gradient_of_the_weights_that_they_make(params, dtype, tolerance, remat):
+    """It is computed without the gradients of the weights themselves; the reference differentiates through `merge`."""
+    config, adapters = replace(CONFIG, compute_dtype=dtype, remat=remat), adapters_of(CONFIG)
+    ids_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12))
+    arguments = config, ids_BT, np.tile(np.arange(12), (2, 1)), np.ones((2, 12), np.int32)
+    target_BTV = np.random.default_rng(1).standard_normal((2, 12, config.vocab_size))
+    merged = lora.merge(params, adapters, config)
+
+    def loss(weights):
+        return (qwen.forward(weights, *arguments)[0] * target_BTV).sum()
+
+    expected = jax.grad(lambda adapters: loss(lora.merge(params, adapters, config)))(adapters)
+    found = jax.grad(lambda adapters: loss(merged | {"adapters": adapters["layers"]}))(adapters)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
+
+
 def test_adapters_are_sharded_like_their_projection():
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2), jax.devices())
     layers = sharding.abstract_arrays(lora.adapter_specs(CONFIG), mesh)["layers"]
