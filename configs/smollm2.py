@@ -32,7 +32,7 @@ def smollm2() -> RunConfig:
             norm_eps=1e-5,
             tie_embeddings=True,
             max_positions=8_192,
-            remat="nothing_saveable",  # stored activations cost a CPU more than computing them again
+            remat="save_qkv_attention_up",
         ),
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(

@@ -26,17 +26,23 @@ _KINSHIP = {
 """A relation of two steps -> the two relations."""
 _DATE = r"(\d{1,2} [A-Z][a-z]+ \d{4}|[A-Z][a-z]+ \d{1,2}, \d{4})"
 _NAME = r"([A-Z][\w'-]+(?:,? (?:of |de |von |the )?[A-Z](?:\.|[\w'-]*))*)"
+_PLACE = r"([A-Z][\w'-]+(?: (?:of |de |von |the )?[A-Z](?:\.|[\w'-]*))*)\b(?! \d)"
+"""As the reference answers name it: "Barcelona" of "Barcelona, Spain"; not "January 1802"."""
 _NATIONALITY = r"(?:is|was) an? ([A-Z][a-z]+(?:an|ish|ese|ch))\b"
 FACTS = (
     (re.compile(rf"born:? (?:on )?{_DATE}"), "When was {} born?"),
     (re.compile(rf"\({_DATE} ?[–-]"), "What is the date of birth of {}?"),
     (re.compile(rf"[–-] ?{_DATE}\)"), "When did {} die?"),
     (re.compile(rf"[–-] ?{_DATE}\)"), "What is the date of death of {}?"),
-    (re.compile(rf"born (?:[^.()]{{0,40}} )?in {_NAME}"), "Where was {} born?"),
-    (re.compile(rf"died (?:[^.()]{{0,40}} )?(?:in|at) {_NAME}"), "Where was the place of death of {}?"),
+    (re.compile(rf"born (?:[^.()]{{0,40}} )?in {_PLACE}"), "Where was {} born?"),
+    (re.compile(rf"died (?:[^.()]{{0,40}} )?(?:in|at) {_PLACE}"), "Where was the place of death of {}?"),
     (re.compile(_NATIONALITY), "What nationality is {}?"),
     (re.compile(_NATIONALITY), "Which country {} is from?"),
     (re.compile(rf"\b(?:son|daughter) of (?:[a-z]+ )*{_NAME}"), "Who is the father of {}?"),
+    (
+        re.compile(rf"\b(?:son|daughter) of [^.;]{{2,60}}? and (?:his (?:[a-z]+ )*wife,? )?{_NAME}"),
+        "Who is the mother of {}?",
+    ),
     (re.compile(rf"\b(?:married(?: to)?|wife of|husband of) (?:[a-z]+ )*{_NAME}"), "Who is the spouse of {}?"),
 )
 """(a pattern whose group 1 is the answer, the question about somebody)."""
@@ -96,14 +102,24 @@ def other_questions(problem: Problem, title: str, text: str) -> list[tuple[Probl
     described = parts[0].removeprefix("Who is ").removesuffix("?")
     pairs = []
     for number, (pattern, question) in enumerate(FACTS):
-        if (match := pattern.search(text)) and question.format(described) != problem.question:
-            whole = replace(
-                problem,
-                id=f"{problem.id}/fact{number}",
-                question=question.format(described),
-                golden_answers=(match[1],),
-            )
+        two_hops = _as_kinship(question, described) or question.format(described)
+        if (match := pattern.search(text)) and two_hops != problem.question:
+            whole = replace(problem, id=f"{problem.id}/fact{number}", question=two_hops, golden_answers=(match[1],))
             metadata = {"supporting_titles": [title]}
             alone = replace(whole, id=f"{whole.id}/2", question=question.format(name), metadata=metadata)
             pairs.append((whole, alone))
     return pairs
+
+
+def _as_kinship(question: str, described: str) -> str | None:
+    """ "Who is A's paternal grandmother?" for "Who is the mother of {}?" about "A's father"; else None."""
+    for word, (first, second) in _KINSHIP.items():
+        if second == "spouse" or question != f"Who is the {second} of {{}}?":
+            continue  # a father's spouse may be the mother, too
+        for relation in ("husband", "wife", "spouse") if first == "spouse" else (first,):
+            possessive, of = f"'s {relation}", f"the {relation} of "
+            if described.endswith(possessive):
+                return f"Who is {described.removesuffix(possessive)}'s {word}?"
+            if described.startswith(of):
+                return f"Who is the {word} of {described.removeprefix(of)}?"
+    return None
