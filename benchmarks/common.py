@@ -94,7 +94,7 @@ def preset(name: str) -> Any:
 def model_of(size: Size, dtype: str) -> ModelConfig:
     """The model config, with weights, activations and cache in one data type."""
     model = SMALL_MODELS.get(size) or preset(size).model
-    return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none")
+    return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none", path="", adapter="", lora_rank=0)
 
 
 def mesh_of(tensor: int):

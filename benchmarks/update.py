@@ -3,6 +3,7 @@
 python benchmarks/update.py                                      # tiny and small in float32, against torch
 python benchmarks/update.py --sizes qwen05b --contexts 8 --repeats 1
 python benchmarks/update.py --no-torch --baseline ../before      # a worktree of an earlier commit
+python benchmarks/update.py --no-torch --baseline ../before --sizes smollm2 --dtype bfloat16 --lora-rank 16
 python benchmarks/update.py --isa avx2                           # all programs without AVX-512
 
 The contexts are those of workload.py: MemSearcher's lengths, with the system prompt of all contexts at their beginning.
@@ -73,6 +74,8 @@ class Flags(common.Flags):
     """Tokens of a row whose logits exist at a time in our update."""
     dtype: str = "float32"
     """Type of weights and activations."""
+    lora_rank: int = 0
+    """Train adapters of this rank, not the weights; not with torch."""
     isa: Literal["all", "avx2"] = "all"
     """Instruction sets that the programs may use."""
     steps: int = 2
@@ -95,6 +98,8 @@ class Context:
 
 
 def main(flags: Flags) -> None:
+    if flags.lora_rank and flags.torch:
+        raise SystemExit("--lora-rank trains adapters, which the program on torch has not: add --no-torch")
     if flags.child:
         program = torch_steps if flags.child == "torch" else update_steps
         print(json.dumps(program(flags, flags.sizes[0])))
@@ -139,7 +144,8 @@ def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
     """The result of one program in a process of its own."""
     if name == "baseline":
         flags = replace(flags, seq_len=flags.baseline_seq_len)
-    fields = ("contexts", "seq_len", "grad_accum_steps", "remat", "logit_chunk", "dtype", "steps", "torch_contexts")
+    fields = ("contexts", "seq_len", "grad_accum_steps", "remat", "logit_chunk", "dtype", "lora_rank", "steps")
+    fields = (*fields, "torch_contexts")
     arguments = [word for field in fields for word in (f"--{field.replace('_', '-')}", str(getattr(flags, field)))]
     environment = dict(INSTRUCTION_SETS[flags.isa])
     if name == "baseline":
@@ -176,7 +182,7 @@ def update_steps(flags: Flags, size: str) -> dict:
     """Times the update of the package. Without steps, writes the initial weights instead."""
     import jax
 
-    from memsearcher_jax.model import weights
+    from memsearcher_jax.model import lora, weights
     from memsearcher_jax.training.config import TrainingConfig
     from memsearcher_jax.training.packing import TrainingExample, pack
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
@@ -188,7 +194,9 @@ def update_steps(flags: Flags, size: str) -> dict:
         return {}
     # Not from the preset, which the package of an earlier commit cannot read.
     model, params = weights.load(flags.folder, mesh=mesh)
-    model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat)
+    model = replace(
+        model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat, lora_rank=flags.lora_rank
+    )
     contexts = make_contexts(size, flags, model.vocab_size)
 
     def packed(seq_len: int, rows: int, logprobs: Callable[[Context], np.ndarray]):
@@ -220,12 +228,13 @@ def update_steps(flags: Flags, size: str) -> dict:
     )
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
-        state = init_state(params, model, optimizer, mesh)
-        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch).compile()
+        frozen = (params,) if flags.lora_rank else ()
+        state = init_state(lora.init(jax.random.key(0), model) if frozen else params, model, optimizer, mesh)
+        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch, *frozen).compile()
 
         def step() -> tuple[float, float]:
             nonlocal state
-            state, metrics = jax.block_until_ready(update(state, batch))
+            state, metrics = jax.block_until_ready(update(state, batch, *frozen))
             return float(metrics["loss"]), float(metrics["grad_norm"])
 
         return time_steps(step, flags.steps) | {"tokens": batch.ids_BT.size}

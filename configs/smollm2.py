@@ -1,9 +1,9 @@
 """Multi-context GRPO of SmolLM2-135M on real questions and passages: a language model that two CPU cores can train.
 
-python launch/tpu_train.py --config smollm2 --model.path WARMSTART --data.train FILE --data.test FILE
-    --retrieval.corpus FILE
+python launch/tpu_train.py --config smollm2 --data.train FILE --data.test FILE --retrieval.corpus FILE
 
-docs/real_questions.md has every command, from the pip package that holds the model to the evaluation.
+The weights are in the folder smollm2, from launch/import_gguf.py. Training goes on with the adapters of
+`smollm2_warmstart`, which come with this package. docs/real_questions.md has every command.
 """
 
 from memsearcher_jax.agent.config import AgentConfig
@@ -33,6 +33,9 @@ def smollm2() -> RunConfig:
             tie_embeddings=True,
             max_positions=8_192,
             remat="save_qkv_attention_up",
+            path="smollm2",
+            lora_rank=16,
+            adapter="package:smollm2_search",
         ),
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(
@@ -63,7 +66,7 @@ def smollm2() -> RunConfig:
             minibatch_rows=32,
             grad_accum_steps=32,
             logit_chunk=64,
-            learning_rate=5e-6,
+            learning_rate=1e-4,
             warmup_steps=4,
             adam_b2=0.99,
             kl_coefficient=0.0,

@@ -1,10 +1,9 @@
-"""The warm start of `smollm2`: SFT on demonstrations that a script makes from real questions and their pages.
+"""Makes `package:smollm2_search`: SFT on demonstrations that a script makes from real questions and their pages.
 
-python launch/tpu_train.py --config smollm2_warmstart --model.path SMOLLM2 --data.train FILE --data.test FILE
-    --retrieval.corpus FILE --out DIR
+python launch/tpu_train.py --config smollm2_warmstart --data.train FILE --data.test FILE --retrieval.corpus FILE
 
-Questions of data.test are only measured, so give those to tune on. Adapters learn at a higher rate than all weights:
---model.lora_rank 16 --training.learning_rate 1.5e-3.
+Questions of data.test are only measured, so give those to tune on. All weights learn at a lower rate than adapters:
+--model.lora_rank 0 --training.learning_rate 2e-4.
 """
 
 from dataclasses import replace
@@ -20,11 +19,12 @@ def smollm2_warmstart() -> RunConfig:
     base = smollm2()
     return replace(
         base,
+        model=replace(base.model, adapter=""),
         training=replace(
             base.training,
             minibatch_rows=4,
             grad_accum_steps=4,
-            learning_rate=2e-4,
+            learning_rate=1.5e-3,
             warmup_steps=8,
             decay_steps=160,
             adam_b2=0.98,

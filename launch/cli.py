@@ -412,7 +412,7 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     checkpoint = source.checkpoint
     from_run = not source.config and checkpoint is not None and is_run(checkpoint)
     base = read_run_config(checkpoint) if checkpoint and from_run else load_preset(source.config or "nano")
-    if from_run:  # whose weights contain the adapters that it started from
+    if checkpoint is not None and is_run(checkpoint):  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
     if checkpoint is None:
@@ -421,7 +421,9 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
         raise FileNotFoundError(f"--checkpoint {checkpoint}: no such directory")
     # A run directory has the tokenizer of its weights.
     tokenizer = "" if is_run(checkpoint) else flags.run.model.tokenizer
-    model = replace(flags.run.model, path=str(checkpoint), tokenizer=tokenizer)
+    # Of a run its own settings say which adapters it trained; those of other weights are merged.
+    rank = flags.run.model.lora_rank if is_run(checkpoint) else 0
+    model = replace(flags.run.model, path=str(checkpoint), tokenizer=tokenizer, lora_rank=rank)
     return replace(flags, run=replace(flags.run, model=model))
 
 

@@ -13,8 +13,9 @@ from memsearcher_jax.sft import question_tasks
 # The last director has no page.
 FILMS = [("Ave Caesar", "Ann Low", "Delft"), ("Paradox", "Bob Hay", "London"), ("Rare Bird", "Cy Orr", "")]
 SMALL = """
-    --config smollm2_warmstart --model.layers 1 --model.embed_size 24 --model.ffn_size 32 --model.head_size 8
-    --model.heads 3 --model.vocab_size 1536 --training.minibatch_rows 8 --training.grad_accum_steps 1
+    --config smollm2_warmstart --model.path= --model.lora_rank 0 --model.layers 1 --model.embed_size 24
+    --model.ffn_size 32 --model.head_size 8 --model.heads 3 --model.vocab_size 1536
+    --training.minibatch_rows 8 --training.grad_accum_steps 1
     --training.warmup_steps 0 --training.seq_len 1536 --sampling.context_tokens 1536 --agent.observation_tokens 384
     --rl.prompts_per_step 3 --rl.steps 2 --sft.measure_every 2
 """
