@@ -268,7 +268,8 @@ def test_a_preset_opens_on_eight_devices(name):
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {*QWEN, *STREAMS, "tiny_react", "search_r1_3b"}))
 def test_the_longest_turn_fits_the_small_presets(name):
     preset = cli.load_preset(name)
-    check_fit_is_exact(preset, setup.open_tokenizer(preset.model))
+    packaged = replace(preset.model, path="")  # the weights of smollm2 come from elsewhere
+    check_fit_is_exact(preset, setup.open_tokenizer(packaged))
 
 
 @pytest.mark.parametrize("name", QWEN)
