@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 from memsearcher_jax.agent import prompts
@@ -17,6 +18,7 @@ from memsearcher_jax.planning import roofline
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.stream_reward import check_answer_contexts
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime import load_weights
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("[!_]*.py"))
 STREAMS = [name for name in PRESETS if "memalpha" in name]
@@ -310,3 +312,10 @@ def longest_turn(preset: RunConfig, templates: prompts.Prompts, tokenizer: ChatT
     message = templates.tool_message([(text(share), text(share))] * agent.max_calls)
     extension = tokenizer.encode_spans(templates.continuation(message, think=False))
     return len(opening) + len(extension) + 2 * agent.completion_tokens
+
+
+def test_the_packaged_adapters_are_those_that_smollm2_trains_further():
+    model = cli.load_preset("smollm2").model
+    found, adapters = load_weights.load_adapters(model)
+    assert found == model
+    assert all(np.abs(pair["b"]).max() > 0 for pair in adapters["layers"].values())
