@@ -1,4 +1,4 @@
-"""docs/first_run.md on part of its data: real passages, real questions, the real tokenizer, a random small Qwen."""
+"""The steps of docs/first_run.md on part of its data, with the tokenizer of Qwen2.5 and a small random Qwen."""
 
 import json
 from dataclasses import replace
