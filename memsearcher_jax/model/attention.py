@@ -12,7 +12,7 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.axes import as_bits, from_bits, name_saved, shard_map_per_device
+from memsearcher_jax.model.axes import as_bits, from_bits, name_bits, shard_map_per_device
 from memsearcher_jax.model.config import NO_SCALING, RopeScaling
 
 QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
@@ -233,7 +233,7 @@ def _packed_attention_forward(
     q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
 ) -> tuple[Array, tuple[Array, ...]]:
     arguments = q_BNTH, k_BKTH, v_BKTH, *visible
-    saved = [name_saved(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
+    saved = [name_bits(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
     return saved[0], (*arguments, *saved)
 
 

@@ -67,16 +67,21 @@ def from_bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
+def name_bits(x: Array, name: str) -> Array:
+    """`checkpoint_name` without a derivative, for a value of which a scan stacks one per layer: these are `as_bits`."""
+    return from_bits(checkpoint_name(as_bits(x), name))
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def name_saved(x: Array, name: str) -> Array:
-    """`checkpoint_name`, for a value of which a scan stacks one per layer: they are stacked `as_bits`."""
-    return from_bits(checkpoint_name(as_bits(x), name))
+    """`name_bits` with the derivative of the identity."""
+    return name_bits(x, name)
 
 
 @name_saved.defjvp
 def _name_saved_jvp(name: str, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # Written out, because a policy does not look into another custom_jvp.
-    return from_bits(checkpoint_name(as_bits(primals[0]), name)), tangents[0]
+    # Not name_saved: a policy does not look into another custom_jvp.
+    return name_bits(primals[0], name), tangents[0]
 
 
 def shard_count(axis: str) -> int:
