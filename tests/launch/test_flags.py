@@ -11,6 +11,7 @@ import pytest
 from memsearcher_jax.config import settings
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.launch import ask, cli, evaluate, export_hf, tpu_train
+from memsearcher_jax.runtime.run_dir import write_run_config
 
 LAUNCH = Path(cli.__file__).parent
 
@@ -200,3 +201,17 @@ def test_compiled_programs_are_cached_across_processes(tmp_path):
     ]
     assert outputs[0] == "0\n" and int(outputs[1]) > 0
     assert any(cache.iterdir())
+
+
+def test_adapters_of_a_preset_are_merged_into_weights_and_left_out_with_a_run(tmp_path):
+    """Adapters that are to be trained further would not be merged, and a run's weights contain them."""
+
+    def evaluated(folder: Path):
+        return cli.parse(evaluate.Evaluate, ["--config", "smollm2", "--checkpoint", str(folder)]).run.model
+
+    weights, run = tmp_path / "weights", tmp_path / "run"
+    weights.mkdir()
+    run.mkdir()
+    write_run_config(run, cli.load_preset("smollm2"))
+    assert (evaluated(weights).adapter, evaluated(weights).lora_rank) == ("package:smollm2_search", 0)
+    assert (evaluated(run).adapter, evaluated(run).lora_rank) == ("", 16)
