@@ -101,7 +101,8 @@ def test_contexts_are_bounded_and_no_chunk_takes_longer_than_another(stream, tok
     template = sum(map(len, token_counter.prompt(prompts.load(AGENT).chunk_prompt("", ""))))
     assert max(tokens) <= template + AGENT.memory_tokens + CHUNK_TOKENS
     assert max(tokens[20:]) - min(tokens[20:-1]) < 500, "the position in the stream is not seen in the context"
-    assert statistics.median(last) < 1.3 * statistics.median(first) + 1e-3
+    # A cost that grows with the stream would be five times as large; other work on the same core makes it 1.7 times.
+    assert statistics.median(last) < 2 * statistics.median(first) + 1e-3
 
 
 @pytest.mark.slow
