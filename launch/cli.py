@@ -419,11 +419,9 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
         return flags
     if not checkpoint.is_dir() and not hub.is_repository(str(checkpoint)):
         raise FileNotFoundError(f"--checkpoint {checkpoint}: no such directory")
-    # A run directory has the tokenizer of its weights.
-    tokenizer = "" if is_run(checkpoint) else flags.run.model.tokenizer
-    # Of a run its own settings say which adapters it trained; those of other weights are merged.
-    rank = flags.run.model.lora_rank if is_run(checkpoint) else 0
-    model = replace(flags.run.model, path=str(checkpoint), tokenizer=tokenizer, lora_rank=rank)
+    model = replace(flags.run.model, path=str(checkpoint))
+    # A run directory has the tokenizer and the adapters of its weights; into other weights model.adapter is merged.
+    model = replace(model, tokenizer="") if is_run(checkpoint) else replace(model, lora_rank=0)
     return replace(flags, run=replace(flags.run, model=model))
 
 
