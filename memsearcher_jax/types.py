@@ -50,7 +50,8 @@ class Problem:
         """Titles of the passages that the answer needs; () where the data does not name them.
 
         Raises ValueError where `supporting_titles` of the metadata is not a list of strings. HotpotQA and
-        2WikiMultihopQA name them in `supporting_facts`.
+        2WikiMultihopQA name them in `supporting_facts`. The latter lists "Place of birth" where the question has these
+        words in small letters: such a title is a phrase of the question and no page to read.
         """
         facts = self.metadata.get("supporting_facts")
         titles = self.metadata.get("supporting_titles") or (facts.get("title") if isinstance(facts, dict) else ()) or ()
@@ -58,13 +59,19 @@ class Problem:
             raise ValueError(
                 f"problem {self.id!r}: metadata.supporting_titles must be a list of strings, not {titles!r}"
             )
-        return tuple(dict.fromkeys(titles))
+        return tuple(title for title in dict.fromkeys(titles) if not _is_phrase(title, self.question))
 
     @classmethod
     def of_stream(cls, id: str, stream: Stream) -> Problem:
         """A problem that reads one stream."""
         description = f"{len(stream.chunks)} chunks of {stream.source}, {len(stream.questions)} questions"
         return cls(id, description, (), {"source": stream.source}, stream)
+
+
+def _is_phrase(title: str, question: str) -> bool:
+    """Whether a title of several words is written like a common noun, also in the question. Names have capitals."""
+    phrase = title[:1].lower() + title[1:]
+    return " " in title and phrase != title and phrase.islower() and phrase in question
 
 
 @dataclass(frozen=True)

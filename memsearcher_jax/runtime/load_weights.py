@@ -38,6 +38,10 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
     trained = trained_model(folder)
     _check_same_model(folder, model, trained)
     if trained.lora_rank:
+        if trained.adapter and trained.adapter == model.adapter:
+            raise ValueError(
+                f'{folder} was trained from the adapters {model.adapter} and contains them: set model.adapter to ""'
+            )
         check_weights(trained.path, replace(trained, adapter=""))
     if newest_step(folder) is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet: resume that run, or choose other weights")

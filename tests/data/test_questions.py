@@ -39,6 +39,19 @@ def test_names_are_found_as_written_in_the_text(name, text, found):
     assert find_name(name, text) == found
 
 
+@pytest.mark.parametrize(
+    ("title", "question", "is_page"),
+    [
+        ("Place of birth", "What is the place of birth of the director of film Rome?", False),
+        ("Place of birth", "Who wrote Place of birth?", True),
+        ("Rome", "who lived in rome?", True),
+        ("First Congress", "Where was the first congress?", True),
+    ],
+)
+def test_a_title_that_is_a_phrase_of_the_question_is_no_page(title, question, is_page):
+    assert problem(0, question, titles=[title, "Other"]).supporting_titles == ((title,) if is_page else ()) + ("Other",)
+
+
 @given(st.text(max_size=20), st.text(max_size=40))
 def test_what_is_found_is_in_the_text(name, text):
     assert find_name(name, text) in text

@@ -11,6 +11,7 @@ import pytest
 from memsearcher_jax.config import settings
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.launch import ask, cli, evaluate, export_hf, tpu_train
+from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.run_dir import write_run_config
 
 LAUNCH = Path(cli.__file__).parent
@@ -215,3 +216,5 @@ def test_adapters_of_a_preset_are_merged_into_weights_and_left_out_with_a_run(tm
     write_run_config(run, cli.load_preset("smollm2"))
     assert (evaluated(weights).adapter, evaluated(weights).lora_rank) == ("package:smollm2_search", 0)
     assert (evaluated(run).adapter, evaluated(run).lora_rank) == ("", 16)
+    with pytest.raises(ValueError, match=r"was trained from the adapters package:smollm2_search and contains them"):
+        load_weights.check_weights(run, cli.load_preset("smollm2").model)
