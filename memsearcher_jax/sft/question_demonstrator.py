@@ -4,7 +4,8 @@ It thinks what the next page has to answer, and looks up the page that the quest
 the page it copies the answer to the memory, behind what was asked, with what to do next: look up the page that this
 names, for what is then left of the question, or give the answer. So the wording of the question decides whether to
 search on, and each page is read for one relation. Both memories are alike up to the answer, and the thought says how
-they go on: a model that has to decide by the question alone takes every first answer for the last one.
+they go on: a model that has to decide by the question alone takes every first answer for the last one. An agent that
+keeps its history has no memory: what would stand there is its next thought.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _SENTENCE_START = re.compile(r"(?<=[\w)][\w)][.!?])\s+")
 
 @dataclass
 class QuestionDemonstrator:
-    """The policy for one problem. It gives up, with an empty answer, where search or a passage does not lead on."""
+    """The policy for one problem, in workflows with a memory and with a history.
+
+    It gives up, with an empty answer, where search or a passage does not lead on.
+    """
 
     problem: Problem
     asked: str = ""  # what is left of the question
@@ -50,11 +54,14 @@ class QuestionDemonstrator:
         return results
 
     def __call__(self, request: Generate) -> Completion:
+        read = ""
         if not isinstance(request.text, Prompt):
-            return Completion(format_memory(self._read([span.text for span in request.text if not span.trusted][-1])))
+            read = self._read([span.text for span in request.text if not span.trusted][-1])
+            if not request.text[-1].text.endswith("<think>"):
+                return Completion(format_memory(read))
         if self.answer is not None or self.wanted is None:
-            return Completion(f"{ANSWER}</think>\n{format_answer(self.answer or '')}")
-        return Completion(f"{self._thought(*self.wanted)}</think>\n{format_search(self.wanted[1])}")
+            return Completion(f"{read or ANSWER}</think>\n{format_answer(self.answer or '')}")
+        return Completion(f"{read or self._thought(*self.wanted)}</think>\n{format_search(self.wanted[1])}")
 
     def _thought(self, title: str, name: str) -> str:
         """What the page has to answer, so that the memory follows from the thought and the passage."""

@@ -7,6 +7,7 @@ import pytest
 from memsearcher_jax.agent import prompts, reward
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
+from memsearcher_jax.agent.react import react
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.sft.question_demonstrator import ANSWER, QuestionDemonstrator, clause
 from memsearcher_jax.types import Passage, Problem, Search, SearchResult, StopReason
@@ -28,10 +29,10 @@ class WordCounter:
         return text if self.count(text) <= limit else " ".join(text.split(" ")[:limit])
 
 
-def play(question, answer, titles, pages=PAGES, agent=AGENT):
+def play(question, answer, titles, pages=PAGES, agent=AGENT, start=memsearcher):
     problem = Problem("1", question, (answer,), {"supporting_titles": titles})
     policy = QuestionDemonstrator(problem)
-    workflow = memsearcher(question, config=agent, prompts=prompts.load(agent), token_counter=WordCounter())
+    workflow = start(question, config=agent, prompts=prompts.load(agent), token_counter=WordCounter())
 
     def search(request: Search) -> tuple[SearchResult, ...]:
         found = [
@@ -58,6 +59,23 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
         "First: Who is the director of film Ave Caesar!? Then: Where was that person born?",
         "Last: Where was Alexander Korda born? Then: answer.",
         ANSWER,
+    ]
+
+
+def test_a_history_gets_as_a_thought_what_a_memory_would_hold():
+    agent = replace(AGENT, workflow="react", prompts="brief_react")
+    outcome, score = play(
+        "Where was the director of film Ave Caesar! born?",
+        "Túrkeve",
+        ["Alexander Korda", "Ave Caesar! (film)"],
+        agent=agent,
+        start=react,
+    )
+    assert score == 1
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
+        "First: Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
+        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
     ]
 
 
