@@ -173,7 +173,7 @@ class Block(nn.Module):
         wq_NHD = weight("wq", "heads head embed", (N, H, D), _normal(D))
         wk_KHD = weight("wk", "kv head embed", (K, H, D), _normal(D))
         wv_KHD = weight("wv", "kv head embed", (K, H, D), _normal(D))
-        wo_DNH = weight("wo", "embed heads head", (D, N, H), _normal(2 * c.layers * N * H))
+        wo_DX = weight("wo", "embed heads", (D, N * H), _normal(2 * c.layers * N * H))
         ffn_norm_D = weight("ffn_norm", "norm", (D,), ONES)
         gate_FD = weight("gate", "ffn embed", (F, D), _normal(D))
         up_FD = weight("up", "ffn embed", (F, D), _normal(D))
@@ -203,7 +203,9 @@ class Block(nn.Module):
             out_BNTH = splash_attention(q_BNTH, k_BKTH, v_BKTH, visible)
         else:
             out_BNTH = packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)
-        x_BTD += constrain(project("BNTH,DNH->BTD", out_BNTH, wo_DNH), ("batch", None, None))
+        # As a product over one dimension: the TPU compiler would store a wo_DNH in a second layout.
+        out_BTX = constrain(jnp.swapaxes(out_BNTH, 1, 2).reshape(*x_BTD.shape[:2], N * H), ("batch", None, "heads"))
+        x_BTD += constrain(project("BTX,DX->BTD", out_BTX, wo_DX), ("batch", None, None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
         gate_BTF = jax.nn.silu(project("BTD,FD->BTF", y_BTD, gate_FD))

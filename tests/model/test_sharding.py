@@ -66,7 +66,7 @@ def test_param_shardings_follow_the_axis_rules(base):
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
     shardings = sharding.param_shardings(base, mesh)
     assert shardings["embed"].spec == PartitionSpec("tensor", "fsdp")
-    assert shardings["layers"]["wo"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert shardings["layers"]["wo"].spec == PartitionSpec(None, "fsdp", "tensor")
     assert sharding.named_sharding(mesh, ("batch", None)).spec == PartitionSpec(("data", "fsdp"), None)
 
 

@@ -35,13 +35,13 @@ def lower(monkeypatch):
     return lower
 
 
-def assert_decodes_within_the_limits(compiled, settings, max_temp=0.1 * GB):
+def assert_decodes_within_the_limits(compiled, settings):
     """Few operations per token, no loops but those over tokens and layers, and little temporary memory."""
     text = compiled.as_text()
     steps = settings.decode_steps_per_call
     assert schedule(text, unknown_trips=steps).operations <= MAX_OPERATIONS * steps
     assert text.count(" while(") == 2
-    assert compiled.memory_analysis().temp_size_in_bytes <= max_temp
+    assert compiled.memory_analysis().temp_size_in_bytes <= 0.1 * GB
 
 
 def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
@@ -61,23 +61,22 @@ def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
 
 
 @pytest.mark.parametrize(
-    ("model", "topology", "settings", "max_temp"),
+    ("model", "topology", "settings"),
     [
         (
             "7B",
             "v6e:2x2",
             SamplingConfig(slots=256, tensor=4, kv_tokens=64 * 8_192, decode_steps_per_call=16),
-            0.1 * GB,
         ),
-        ("3B", "v5e:2x2", SamplingConfig(slots=64, tensor=2), 0.16 * GB),  # one weight in another layout
-        ("0.5B", "v5e:2x2", SamplingConfig(slots=64, tensor=1), 0.1 * GB),
+        ("3B", "v5e:2x2", SamplingConfig(slots=64, tensor=2)),
+        ("0.5B", "v5e:2x2", SamplingConfig(slots=64, tensor=1)),
     ],
 )
-def test_a_decoded_token_takes_few_operations(model, topology, settings, max_temp, lower):
+def test_a_decoded_token_takes_few_operations(model, topology, settings, lower):
     """256 slots of the 7B sampler have the cache of 64 full ones: 7.5 GB on each chip."""
     name, lowered = next(lower(model, settings, topology))
     assert name == "decode"
     compiled = lowered.compile()
-    assert_decodes_within_the_limits(compiled, settings, max_temp)
+    assert_decodes_within_the_limits(compiled, settings)
     if model == "7B":
         assert compiled.memory_analysis().alias_size_in_bytes <= 7.53 * GB
