@@ -50,7 +50,8 @@ def smollm2() -> RunConfig:
             max_top_n=1,
         ),
         sampling=SamplingConfig(
-            slots=16,
+            slots=32,
+            decode_batch_sizes=(8, 16),
             context_tokens=768,
             decode_steps_per_call=16,
             prefill_chunk=32,
