@@ -19,7 +19,8 @@ LENGTHS = {
     "empty_groups": (0, 0, 0, 0, 0, 33),
     "all_empty": (0, 0, 0, 0, 0, 0),
 }
-HEADS = {"one": (1, 7, 16), "two": (2, 3, 16), "full": (1, 2, 128)}  # kv heads, queries of each, head size
+# kv heads, queries of each, head size
+HEADS = {"one": (1, 7, 16), "two": (2, 3, 16), "0.5B": (2, 7, 64), "full": (1, 2, 128)}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attenti
     np.testing.assert_allclose(combined, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "W"), [(HEADS["one"], 1), (HEADS["two"], 3), (HEADS["full"], 1)])
+@pytest.mark.parametrize(("heads", "W"), [(HEADS["one"], 1), (HEADS["two"], 3), (HEADS["0.5B"], 1), (HEADS["full"], 1)])
 def test_decoding_also_reads_the_decode_buffer_and_its_own_tokens(heads, W, random):
     (K, G, H), lengths, J = heads, LENGTHS["ragged"], 4
     A, length_A = len(lengths), jnp.array(lengths)
@@ -110,7 +111,7 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_tokens(heads, W, rand
     np.testing.assert_array_equal(new[1], v_AKWH)
 
 
-@pytest.mark.parametrize(("K", "H"), [(2, 16), (1, 128)])
+@pytest.mark.parametrize(("K", "H"), [(2, 16), (2, 64), (1, 128)])
 @pytest.mark.parametrize(
     ("W", "starts", "added"), [(6, (0, 6, 13, 5), (6, 5, 6, 0)), (20, (0, 20, 3, 17), (20, 3, 19, 20))]
 )
