@@ -37,11 +37,11 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
         return
     trained = trained_model(folder)
     _check_same_model(folder, model, trained)
+    if model.adapter and model.adapter == trained.adapter:
+        raise ValueError(
+            f'{folder} was trained from the adapters {model.adapter} and contains them: set model.adapter to ""'
+        )
     if trained.lora_rank:
-        if trained.adapter and trained.adapter == model.adapter:
-            raise ValueError(
-                f'{folder} was trained from the adapters {model.adapter} and contains them: set model.adapter to ""'
-            )
         check_weights(trained.path, replace(trained, adapter=""))
     if newest_step(folder) is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet: resume that run, or choose other weights")

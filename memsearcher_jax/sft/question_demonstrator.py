@@ -5,7 +5,7 @@ the page it copies the answer to the memory, behind what was asked, with what to
 names, for what is then left of the question, or give the answer. So the wording of the question decides whether to
 search on, and each page is read for one relation. Both memories are alike up to the answer, and the thought says how
 they go on: a model that has to decide by the question alone takes every first answer for the last one. An agent that
-keeps its history has no memory: what would stand there is its next thought.
+keeps its history writes into its next thought what would be its memory.
 """
 
 from __future__ import annotations

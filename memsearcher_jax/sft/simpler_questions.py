@@ -1,6 +1,6 @@
 """Simpler questions from a multi-hop question: its steps, and those that ask its last page for other facts.
 
-With a few hundred questions each page is read for one relation only, and a model learns to copy what stands there most
+With a few hundred questions each page is read for one relation only, and a model learns to copy what is there most
 often. Other questions about the same pages teach it to look for what is asked.
 """
 

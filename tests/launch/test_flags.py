@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,5 +217,11 @@ def test_adapters_of_a_preset_are_merged_into_weights_and_left_out_with_a_run(tm
     write_run_config(run, cli.load_preset("smollm2"))
     assert (evaluated(weights).adapter, evaluated(weights).lora_rank) == ("package:smollm2_search", 0)
     assert (evaluated(run).adapter, evaluated(run).lora_rank) == ("", 16)
+
+
+@pytest.mark.parametrize("rank", [16, 0])
+def test_adapters_are_not_added_to_a_run_that_began_with_them(rank, tmp_path):
+    preset = cli.load_preset("smollm2")
+    write_run_config(tmp_path, replace(preset, model=replace(preset.model, lora_rank=rank)))
     with pytest.raises(ValueError, match=r"was trained from the adapters package:smollm2_search and contains them"):
-        load_weights.check_weights(run, cli.load_preset("smollm2").model)
+        load_weights.check_weights(tmp_path, preset.model)

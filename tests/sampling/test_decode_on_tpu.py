@@ -63,11 +63,7 @@ def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
 @pytest.mark.parametrize(
     ("model", "topology", "settings"),
     [
-        (
-            "7B",
-            "v6e:2x2",
-            SamplingConfig(slots=256, tensor=4, kv_tokens=64 * 8_192, decode_steps_per_call=16),
-        ),
+        ("7B", "v6e:2x2", SamplingConfig(slots=256, tensor=4, kv_tokens=64 * 8_192, decode_steps_per_call=16)),
         ("3B", "v5e:2x2", SamplingConfig(slots=64, tensor=2)),
         ("0.5B", "v5e:2x2", SamplingConfig(slots=64, tensor=1)),
     ],
