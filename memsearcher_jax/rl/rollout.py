@@ -217,10 +217,13 @@ class _Run:
     def _search_patience(self) -> float:
         """Seconds to wait for searches before the next step, which workflows that still search miss.
 
-        Waiting must cost the generating workflows no more than missing the step costs the searching ones.
+        Waiting must cost the generating workflows no more than missing the step costs the searching ones. Searches
+        that take longer than a step miss it anyway.
         """
         if not self.shared.engine.active:
             return MAX_PATIENCE
+        if self.searches.latencies and self.searches.latencies[-1] > self.step_seconds:
+            return 0.0
         return self.step_seconds * self.searches.running / len(self.active)
 
     def _advance(self, active: _Active, answer: Any) -> Search | Outcome | None:

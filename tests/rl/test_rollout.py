@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -239,6 +240,25 @@ def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
         if concurrency == 1 or len(order) == 2:
             slow.set()
     assert order[-1] == ("third" if concurrency == 1 else "slow")
+
+
+def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine, params, monkeypatch):
+    class Slow(TinyIndex):
+        def search(self, queries, top_n):
+            time.sleep(0.3)
+            return super().search(queries, top_n)
+
+    wait, waits = SearchExecutor.wait, []
+
+    def recorded(searches, timeout):
+        waits.append((engine.active, bool(searches.latencies), timeout))
+        wait(searches, timeout)
+
+    monkeypatch.setattr(SearchExecutor, "wait", recorded)
+    run_rollouts(engine, params, two_turns)  # compiles
+    waits.clear()
+    run_rollouts(engine, params, two_turns, searcher=Slow(PASSAGES))
+    assert {timeout for is_decoding, is_known, timeout in waits if is_decoding and is_known} == {0.0}
 
 
 def test_a_failed_search_is_returned_to_the_workflow(engine, params):
