@@ -18,6 +18,7 @@ RUNTIME = [
     "tokenizers>=0.23.1,<0.24",
     "transformers>=5.23,<6",
     "Jinja2>=3.1.6,<4",
+    "pyrsistent>=0.20,<0.21",
     "json-repair>=0.64.5,<0.65",
     "rouge-score>=0.1.2,<0.2",
     "safetensors>=0.8,<0.9",

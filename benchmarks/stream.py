@@ -4,8 +4,8 @@ python benchmarks/stream.py --checkpoint runs/NAME [--tokens N]                 
 python benchmarks/stream.py --config tiny_memalpha --evaluation.temperature 1   # its initial policy
 
 A rollout of one trajectory by the engine that training uses. The stream is stories of 130 chunks one after the other,
-in which people recur. Prints a table: tokens of a context, time of a chunk and resident memory by the position in the
-stream, what is held at the end, how long the index of the memory takes, and what is answered right.
+in which people recur. Prints a table: tokens of a context, processor time of a chunk and resident memory by the
+position in the stream, what is held at the end, how long the index of the memory takes, and what is answered right.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Long:
 class Mark:
     """What was seen when a chunk was about to be read."""
 
-    began: float  # on the wall clock: the reply to the chunk before is there
+    began: float  # processor seconds of all threads: the reply to the chunk before is there
     host_seconds: float  # of the processor, to run its calls and to show the memory that they left
     resident: int  # bytes of the process
 
@@ -131,7 +131,7 @@ def with_marks(workflow: Workflow, marks: list[Mark]) -> Workflow:
     """The same workflow; records time and resident memory before each of its contexts."""
     answer = None
     while True:
-        began, busy = time.perf_counter(), time.thread_time()
+        began, busy = time.process_time(), time.thread_time()
         try:
             request = workflow.send(answer)
         except StopIteration as end:
@@ -166,7 +166,7 @@ def time_rows(marks: Sequence[Mark]) -> dict[str, str]:
     whole = [(after.began - before.began) * 1e3 for before, after in itertools.pairwise(marks[WARM_UP:])]
     host = [mark.host_seconds * 1e3 for mark in marks[WARM_UP:]]
     return {
-        "time of a chunk, median of the first and of the last third": first_and_last_third(
+        "processor time of a chunk, median of the first and of the last third": first_and_last_third(
             whole, statistics.median, "{:.1f} ms"
         ),
         "of it the workflow on the host": first_and_last_third(host, statistics.median, "{:.2f} ms"),

@@ -15,7 +15,7 @@ PACKAGE = "memsearcher_jax"
 TYPES, JSONL, RANGES, LOCK = (f"{PACKAGE}.{name}" for name in ("types", "jsonl", "ranges", "file_lock"))
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
-    "agent": {TYPES, RANGES, "json_repair", "rouge_score"},
+    "agent": {TYPES, RANGES, "json_repair", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, "numpy", "scann", "bm25s", "fastapi", "pydantic", "starlette", "uvicorn"}
     | {"bs4", "markdown_it", "pypdf"},

@@ -204,10 +204,10 @@ class StreamTasks:
         items = [(one.question.kind, Item(f"{number:04x}", one.text, 0)) for number, one in enumerate(stored)]
         if self.rng.random() < FILLER_ITEM_PROBABILITY:
             items.append(("", Item(f"{len(items):04x}", self.rng.choice(FILLER), 0)))
-        semantic = tuple(item for kind, item in items if kind != "event")
-        episodic = tuple(item for kind, item in items if kind == "event")
-        labels = self._random_subset(_labels(stored)[:LABELS])
-        return Memory(core_memory(labels), semantic=semantic, episodic=episodic), stored
+        memory = Memory(core_memory(self._random_subset(_labels(stored)[:LABELS])))
+        semantic = memory.semantic.extend(item for kind, item in items if kind != "event")
+        episodic = memory.episodic.extend(item for kind, item in items if kind == "event")
+        return replace(memory, semantic=semantic, episodic=episodic), stored
 
     def _random_subset(self, labels: Sequence[str]) -> list[str]:
         """Any number of the labels in random order."""

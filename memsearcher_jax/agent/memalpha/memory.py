@@ -1,15 +1,19 @@
 """Mem-alpha's memory as a value: one core paragraph, and semantic and episodic items (arXiv 2509.25911, section 3).
 
 Every operation returns a new memory and a `CallResult`; the old memory does not change. Ids come from a counter in the
-memory, so two items never share an id, and the id of a deleted item is never reused.
+memory, so two items never share an id, and the id of a deleted item is never reused. The collections are persistent
+(pyrsistent): a new memory shares with the old one what has not changed, so an insert costs the same in any store.
 """
 
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
-from dataclasses import dataclass, replace
+import json
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pyrsistent import PMap, PVector, pmap, pvector
 
 from memsearcher_jax.types import TokenCounter
 
@@ -82,8 +86,9 @@ class Memory:
 
     core: Json = ""
     core_tokens: int = 0
-    semantic: tuple[Item, ...] = ()  # oldest first
-    episodic: tuple[Item, ...] = ()
+    semantic: PVector[Item] = field(default_factory=pvector)  # oldest first, and so ordered by id
+    episodic: PVector[Item] = field(default_factory=pvector)
+    contents: PMap[tuple[Store, Json], int] = field(default_factory=pmap)  # items with this content (`_content_key`)
     next_id: int = 0
     core_budget: int = 512  # tokens
     enabled: frozenset[Store] = frozenset(Store)
@@ -93,7 +98,7 @@ class Memory:
         """Tokens of the core and of all items; ids do not count."""
         return self.core_tokens + sum(item.tokens for item in (*self.semantic, *self.episodic))
 
-    def items(self, store: Store) -> tuple[Item, ...]:
+    def items(self, store: Store) -> PVector[Item]:
         """The items of a store, oldest first. Raises ValueError for the core, which is a paragraph."""
         if store is Store.CORE:
             raise ValueError("the core memory has no items: read Memory.core")
@@ -105,12 +110,11 @@ class Memory:
             return self, CallResult.failed(ErrorKind.INVALID, "core memory cannot be inserted, only updated")
         if error := self.disabled_error(store):
             return self, error
-        items = self.items(store)
-        if any(item.content == content for item in items):
+        if (store, _content_key(content)) in self.contents:
             return self, CallResult(Status.SKIPPED)
         item = Item(f"{self.next_id:04x}", content, token_counter.count(as_text(content)))
-        memory = replace(self._with_items(store, (*items, item)), next_id=self.next_id + 1)
-        return memory, CallResult(Status.OK, item=item)
+        memory = self._with_items(store, self.items(store).append(item), added=item)
+        return replace(memory, next_id=self.next_id + 1), CallResult(Status.OK, item=item)
 
     def update(
         self, store: Store, content: Json, item_id: Json, token_counter: TokenCounter
@@ -128,7 +132,7 @@ class Memory:
             message = f"{store.value} memory holds no item with the id {item_id!r}"
             return self, CallResult.failed(ErrorKind.INVALID, message)
         item = Item(items[position].id, content, token_counter.count(as_text(content)))
-        memory = self._with_items(store, (*items[:position], item, *items[position + 1 :]))
+        memory = self._with_items(store, items.set(position, item), removed=items[position], added=item)
         return memory, CallResult(Status.OK, item=item)
 
     def delete(self, store: Store, item_id: Json = None) -> tuple[Memory, CallResult]:
@@ -141,15 +145,23 @@ class Memory:
         position = _position(items, item_id)
         if position is None:
             return self, CallResult(Status.OK, idle=True)
-        return self._with_items(store, (*items[:position], *items[position + 1 :])), CallResult(Status.OK)
+        return self._with_items(store, items.delete(position), removed=items[position]), CallResult(Status.OK)
 
     def disabled_error(self, store: Store) -> CallResult | None:
         if store in self.enabled:
             return None
         return CallResult.failed(ErrorKind.INVALID, f"{store.value} memory is disabled")
 
-    def _with_items(self, store: Store, items: tuple[Item, ...]) -> Memory:
-        return replace(self, **{store.value: items})
+    def _with_items(
+        self, store: Store, items: PVector[Item], removed: Item | None = None, added: Item | None = None
+    ) -> Memory:
+        contents = self.contents
+        for item, change in ((removed, -1), (added, 1)):
+            if item is not None:
+                key = store, _content_key(item.content)
+                count = contents.get(key, 0) + change
+                contents = contents.set(key, count) if count else contents.remove(key)
+        return replace(self, contents=contents, **{store.value: items})
 
 
 def as_text(content: Json) -> str:
@@ -159,8 +171,16 @@ def as_text(content: Json) -> str:
     return " ".join(map(str, content)) if isinstance(content, list) else str(content)
 
 
-def _position(items: tuple[Item, ...], item_id: Json) -> int | None:
-    return next((position for position, item in enumerate(items) if item.id == item_id), None)
+def _content_key(content: Json) -> Json:
+    """Equal for equal contents; lists and objects, which cannot be hashed, are compared as JSON."""
+    return (json.dumps(content, sort_keys=True),) if isinstance(content, (list, dict)) else content
+
+
+def _position(items: PVector[Item], item_id: Json) -> int | None:
+    if not isinstance(item_id, str):
+        return None
+    position = bisect_left(items, (len(item_id), item_id), key=lambda item: (len(item.id), item.id))
+    return position if position < len(items) and items[position].id == item_id else None
 
 
 def _fit_core(content: Json, budget: int, token_counter: TokenCounter) -> tuple[Json, int]:

@@ -38,7 +38,7 @@ def test_insert_update_delete():
     memory = filled("a", "b b", "c")
     memory, updated = memory.update(SEMANTIC, "B", "0001", COUNTER)
     assert updated == CallResult(Status.OK, item=Item("0001", "B", 1))
-    assert memory.semantic == (Item("0000", "a", 1), Item("0001", "B", 1), Item("0002", "c", 1))
+    assert tuple(memory.semantic) == (Item("0000", "a", 1), Item("0001", "B", 1), Item("0002", "c", 1))
     memory, deleted = memory.delete(SEMANTIC, "0000")
     assert deleted == CallResult(Status.OK)
     memory, again = memory.insert(SEMANTIC, "a", COUNTER)
