@@ -56,7 +56,8 @@ WORKFLOWS = {
     "rag": Variant("RAG", config="tiny_rag"),
     "direct": Variant("direct answers", config="tiny_direct"),
 }
-VARIANTS = ABLATIONS | REWARDS | WORKFLOWS
+LORA = {"lora": Variant("LoRA of rank 16", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3"))}
+VARIANTS = ABLATIONS | REWARDS | WORKFLOWS | LORA
 START = "start"
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 LONG = ["--data.encyclopedia.hops", "4", "5", "6", "7", "--agent.question_tokens", "48", "--sampling.context_tokens"]
