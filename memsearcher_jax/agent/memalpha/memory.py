@@ -88,7 +88,7 @@ class Memory:
     core_tokens: int = 0
     semantic: PVector[Item] = field(default_factory=pvector)  # oldest first, and so ordered by id
     episodic: PVector[Item] = field(default_factory=pvector)
-    contents: PMap[tuple[Store, Json], int] = field(default_factory=pmap)  # items with this content (`_content_key`)
+    contents: PMap[tuple[Store, Json], int] = field(default_factory=lambda: pmap())  # items per content
     next_id: int = 0
     core_budget: int = 512  # tokens
     enabled: frozenset[Store] = frozenset(Store)
