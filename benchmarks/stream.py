@@ -1,6 +1,6 @@
 """Measures whether anything but the memory grows with the position in one very long stream, read by a small model.
 
-python benchmarks/stream.py --checkpoint runs/NAME [--tokens N]                 # a run of tiny_memalpha
+python benchmarks/stream.py --checkpoint runs/NAME [--tokens N] [--items N]     # a run of tiny_memalpha
 python benchmarks/stream.py --config tiny_memalpha --evaluation.temperature 1   # its initial policy
 
 A rollout of one trajectory by the engine that training uses. The stream is stories of 130 chunks one after the other,
@@ -25,8 +25,10 @@ from typing import Any
 
 import numpy as np
 
+from memsearcher_jax.agent.memalpha.memory import ITEM_STORES, Memory
 from memsearcher_jax.agent.memalpha.search import BM25Index
-from memsearcher_jax.agent.memalpha.view import ITEM_STORES, EvidenceRetriever
+from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
+from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.synthetic.streams import SOURCE, Story, SyntheticStreamConfig, make_stories, select_statements
@@ -45,6 +47,8 @@ class Read(cli.Command):
 
     tokens: int = 420_000
     """Tokens of the stream, at least; it ends with a whole story."""
+    items: int = 0
+    """Items of other statements that the memory holds at the beginning, which shows what its size costs."""
 
     def with_settings(self) -> Read:
         """One slot, which is enough for one trajectory."""
@@ -77,12 +81,12 @@ def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Read, argv)
         cli.require_checkpoint(flags)
-    numbers = measure(flags.run, flags.tokens)
+    numbers = measure(flags.run, flags.tokens, flags.items)
     print("".join(f"| {name} | {value} |\n" for name, value in numbers.items()))
     cli.write_json(flags.json, numbers)
 
 
-def measure(config: RunConfig, tokens: int) -> dict[str, str]:
+def measure(config: RunConfig, tokens: int, items: int) -> dict[str, str]:
     """The table's lines."""
     # JAX takes seconds to import; --help and errors do not need it.
     from memsearcher_jax.rl import init_state, setup
@@ -93,8 +97,9 @@ def measure(config: RunConfig, tokens: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as workspace:
         run = setup.prepare(config, Path(workspace), training=False, questions=[long.problem])
     driver, marks = setup.make_driver(run, evaluation=True), list[Mark]()
-    make = driver.make_workflow
-    driver = replace(driver, make_workflow=lambda one: with_marks(make(one), marks))
+    settings = {"agent": config.agent, "config": config.memalpha, "prompts": run.prompts, "token_counter": tokenizer}
+    start = partial(memalpha, **settings, initial=memory_of(items, config.memalpha.core_tokens, tokenizer))
+    driver = replace(driver, make_workflow=lambda one: with_marks(start(one.stream), marks))
     params, key = setup.publish(run, init_state.initial_params(run)), named_key(config.seed, "evaluate", 0)
     driver.executor.engine.warm_up(params)
     trajectory = read(driver, long.problem, params, key)
@@ -125,6 +130,15 @@ def long_stream(settings: SyntheticStreamConfig, tokens: int, token_counter: Tok
     chunks = [chunk for story in stories for chunk in story.stream.chunks]
     problem = Problem.of_stream("long", Stream(SOURCE, tuple(chunks), tuple(questions)))
     return Long(problem, {statement.question.text: statement.text for statement in statements})
+
+
+def memory_of(items: int, core_tokens: int, token_counter: TokenCounter) -> Memory:
+    """A memory with an empty core, and items in both stores."""
+    memory = Memory(core_budget=core_tokens)
+    for number in range(items):
+        statement = f"On {1 + number % 28} May 2014, number {number} moved to Boston."
+        memory, _ = memory.insert(ITEM_STORES[number % 2], statement, token_counter)
+    return memory
 
 
 def with_marks(workflow: Workflow, marks: list[Mark]) -> Workflow:
