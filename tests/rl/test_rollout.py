@@ -259,7 +259,7 @@ def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine
     waits.clear()
     run_rollouts(engine, params, two_turns, searcher=Slow(PASSAGES))
     timeouts = [timeout for is_decoding, is_known, timeout in waits if is_decoding and is_known]
-    assert timeouts.count(0.0) > len(timeouts) / 2  # not all: a busy machine may delay a step by more than the search takes
+    assert timeouts.count(0.0) > len(timeouts) / 2  # a busy machine may delay a step
 
 
 def test_a_failed_search_is_returned_to_the_workflow(engine, params):
