@@ -6,8 +6,9 @@ python launch/split_questions.py FILE ... --out DIR --tune 30 --test 200
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from memsearcher_jax.data.questions import QuestionKind, of_kind, split
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.launch import cli
 from memsearcher_jax.ranges import CountOrZero, Seed
+from memsearcher_jax.types import Problem
 
 FIELDS = ("id", "question", "golden_answers", "metadata")  # of a written row
 
@@ -37,6 +39,11 @@ class SplitQuestions:
     """Minimum questions to test on."""
     seed: Seed = 0
     """Seed of the assignment."""
+    corpus: cli.File = None
+    """Passages. With them, also write reachable.jsonl, the training questions whose answer the script of the warm start
+    finds in these passages, with the agent and the search of --config. Few of the others are ever answered right."""
+    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "smollm2"
+    """Preset of the agent, its prompts and its search."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,12 +54,28 @@ def main(argv: Sequence[str]) -> None:
         problems = [with_source(problem, file.parent.name) for file in flags.files for problem in read_problems(file)]
         problems = [problem for problem in problems if of_kind(problem, flags.questions)]
         test, tune, train = split(problems, (flags.test, flags.tune), flags.seed)
+        files = {"train": train, "tune": tune, "test": test}
+        if flags.corpus:
+            files["reachable"] = _reachable(train, flags.config, flags.corpus)
         with cli.new_output_dir(flags.out, "questions") as out:
-            for name, chosen in (("train", train), ("tune", tune), ("test", test)):
+            for name, chosen in files.items():
                 rows = ({field: getattr(problem, field) for field in FIELDS} for problem in chosen)
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    print(f"{out}: {len(train)} questions to train on, {len(tune)} to tune on, {len(test)} to test on")
+    reachable = f" ({len(files['reachable'])} of them reachable)" if flags.corpus else ""
+    print(f"{out}: {len(train)} questions to train on{reachable}, {len(tune)} to tune on, {len(test)} to test on")
+
+
+def _reachable(problems: Sequence[Problem], preset: str, corpus: Path) -> list[Problem]:
+    """The problems that the script of the warm start answers right."""
+    from memsearcher_jax.rl import setup
+    from memsearcher_jax.sft.question_tasks import make_demonstrations
+
+    config = cli.load_preset(preset)
+    config = replace(config, retrieval=replace(config.retrieval, corpus=str(corpus)))
+    with tempfile.TemporaryDirectory() as workspace:
+        run = setup.prepare(config, Path(workspace), training=False, questions=problems)
+        return [one.scored.trajectory.problem for one in make_demonstrations(run, problems) if one.right]
 
 
 if __name__ == "__main__":

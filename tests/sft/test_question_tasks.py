@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.launch import cli, tpu_train
+from memsearcher_jax.launch import cli, split_questions, tpu_train
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.rl import setup
 from memsearcher_jax.sft import question_tasks
@@ -65,6 +65,24 @@ def test_contexts_up_to_a_failed_search_are_imitated(run):
         "Paradox": 3,
         "Rare Bird": 1,
     }
+
+
+def test_questions_that_the_script_answers_are_a_file(tmp_path, flags, capsys):
+    preset = tmp_path / "small.py"
+    preset.write_text(
+        "from dataclasses import replace\n"
+        "from memsearcher_jax.configs.nano import nano\n"
+        "from memsearcher_jax.configs.smollm2 import smollm2\n"
+        "agent = replace(smollm2().agent, observation_tokens=384)\n"
+        "small = lambda: replace(nano(), agent=agent, sampling=replace(nano().sampling, context_tokens=1536))\n"
+    )
+    (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(row(film, place)) for film, _, place in FILMS))
+    words = [tmp_path / "other.jsonl", "--tune", 0, "--test", 0, "--out", tmp_path / "questions"]
+    words += ["--corpus", tmp_path / "corpus.jsonl", "--config", preset]
+    split_questions.main([str(word) for word in words])
+    rows = [json.loads(line) for line in (tmp_path / "questions" / "reachable.jsonl").read_text().splitlines()]
+    assert [one["question"] for one in rows] == [row(film, place)["question"] for film, _, place in FILMS[:2]]
+    assert "3 questions to train on (2 of them reachable)" in capsys.readouterr().out
 
 
 def test_only_the_replies_of_the_script_are_trained(run):
