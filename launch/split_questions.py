@@ -14,12 +14,15 @@ from typing import Annotated
 
 import tyro
 
-from memsearcher_jax.data.questions import QuestionKind, of_kind, split
+from memsearcher_jax.data.questions import QuestionKind, of_kind, split, without_shared
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.launch import cli
 from memsearcher_jax.ranges import CountOrZero, Seed
+from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.sft.page_questions import page_questions
 from memsearcher_jax.types import Problem
 
+RL_SHARE = 3  # one in so many generated questions is for reinforcement learning
 FIELDS = ("id", "question", "golden_answers", "metadata")  # of a written row
 
 
@@ -40,8 +43,10 @@ class SplitQuestions:
     seed: Seed = 0
     """Seed of the assignment."""
     corpus: cli.File = None
-    """Passages. With them, also write reachable.jsonl, the training questions whose answer the script of the warm start
-    finds in these passages, with the agent and the search of --config. Few of the others are ever answered right."""
+    """Passages. With them, also write generated_sft.jsonl and generated_rl.jsonl: two-hop questions about these pages,
+    for the warm start and for reinforcement learning. They share no page with the questions to tune and test on; those
+    of the second file share none with the first and train.jsonl either. The script of the warm start answers all of
+    them with the agent and the search of --config."""
     config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "smollm2"
     """Preset of the agent, its prompts and its search."""
 
@@ -56,14 +61,27 @@ def main(argv: Sequence[str]) -> None:
         test, tune, train = split(problems, (flags.test, flags.tune), flags.seed)
         files = {"train": train, "tune": tune, "test": test}
         if flags.corpus:
-            files["reachable"] = _reachable(train, flags.config, flags.corpus)
+            files |= _generated(flags, flags.corpus, train, [*tune, *test])
         with cli.new_output_dir(flags.out, "questions") as out:
             for name, chosen in files.items():
                 rows = ({field: getattr(problem, field) for field in FIELDS} for problem in chosen)
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    reachable = f" ({len(files['reachable'])} of them reachable)" if flags.corpus else ""
-    print(f"{out}: {len(train)} questions to train on{reachable}, {len(tune)} to tune on, {len(test)} to test on")
+    print(f"{out}: {', '.join(f'{len(chosen)} questions in {name}.jsonl' for name, chosen in files.items())}")
+
+
+def _generated(
+    flags: SplitQuestions, corpus: Path, train: Sequence[Problem], held_out: Sequence[Problem]
+) -> dict[str, list[Problem]]:
+    """Questions about pages of the corpus, by the name of their file."""
+    problems = without_shared(page_questions(read_corpus(corpus), flags.seed), held_out)
+    problems = _reachable(problems, flags.config, corpus)
+    fresh = without_shared(problems, train)
+    while len(closed := without_shared(fresh, [one for one in problems if one not in fresh])) < len(fresh):
+        fresh = closed
+    for_rl, _ = split(fresh, (min(len(problems) // RL_SHARE, len(fresh)),), flags.seed)
+    chosen = {problem.id for problem in for_rl}
+    return {"generated_sft": [one for one in problems if one.id not in chosen], "generated_rl": for_rl}
 
 
 def _reachable(problems: Sequence[Problem], preset: str, corpus: Path) -> list[Problem]:

@@ -77,6 +77,12 @@ def check_disjoint(train: Iterable[Problem], test: Iterable[Problem]) -> None:
                 )
 
 
+def without_shared(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
+    """The problems that share neither their text nor an entity with `others`."""
+    known = {key for problem in others for key in _keys(problem)}
+    return [problem for problem in problems if not known & _keys(problem)]
+
+
 def _connected(problems: Sequence[Problem]) -> list[list[Problem]]:
     """The connected components of the questions, where a common key connects."""
     root = list(range(len(problems)))

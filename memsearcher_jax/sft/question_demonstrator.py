@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass, field
 
 from memsearcher_jax.data.questions import find_name, find_title
+from memsearcher_jax.sft.question_steps import decompose
 from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
-from memsearcher_jax.sft.simpler_questions import decompose
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
 FIRST, LAST, ANSWER = "First: {} Then: {}", "Last: {} Then: answer.", "The memory has the answer."

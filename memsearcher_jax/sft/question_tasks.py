@@ -15,11 +15,10 @@ from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.reward_fn import score_answer
-from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run, workflow_factory
 from memsearcher_jax.sft.examples import context_examples, demonstrate, span_examples
 from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
-from memsearcher_jax.sft.simpler_questions import other_questions, steps
+from memsearcher_jax.sft.question_steps import steps
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
 
@@ -31,8 +30,6 @@ DECIDED_SPANS = {
     "answer": re.compile(r"[>?] ?([^<>?]*\. Next: answer .*?)\.</memory>"),
 }
 """What a reply decides, as group 1 of a pattern."""
-OTHER_FACTS = 2
-"""Other facts of a page that are asked about, per question and step."""
 
 
 def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
@@ -42,9 +39,8 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     problems = loader.batch(step * count, count)
     demonstrations = make_demonstrations(run, problems)
     metrics = answer_metrics([summarize_trajectory(one.scored) for one in demonstrations])
-    # The same pages, asked something else: with whole questions alone a model learns to follow the link in any case.
+    # With whole questions alone a model learns to follow the link in any case.
     others = [part for problem in problems for part in steps(problem)]
-    others += [other for one in demonstrations for other in _other_facts(one, run.config.seed, step)]
     demonstrations += [one for one in make_demonstrations(run, others) if one.right]
     return context_examples([one.usable for one in demonstrations]), metrics
 
@@ -78,14 +74,3 @@ def make_demonstrations(run: Run, problems: Sequence[Problem]) -> list[Demonstra
     start_workflow = workflow_factory(run.config, run.prompts, run.tokenizer)
     trajectories = demonstrate(problems, start_workflow, QuestionDemonstrator, run.searcher, run.tokenizer)
     return [Demonstration(score_answer(trajectory)) for trajectory in trajectories]
-
-
-def _other_facts(demonstration: Demonstration, seed: int, step: int) -> list[Problem]:
-    """Questions about other facts of the page that was read last: at most OTHER_FACTS, each as two hops and alone."""
-    problem, turns = demonstration.scored.trajectory.problem, demonstration.scored.trajectory.outcome.turns
-    pages = [passage for turn in turns for result in turn.results for passage in result.passages]
-    if len(pages) < 2:
-        return []
-    pairs = other_questions(problem, pages[-1].title, pages[-1].contents.partition("\n")[2])
-    chosen = named_rng(seed, "facts", step).permutation(len(pairs))[:OTHER_FACTS]
-    return [question for index in chosen for question in pairs[index]]

@@ -161,7 +161,7 @@ def test_the_loader_keeps_questions_of_the_kind(kind, count, questions, tmp_path
 def test_the_command_writes_disjoint_files(questions, tmp_path, capsys, refused):
     flags = [questions, "--out", tmp_path / "out", "--questions", "span", "--test", "2", "--tune", "1"]
     split_questions.main([str(flag) for flag in flags])
-    assert "questions to train on" in capsys.readouterr().out
+    assert "questions in train.jsonl" in capsys.readouterr().out
     files = {name: str(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "tune", "test")}
     loaded = load(DataConfig(train=(files["train"],), test=(files["tune"], files["test"])), tmp_path / "data")
     assert len(loaded.train) + len(loaded.test) == 10 and len(loaded.test) >= 3

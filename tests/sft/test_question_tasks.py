@@ -37,6 +37,7 @@ def flags(tmp_path):
     passages += [("Ann Low", "Ann Low is a Dutch director. She was born in Delft.")]
     passages += [("Bob Hay", "Bob Hay was born in London.")]
     passages += [("Old Film", "Old Film is a film directed by Di Fox."), ("Di Fox", "Di Fox was born in Bonn.")]
+    passages += [("New Film", "New Film is a film directed by Em Ito."), ("Em Ito", "Em Ito was born in Ulm.")]
     lines = [json.dumps({"id": str(id), "contents": f'"{title}"\n{text}'}) for id, (title, text) in enumerate(passages)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row(film, place)) for film, _, place in FILMS))
@@ -67,7 +68,7 @@ def test_contexts_up_to_a_failed_search_are_imitated(run):
     }
 
 
-def test_questions_that_the_script_answers_are_a_file(tmp_path, flags, capsys):
+def test_questions_about_the_pages_are_files(tmp_path, flags, capsys):
     preset = tmp_path / "small.py"
     preset.write_text(
         "from dataclasses import replace\n"
@@ -76,25 +77,39 @@ def test_questions_that_the_script_answers_are_a_file(tmp_path, flags, capsys):
         "agent = replace(smollm2().agent, observation_tokens=384)\n"
         "small = lambda: replace(nano(), agent=agent, sampling=replace(nano().sampling, context_tokens=1536))\n"
     )
-    (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(row(film, place)) for film, _, place in FILMS))
-    words = [tmp_path / "other.jsonl", "--tune", 0, "--test", 0, "--out", tmp_path / "questions"]
+    words = [
+        tmp_path / "train.jsonl",
+        tmp_path / "test.jsonl",
+        "--tune",
+        0,
+        "--test",
+        1,
+        "--out",
+        tmp_path / "questions",
+    ]
     words += ["--corpus", tmp_path / "corpus.jsonl", "--config", preset]
     split_questions.main([str(word) for word in words])
-    rows = [json.loads(line) for line in (tmp_path / "questions" / "reachable.jsonl").read_text().splitlines()]
-    assert [one["question"] for one in rows] == [row(film, place)["question"] for film, _, place in FILMS[:2]]
-    assert "3 questions to train on (2 of them reachable)" in capsys.readouterr().out
+    rows = {
+        file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (tmp_path / "questions").iterdir()
+    }
+    assert rows.keys() == {"train", "tune", "test", "generated_sft", "generated_rl"}
+    generated = [*rows["generated_sft"], *rows["generated_rl"]]
+    held_out = {title for row in rows["test"] for title in row["metadata"]["supporting_titles"]}
+    assert {row["golden_answers"][0] for row in rows["generated_sft"]} == {"Dutch", "Delft", "London"}
+    assert [row["golden_answers"][0] for row in rows["generated_rl"]] == ["Ulm"], "New Film is in no other file"
+    assert not any(held_out & {*row["metadata"]["supporting_titles"]} for row in generated)
+    assert "questions in generated_rl.jsonl" in capsys.readouterr().out
 
 
 def test_only_the_replies_of_the_script_are_trained(run):
     examples, metrics = question_tasks.step_examples(run, 0)
     whole, who_directed, where_born = 3 + 3 + 1, 3 * 2, 2 * 2
-    nationality = 2 * (3 + 2)  # another fact of Ann Low's page, asked in two ways, each in two hops and alone
-    assert len(examples) == whole + who_directed + where_born + nationality, "the page of the last director is missing"
+    assert len(examples) == whole + who_directed + where_born, "the page of the last director is missing"
     assert metrics["exact_match"] == pytest.approx(2 / 3)
     replies = [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
     assert sum("Next: answer Delft." in reply for reply in replies) == 2
     assert sum("Next: answer Ann Low." in reply for reply in replies) == 1
-    assert sum("Last: What nationality is Ann Low?" in reply for reply in replies) == 2
     assert all("question>" not in reply for reply in replies)
 
 
