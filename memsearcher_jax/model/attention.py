@@ -12,7 +12,7 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.axes import as_bits, from_bits, name_bits, on_tpu, shard_map_per_device, sum_of_products
+from memsearcher_jax.model.axes import as_bits, from_bits, name_bits, on_tpu, shard_map_per_device
 from memsearcher_jax.model.config import NO_SCALING, RopeScaling
 
 QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
@@ -334,7 +334,7 @@ def _backward_rows(
     visible, block, dtype = Visible(offset_BT, prefix_B), _block_size(q_BNTH.shape[2]), q_BNTH.dtype
     q_BKGTH, out_BKGTH, dout_BKGTH = (_group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
-    delta_BKGT = sum_of_products(dout_BKGTH.astype(jnp.float32), out_BKGTH.astype(jnp.float32))
+    delta_BKGT = jnp.sum(dout_BKGTH.astype(jnp.float32) * out_BKGTH, axis=-1)
 
     def differentiate(number: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         queries = (q_BKGTH, dout_BKGTH, logsumexp_BKGT, delta_BKGT)

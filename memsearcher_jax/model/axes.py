@@ -68,14 +68,6 @@ def from_bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
-def sum_of_products(x: Array, y: Array) -> Array:
-    """sum(x * y) over the last dimension of float32 or float64 arrays.
-
-    XLA's CPU kernels compute a dot product up to twenty times as fast as the same sum of a product.
-    """
-    return jnp.sum(x * y, axis=-1) if on_tpu() else jnp.vecdot(x, y, precision=jax.lax.Precision.HIGHEST)
-
-
 def name_bits(x: Array, name: str) -> Array:
     """`checkpoint_name` without a derivative, for a value of which a scan stacks one per layer: these are `as_bits`."""
     return from_bits(checkpoint_name(as_bits(x), name))

@@ -24,16 +24,7 @@ from memsearcher_jax.model.attention import (
     rope_rotation,
     splash_attention,
 )
-from memsearcher_jax.model.axes import (
-    all_gather_param,
-    as_bits,
-    constrain,
-    from_bits,
-    local_shape,
-    name_saved,
-    reshard,
-    sum_of_products,
-)
+from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, name_saved, reshard
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 
@@ -394,40 +385,15 @@ def einsum(subscripts: str, x: Array, y: Array) -> Array:
     return jax.lax.platform_dependent(x, y, cpu=rounded, default=functools.partial(jnp.einsum, subscripts))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension of any array. Zhang & Sennrich 2019, eq. 4.
 
-    Computed in float32, returned in the type of x. The derivative is written by hand, for `sum_of_products`.
+    Computed in float32, returned in the type of x.
     """
-    wide_BTD, scale_BT1 = _scaled(x_BTD, eps)
+    wide_BTD = x_BTD.astype(jnp.float32)
+    scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
     # The weight is rounded to the type of x, so that training uses the same weights as the sampler.
     return (wide_BTD * scale_BT1 * weight_D.astype(x_BTD.dtype)).astype(x_BTD.dtype)
-
-
-def _scaled(x_BTD: Array, eps: float) -> tuple[Array, Array]:
-    """x and 1 / sqrt(mean(x²) + eps), at least in float32."""
-    wide_BTD = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
-    return wide_BTD, jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
-
-
-def _rms_norm_forward(x_BTD: Array, weight_D: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
-    return rms_norm(x_BTD, weight_D, eps), (x_BTD, weight_D)
-
-
-def _rms_norm_backward(eps: float, saved: tuple[Array, Array], dout_BTD: Array) -> tuple[Array, Array]:
-    """With s the scale and g = dout * weight: dx = s g - s³ x mean(g x), dweight = sum(dout s x)."""
-    x_BTD, weight_D = saved
-    wide_BTD, scale_BT1 = _scaled(x_BTD, eps)
-    dout_BTD = dout_BTD.astype(wide_BTD.dtype)
-    weighted_BTD = dout_BTD * weight_D.astype(x_BTD.dtype)
-    mean_BT1 = sum_of_products(weighted_BTD, wide_BTD)[..., None] / x_BTD.shape[-1]
-    dx_BTD = scale_BT1 * weighted_BTD - scale_BT1**3 * mean_BT1 * wide_BTD
-    dweight_D = jnp.sum(dout_BTD * (wide_BTD * scale_BT1), axis=range(x_BTD.ndim - 1))
-    return dx_BTD.astype(x_BTD.dtype), dweight_D.astype(weight_D.dtype)
-
-
-rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 def _param(module: Block | Qwen, name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.axes import pmax, shard_map_by_rows, sum_of_products
+from memsearcher_jax.model.axes import pmax, shard_map_by_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training import microbatches
@@ -89,7 +89,7 @@ def _target_scores(
         logits_BcV, logsumexp_Bc, is_target_BcV = _chunk_logits(temperature, table_VD, hidden_BcD, target_Bc)
         logprob_Bc = jnp.sum(jnp.where(is_target_BcV, logits_BcV, 0), axis=-1) - logsumexp_Bc
         probability_BcV = jnp.exp(logits_BcV - logsumexp_Bc[..., None])
-        entropy_Bc = logsumexp_Bc - sum_of_products(probability_BcV, logits_BcV)
+        entropy_Bc = logsumexp_Bc - jnp.sum(probability_BcV * logits_BcV, axis=-1)
         return _write_chunk(scores[0], logprob_Bc, index), _write_chunk(scores[1], entropy_Bc, index)
 
     zeros_BT = jnp.zeros(target_BT.shape, jnp.float32)
@@ -114,7 +114,7 @@ def _target_scores_bwd(
         hidden_BcD, target_Bc, grad_logprob_Bc, grad_entropy_Bc = (_read_chunk(x, index, chunk) for x in arrays)
         logits_BcV, logsumexp_Bc, is_target_BcV = _chunk_logits(temperature, table_VD, hidden_BcD, target_Bc)
         probability_BcV = jnp.exp(logits_BcV - logsumexp_Bc[..., None])
-        mean_Bc1 = sum_of_products(probability_BcV, logits_BcV)[..., None]
+        mean_Bc1 = jnp.sum(probability_BcV * logits_BcV, axis=-1, keepdims=True)
         grad_logits_BcV = grad_logprob_Bc[..., None] * (is_target_BcV - probability_BcV)
         grad_logits_BcV -= grad_entropy_Bc[..., None] * probability_BcV * (logits_BcV - mean_Bc1)
         grad_logits_BcV = (grad_logits_BcV / temperature).astype(table_VD.dtype)
