@@ -103,11 +103,11 @@ def model_of(size: Size, dtype: str) -> ModelConfig:
     return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none", path="", adapter="", lora_rank=0)
 
 
-def mesh_of(tensor: int):
-    """A mesh of all devices, `tensor` of them for each copy of the weights."""
+def mesh_of(tensor: int, *, fsdp: bool = False):
+    """A mesh of all devices, `tensor` of them for each copy of the weights, or all of them for one copy."""
     from memsearcher_jax.model import sharding
 
-    return sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor))
+    return sharding.make_mesh(MeshConfig(data=1 if fsdp else -1, fsdp=-1 if fsdp else 1, tensor=tensor))
 
 
 def random_params(model: ModelConfig, mesh) -> dict:

@@ -82,6 +82,8 @@ class Flags(common.Flags):
     """Train adapters of this rank, not the weights; not with torch."""
     isa: Literal["all", "avx2"] = "all"
     """Instruction sets that the programs may use."""
+    devices: int = 2
+    """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
     steps: int = 2
     """Timed steps per process."""
     child: str = ""
@@ -150,6 +152,8 @@ def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
         flags = replace(flags, seq_len=flags.baseline_seq_len)
     arguments = [word for field in PASSED for word in (f"--{field}", str(getattr(flags, field)))]
     environment = dict(INSTRUCTION_SETS[flags.isa])
+    if name == "ours":
+        environment["JAX_NUM_CPU_DEVICES"] = str(flags.devices)
     if name == "baseline":
         environment["PYTHONPATH"] = str(flags.baseline)
     output = common.run_child(
@@ -189,7 +193,7 @@ def update_steps(flags: Flags, size: str) -> dict:
     from memsearcher_jax.training.packing import TrainingExample, pack
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
 
-    mesh = common.mesh_of(1)
+    mesh = common.mesh_of(1, fsdp=True)
     if not flags.steps:
         model = common.model_of(size, flags.dtype)
         weights.save(flags.folder, model, common.random_params(model, mesh), None)
@@ -208,9 +212,10 @@ def update_steps(flags: Flags, size: str) -> dict:
     def fits(seq_len: int, rows: int) -> bool:
         return len(packed(seq_len, rows, lambda context: context.old_logprob).ids_BT) == rows
 
-    # The fewest rows that hold all contexts, and their shortest length.
+    # The fewest rows that hold all contexts, as many on each device, and their shortest length.
     longest = max(len(context.ids) for context in contexts)
-    rows = next(rows for rows in range(1, len(contexts) + 1) if fits(flags.seq_len, rows))
+    devices = mesh.size
+    rows = next(rows for rows in range(devices, len(contexts) + devices, devices) if fits(flags.seq_len, rows))
     seq_len = next(length for length in range(-(-longest // 128) * 128, flags.seq_len + 1, 128) if fits(length, rows))
     batch = packed(seq_len, rows, lambda context: context.old_logprob)
     batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, lambda context: context.ref_logprob).old_logprob_BT)

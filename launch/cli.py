@@ -150,6 +150,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     check(flags.run)
     flags = replace(flags, run=hub.pinned(flags.run))
     _set_compile_cache(flags.compile_cache)
+    _set_cpu_devices(flags.run.mesh.cpu_devices)
     return flags
 
 
@@ -402,6 +403,12 @@ def _set_compile_cache(folder: str) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_compilation_cache_dir", folder)
+
+
+def _set_cpu_devices(devices: int) -> None:
+    """Before JAX is imported; where the environment says how many, nothing is set."""
+    if "jax" not in sys.modules and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(devices))
 
 
 def _require_local_paths(flags: SettingsSource) -> None:

@@ -108,3 +108,6 @@ class MeshConfig:
     """Shards of the embed dimension of every weight; rows are split over this axis too."""
     tensor: AxisSize = 1
     """Shards of heads, ffn and vocabulary; divides model.kv_heads."""
+    cpu_devices: Count = 1
+    """Devices that JAX makes of a CPU; it runs many operations of a device on one core only. Accelerators, and the
+    environment variables JAX_NUM_CPU_DEVICES and XLA_FLAGS, have precedence."""
