@@ -22,7 +22,7 @@ from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.sft.page_questions import page_questions
 from memsearcher_jax.types import Problem
 
-RL_SHARE = 3  # one in so many generated questions is for reinforcement learning
+RL_SHARE = 3  # one of this many generated questions is for reinforcement learning
 FIELDS = ("id", "question", "golden_answers", "metadata")  # of a written row
 
 

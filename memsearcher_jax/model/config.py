@@ -109,5 +109,5 @@ class MeshConfig:
     tensor: AxisSize = 1
     """Shards of heads, ffn and vocabulary; divides model.kv_heads."""
     cpu_devices: Count = 1
-    """Devices that JAX makes of a CPU; it runs many operations of a device on one core only. Accelerators, and the
-    environment variables JAX_NUM_CPU_DEVICES and XLA_FLAGS, have precedence."""
+    """Devices that JAX makes of a CPU. Many operations of a small model use one core only, so a device per core is
+    faster. Ignored with an accelerator, and where JAX_NUM_CPU_DEVICES or XLA_FLAGS set the number."""

@@ -29,7 +29,7 @@ class SamplingConfig:
     """Devices that share one copy of the sampler's weights; must divide the devices of a host."""
     engine_per_replica: bool = False
     """Run one engine per data-parallel replica. Replicas then never wait for each other, but each compiles its own
-    programs. Recommended on a CPU that is split into several devices (JAX_NUM_CPU_DEVICES)."""
+    programs. Recommended on a CPU with several devices (mesh.cpu_devices)."""
     context_tokens: Count = 8_192
     """Tokens of one context, prompt and generations together."""
     kv_tokens: CountOrZero = 0

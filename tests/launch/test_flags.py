@@ -205,6 +205,33 @@ def test_compiled_programs_are_cached_across_processes(tmp_path):
     assert any(cache.iterdir())
 
 
+DEVICES_PROGRAM = """
+import sys; sys.path[:0] = ["launch"]
+import cli
+cli.parse(cli.Command, sys.argv[1:])
+import jax
+print(jax.device_count())
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "devices"),
+    [
+        (["--config", "nano"], {}, 1),
+        (["--config", "tiny"], {}, 2),
+        (["--config", "tiny", "--mesh.cpu_devices", "3"], {}, 3),
+        (["--config", "tiny"], {"JAX_NUM_CPU_DEVICES": "1"}, 1),
+        (["--config", "tiny"], {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, 4),
+    ],
+)
+def test_a_cpu_is_divided_into_the_devices_of_the_preset(flags, environment, devices):
+    inherited = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    command = [sys.executable, "-c", DEVICES_PROGRAM, *flags]
+    environment = inherited | environment
+    output = subprocess.check_output(command, cwd=LAUNCH.parent, env=environment, text=True)
+    assert output == f"{devices}\n"
+
+
 def test_adapters_of_a_preset_are_merged_into_weights_and_left_out_with_a_run(tmp_path):
     """Adapters that are to be trained further would not be merged, and a run's weights contain them."""
 
