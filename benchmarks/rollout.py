@@ -103,7 +103,8 @@ def compare(flags: Flags, baseline: Path) -> None:
     """Trajectories per second of the engine of this checkout and of another one, and the ratio of the medians."""
     arguments = ["--programs", "engine", "--repeats", "1"]
     for name in ("size", "dtype", "trajectories", "rollouts", "slots", "cpu_devices", "tensor", "speculative_tokens"):
-        arguments += [f"--{name}", str(getattr(flags, name))]
+        if (value := getattr(flags, name)) != getattr(Flags, name):  # an earlier commit has not all of them
+            arguments += [f"--{name}", str(value)]
 
     def engine_of(checkout: Path, file: Path) -> dict[str, float]:
         program, environment = checkout / "benchmarks" / "rollout.py", {"PYTHONPATH": str(checkout)}

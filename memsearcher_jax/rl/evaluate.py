@@ -133,7 +133,7 @@ def evaluate_to_folder(
     """Runs the jobs, appends each trajectory to the shard's file as it ends, and yields the question's id and summary.
 
     What is sampled for a question depends on its place among all questions, not on what was done before a restart.
-    With `chunk` above 1, so many trajectories are rewarded together: a killed evaluation loses one chunk at most.
+    With `chunk` above 1, that many trajectories are rewarded together: a killed evaluation loses one chunk at most.
     """
     with TrajectoryLog(folder / SHARD_FILE.format(shard.index)) as log:
         for scored in _rewarded(run, driver, params, jobs, reward_fn, chunk):
