@@ -41,7 +41,7 @@ def smollm2() -> RunConfig:
             lora_rank=16,
             adapter="package:smollm2_search",
         ),
-        mesh=MeshConfig(data=-1, fsdp=1, tensor=1, cpu_devices=2),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(
             prompts="brief",
             max_turns=5,
@@ -55,7 +55,6 @@ def smollm2() -> RunConfig:
         ),
         sampling=SamplingConfig(
             slots=32,
-            engine_per_replica=True,
             decode_batch_sizes=(8, 16),
             context_tokens=768,
             decode_steps_per_call=16,

@@ -30,7 +30,7 @@ def tiny() -> RunConfig:
             max_positions=1_024,
             compute_dtype="float32",
         ),
-        mesh=MeshConfig(data=-1, fsdp=1, tensor=1, cpu_devices=2),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(
             prompts="terse",
             max_turns=8,
@@ -43,7 +43,6 @@ def tiny() -> RunConfig:
         ),
         sampling=SamplingConfig(
             slots=64,
-            engine_per_replica=True,
             context_tokens=360,
             decode_steps_per_call=8,
             decode_batch_sizes=(16, 32, 48),
