@@ -2,8 +2,8 @@
 
 python launch/tpu_train.py --config smollm2 --data.train FILE --data.test FILE --retrieval.corpus FILE
 
-The weights are in the folder smollm2, from launch/import_gguf.py. Training goes on with the adapters of
-`smollm2_warmstart`, which come with this package. docs/real_questions.md has every command.
+The weights are in the folder smollm2, from launch/import_gguf.py. Training goes on with packaged adapters
+of a warm start. docs/real_questions.md has every command.
 """
 
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig

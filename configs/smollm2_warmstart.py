@@ -1,4 +1,4 @@
-"""Makes `package:smollm2_search`: SFT on demonstrations that a script makes from real questions and their pages.
+"""SFT of the adapters for `smollm2` on demonstrations that a script makes from real questions and their pages.
 
 python launch/tpu_train.py --config smollm2_warmstart --data.train FILE --data.test FILE --retrieval.corpus FILE
 
@@ -15,7 +15,7 @@ from memsearcher_jax.sft.config import SFTConfig
 
 
 def smollm2_warmstart() -> RunConfig:
-    """One epoch of 239 questions, with the other questions about their pages; a step has two to six mini-batches."""
+    """240 questions, and the steps of each as questions of their own; a step has several mini-batches."""
     base = smollm2()
     return replace(
         base,

@@ -406,8 +406,8 @@ def _set_compile_cache(folder: str) -> None:
 
 
 def _set_cpu_devices(devices: int) -> None:
-    """Before JAX is imported; where the environment says how many, nothing is set."""
-    if "jax" not in sys.modules and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    """JAX reads the variable when it is imported, and fails if XLA_FLAGS sets the number, too."""
+    if devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(devices))
 
 

@@ -1,6 +1,6 @@
 """Rollouts that do not wait for the slowest trajectory: what a step has not finished is carried into the next ones.
 
-A step trains as many groups as it has problems. Until so many are complete, free slots begin the problems of the next
+A step trains as many groups as it has problems. Until that many are complete, free slots begin the problems of the next
 steps, at most `rl.carry_over` steps ahead. Then the rollout ends at once, and the next step continues the trajectories
 under way with its weights, from their last complete context on. So every context is sampled by one policy, whose
 log-probabilities it keeps, and no KV cache outlives the weights that filled it.

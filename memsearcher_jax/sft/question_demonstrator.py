@@ -21,7 +21,7 @@ from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search,
 FIRST, LAST, ANSWER = "First: {} Then: {}", "Last: {} Then: answer.", "The memory has the answer."
 """Thoughts: before a search that another one follows, before the last one, and before the answer."""
 UNKNOWN = "that person"
-"""Stands in a thought for whom the page will name: relations lead to persons."""
+"""In a thought, the person that the page will name: relations lead to persons."""
 NOTHING = "Nothing."
 """The memory of a script that gives up. It is not imitated."""
 
