@@ -47,6 +47,9 @@ class SplitQuestions:
     for the warm start and for reinforcement learning. They share no page with the questions to tune and test on; those
     of the second file share none with the first and train.jsonl either. The script of the warm start answers all of
     them with the agent and the search of --config."""
+    generated: CountOrZero = 600
+    """Maximum questions to make, as many as possible about the rarer kinds of facts: otherwise every third one asks for
+    a nationality, which is easily guessed."""
     config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "smollm2"
     """Preset of the agent, its prompts and its search."""
 
@@ -75,7 +78,7 @@ def _generated(
 ) -> dict[str, list[Problem]]:
     """Questions about pages of the corpus, by the name of their file."""
     problems = without_shared(page_questions(read_corpus(corpus), flags.seed), held_out)
-    problems = _reachable(problems, flags.config, corpus)
+    problems = _reachable(problems, flags.config, corpus)[: flags.generated]  # all kinds of facts in turn
     fresh = without_shared(problems, train)
     while len(closed := without_shared(fresh, [one for one in problems if one not in fresh])) < len(fresh):
         fresh = closed

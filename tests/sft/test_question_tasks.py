@@ -100,6 +100,10 @@ def test_questions_about_the_pages_are_files(tmp_path, flags, capsys):
     assert [row["golden_answers"][0] for row in rows["generated_rl"]] == ["Ulm"], "New Film is in no other file"
     assert not any(held_out & {*row["metadata"]["supporting_titles"]} for row in generated)
     assert "questions in generated_rl.jsonl" in capsys.readouterr().out
+    words[words.index("--out") + 1] = fewer = tmp_path / "fewer"
+    split_questions.main([str(word) for word in [*words, "--generated", 2]])
+    files = [(fewer / f"generated_{part}.jsonl").read_text() for part in ("sft", "rl")]
+    assert sum(len(content.splitlines()) for content in files) == 2
 
 
 def test_only_the_replies_of_the_script_are_trained(run):
