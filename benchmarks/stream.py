@@ -32,7 +32,7 @@ from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.synthetic.streams import SOURCE, Story, SyntheticStreamConfig, make_stories, select_statements
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.types import Problem, StopReason, Stream, TokenCounter, Trajectory, Workflow
 
 STORY_CHUNKS = 130
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
         cli.require_checkpoint(flags)
     numbers = measure(flags.run, flags.tokens, flags.items)
     print("".join(f"| {name} | {value} |\n" for name, value in numbers.items()))
-    cli.write_json(flags.json, numbers)
+    outputs.write_json(flags.json, numbers)
 
 
 def measure(config: RunConfig, tokens: int, items: int) -> dict[str, str]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.run import run_workflow, starts_turn
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report import console as show
 from memsearcher_jax.retrieval.documents import WORD_TOKENS, find_documents, join_texts, read_passages
 from memsearcher_jax.types import (
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
                 cli.require_inputs(flags.run)
             problem = Problem("asked", flags.question, ())
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-            with cli.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder:
+            with outputs.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder:
                 # JAX takes seconds to import; --help and errors do not need it.
                 from memsearcher_jax.rl import setup
                 from memsearcher_jax.runtime import hub
@@ -95,8 +95,8 @@ def main(argv: Sequence[str]) -> None:
         show.show_sources(outcome, cli.RULES.normalize, console)
     result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
-    cli.write_json(flags.out and flags.out / "answer.json", result)
-    cli.write_json(flags.json, result)
+    outputs.write_json(flags.out and flags.out / "answer.json", result)
+    outputs.write_json(flags.json, result)
 
 
 def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:

@@ -20,7 +20,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.retrieval.documents import READERS, WORD, UnreadableDocument, find_documents, read_passages
@@ -47,14 +47,14 @@ def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(BuildCorpus, argv)
         check(flags)
-        cli.write_json(flags.json, build(flags))
+        outputs.write_json(flags.json, build(flags))
 
 
 def check(flags: BuildCorpus) -> None:
     """Raises ValueError or OSError."""
     if not flags.folder.is_dir():
         raise NotADirectoryError(f"{flags.folder}: no such directory")
-    cli.require_new_file(flags.out)
+    outputs.require_new_file(flags.out)
     if missing := [name for name in ("markdown_it", "bs4", "pypdf") if not importlib.util.find_spec(name)]:
         raise ValueError(f"{missing[0]} is not installed: pip install 'memsearcher_jax[documents]'")
 

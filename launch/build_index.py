@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.progress import Progress
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
             result = verify(flags)
         else:
             result = plan(flags, shard.count) if flags.plan else build_shard(flags, shard)
-        cli.write_json(flags.json, result)
+        outputs.write_json(flags.json, result)
 
 
 def check(flags: BuildIndex) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from memsearcher_jax.agent.reward import answer_scores
 from memsearcher_jax.config import differences, settings
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluations, show_comparison
 from memsearcher_jax.report.console import make_table, safe_text
@@ -75,19 +75,21 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse_flags(Compare, argv)
         if flags.expected:
             checked = check_expected(flags.first, flags.expected, console)
-            cli.write_json(flags.json, {"metrics": [asdict(one) | {"inside": one.inside} for one in checked]})
+            outputs.write_json(flags.json, {"metrics": [asdict(one) | {"inside": one.inside} for one in checked]})
             if not all(one.inside for one in checked):
                 raise SystemExit(1)
             return
         assert flags.second, "the flags are checked"
         if flags.card:
             different = card_differences(read_card(flags.first), read_card(flags.second))
-            cli.write_json(flags.json, {"differences": [{"name": name, "a": a, "b": b} for name, a, b in different]})
+            outputs.write_json(
+                flags.json, {"differences": [{"name": name, "a": a, "b": b} for name, a, b in different]}
+            )
             show_card_differences(different, console)
             return
         first, second = read_evaluations(flags.first, flags.second, cli.RULES, answer_scores)
         comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
-        cli.write_json(flags.json, comparison.to_json() | {"seed": flags.seed})
+        outputs.write_json(flags.json, comparison.to_json() | {"seed": flags.seed})
     show_comparison(comparison, console, max_questions=flags.show)
 
 

@@ -30,7 +30,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli, sweep
+from memsearcher_jax.launch import cli, outputs, sweep
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import (
     RESULTS_FILE,
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
             return
         evaluated = evaluate(flags.run, flags.out, resume=flags.resume, until=job, shard=shard, hosts=hosts)
         if hosts.first:
-            cli.write_json(flags.json, evaluated.result)
+            outputs.write_json(flags.json, evaluated.result)
         evaluated.show()  # last: everything is written, should this fail
 
 
@@ -164,9 +164,9 @@ def evaluate(
     with cli.one_line_errors(), contextlib.ExitStack() as startup:
         if resume and out:
             require_same_evaluation(out, config)
-            until.enter_context(cli.output_lock(out, shard))
+            until.enter_context(outputs.output_lock(out, shard))
         else:
-            out = startup.enter_context(cli.new_output_dir(out, "evaluate", until=until, shard=shard))
+            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", until=until, shard=shard))
 
         # JAX takes seconds to import; --help and errors do not need it.
         from memsearcher_jax.rl import evaluate as evaluation
@@ -198,7 +198,7 @@ def evaluate(
         if hosts.first:
             cli.print_skipped(run.problems)
             if not resume:
-                cli.write_json(out / WEIGHTS_FILE, weights)
+                outputs.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)
             write_card(out, config, index=index or (workspace or out) / INDEX, step=weights["step"])
         hosts.barrier("the output directory exists")
@@ -255,7 +255,7 @@ def write_results(
         )
         show_tables = partial(show_evaluation, evaluation, console)
         result |= {"evaluation": evaluation.to_json()}
-    cli.write_json(out / RESULTS_FILE, result)
+    outputs.write_json(out / RESULTS_FILE, result)
     add_results(out, result)
 
     def show() -> None:

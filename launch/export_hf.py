@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Positive
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         evaluation = model_card.read_evaluation(flags.evaluation)
         if flags.push_to_hub:
             hub.create_repository(flags.push_to_hub)
-        with cli.new_output_dir(flags.out, "export") as out:
+        with outputs.new_output_dir(flags.out, "export") as out:
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
             from memsearcher_jax.runtime import load_weights
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
             names = {"name": flags.push_to_hub, "license": flags.license, "adapter": flags.adapter}
             model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
         address = hub.upload(out, flags.push_to_hub) if flags.push_to_hub else ""
-    cli.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
+    outputs.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {written}")
     if address:
         print(f"{out}: uploaded to {address}")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import tyro
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse_flags(ImportGGUF, argv)
         if flags.out is None:
             raise ValueError("--out is missing: give the directory to write")
-        with cli.new_output_dir(flags.out, "import") as out:
+        with outputs.new_output_dir(flags.out, "import") as out:
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.model import gguf_file
 

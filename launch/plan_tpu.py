@@ -22,7 +22,7 @@ import tyro
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, TpuSlice, Workload
 from memsearcher_jax.ranges import CountOrZero
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
         elif flags.rows:
             config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
         result = plan_run(config, flags, topology)
-    cli.write_json(flags.json, result)
+    outputs.write_json(flags.json, result)
     if result["reason"]:
         print(f"does not fit: {result['reason']}")
         raise SystemExit(DOES_NOT_FIT)

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report.evaluation import RESULTS_FILE
 from memsearcher_jax.report.metrics import METRICS_FILE
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Report, argv)
         out = flags.out or flags.run / PAGE
-        cli.require_writable(out, "--out")
+        outputs.require_writable(out, "--out")
         if out.suffix != ".html":
             raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
         shown = {"compare": flags.compare, "max_trajectories": flags.max_trajectories}

@@ -16,7 +16,7 @@ import tyro
 
 from memsearcher_jax.data.questions import QuestionKind, of_kind, split, without_shared
 from memsearcher_jax.data.readers import read_problems, with_source
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.sft.page_questions import page_questions
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
         files = {"train": train, "tune": tune, "test": test}
         if flags.corpus:
             files |= _generated(flags, flags.corpus, train, [*tune, *test])
-        with cli.new_output_dir(flags.out, "questions") as out:
+        with outputs.new_output_dir(flags.out, "questions") as out:
             for name, chosen in files.items():
                 rows = ({field: getattr(problem, field) for field in FIELDS} for problem in chosen)
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -16,7 +16,7 @@ from rich.console import Console
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.subset import stratified_subset, stream_row
 from memsearcher_jax.jsonl import encode_line
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count, CountOrZero, Seed
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
@@ -45,7 +45,7 @@ class SubsetStreams:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(SubsetStreams, argv)
-        cli.require_new_file(flags.out)
+        outputs.require_new_file(flags.out)
 
         from memsearcher_jax.rl.tokenizer import ChatTokenizer
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         if not subset:
             raise ValueError(f"no stream has at most {flags.max_tokens} tokens: raise --max_tokens")
         atomic_write(flags.out, "".join(encode_line(stream_row(problem)) for problem in subset).encode())
-        cli.write_json(flags.json, {source: asdict(count) for source, count in counts.items()})
+        outputs.write_json(flags.json, {source: asdict(count) for source, count in counts.items()})
     table = make_table("source", "streams", "short enough", "kept")
     for source, count in counts.items():
         table.add_row(safe_text(source), f"{count.read:,}", f"{count.short:,}", f"{count.kept:,}")

@@ -22,7 +22,7 @@ from rich.console import Console
 from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.config import RunConfig, check, from_dict, settings, to_dict
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.sweep import SweepPoint, show_sweep, write_sweep_page
@@ -129,10 +129,10 @@ def open_sweep(flags: Evaluate | Train, until: contextlib.ExitStack) -> tuple[Sw
         if flags.resume and out:
             require_same_sweep(out, sweep)
             cli.require_same_settings(out, flags.run, "sweep")
-            until.enter_context(cli.output_lock(out))
+            until.enter_context(outputs.output_lock(out))
         else:
-            out = startup.enter_context(cli.new_output_dir(out, "sweep", until=until))
-            cli.write_json(out / SWEEP_FILE, {"setting": sweep.setting, "values": sweep.values})
+            out = startup.enter_context(outputs.new_output_dir(out, "sweep", until=until))
+            outputs.write_json(out / SWEEP_FILE, {"setting": sweep.setting, "values": sweep.values})
             write_run_config(out, flags.run)
     return sweep, configs, out
 
@@ -157,8 +157,8 @@ def write_sweep(
 ) -> None:
     """Writes the table and the page, and prints the table."""
     result = {"setting": sweep.setting, "values": sweep.values, "table": [point.to_json() for point in points]}
-    cli.write_json(out / SWEEP_FILE, result)
-    cli.write_json(flags.json, result)
+    outputs.write_json(out / SWEEP_FILE, result)
+    outputs.write_json(flags.json, result)
     write_sweep_page(out / PAGE, sweep.setting, points, about)
     console.rule(sweep.setting, align="left")
     show_sweep(sweep.setting, points, console)

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.config import differences, to_dict
-from memsearcher_jax.launch import cli, remote_output, sweep
+from memsearcher_jax.launch import cli, outputs, remote_output, sweep
 from memsearcher_jax.report import trackers
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import METRICS_FILE, MetricsWriter, read_metrics
@@ -84,7 +84,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 raise ValueError("--profile: rl.method sft does not support profiling: omit it")
             trackers.check_installed(config.rl.trackers)
             if flags.out and not flags.resume:
-                cli.require_vacant(flags.out)
+                outputs.require_vacant(flags.out)
             hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
             if hosts.count > 1 and flags.sweep:
                 raise ValueError(f"--sweep runs on one host, not {hosts.count}: train each value separately")
@@ -92,10 +92,10 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
             out = flags.out
             if hosts.first and out and flags.resume:
-                job.enter_context(cli.output_lock(out, wait=RESTART_SECONDS if flags.start_or_resume else 0.0))
+                job.enter_context(outputs.output_lock(out, wait=RESTART_SECONDS if flags.start_or_resume else 0.0))
             elif hosts.first or out is None:
                 kind = Path(flags.config or "train").stem
-                out = startup.enter_context(cli.new_output_dir(out, kind, until=job))
+                out = startup.enter_context(outputs.new_output_dir(out, kind, until=job))
             place = remote.address if remote else out
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
@@ -115,7 +115,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if done is not None and done >= steps:
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
-                    cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+                    outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
             state = init_state.restored_state(run, out) if flags.resume else init_state.initial_state(run)
@@ -154,7 +154,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if remote:
                 with cli.one_line_errors():
                     remote.send()
-            cli.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+            outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
             print(f"{place}: step {steps} done, {format_metrics(last)}; read {place}/report.html")
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from memsearcher_jax.launch import cli, tpu_train
+from memsearcher_jax.launch import cli, outputs, tpu_train
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.ranges import Count, CountOrZero
 from memsearcher_jax.runtime.preemption import STOPPED
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
         if flags.dry_run:
             print(as_shell(jobset))
         elif flags.manifest:
-            cli.write_json(flags.manifest, jobset)
+            outputs.write_json(flags.manifest, jobset)
             print(f"{flags.manifest}: start it with kubectl create -f {shlex.quote(str(flags.manifest))}")
         else:
             cli.run_program(CREATE, install_hint=INSTALL_HINT, stdin=as_json(jobset))

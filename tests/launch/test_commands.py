@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
-from memsearcher_jax.launch import ask, cli, evaluate, export_hf, tpu_train
+from memsearcher_jax.launch import ask, cli, evaluate, export_hf, outputs, tpu_train
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.runtime import run_dir
@@ -123,17 +123,17 @@ def test_a_killed_start_can_be_repeated(tmp_path):
     for name in ("data/rows", ".index.abc.partial/ids.npy", "tokenizer/tokenizer.json", "run.json.partial"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("partial")
-    with cli.new_output_dir(out, "train") as folder:
+    with outputs.new_output_dir(out, "train") as folder:
         assert folder == out
     (out / "thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match="is not empty"), cli.new_output_dir(out, "train"):
+    with pytest.raises(FileExistsError, match="is not empty"), outputs.new_output_dir(out, "train"):
         pass
     assert (out / "thesis.tex").read_text() == "mine"
 
 
 def test_the_default_output_folder_has_a_date(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with cli.new_output_dir(None, "nano") as folder:
+    with outputs.new_output_dir(None, "nano") as folder:
         (made,) = (tmp_path / "runs").glob("[!.]*")
         assert folder.resolve() == made
         assert made.name.startswith("nano-2")

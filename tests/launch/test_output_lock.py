@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.launch import cli, evaluate, tpu_train
+from memsearcher_jax.launch import evaluate, outputs, tpu_train
 
 BUSY = "another process is writing --out"
 
 
 def test_a_second_start_is_refused_and_changes_nothing(tmp_path, refused, small, snapshot):
     out = tmp_path / "run"
-    with cli.new_output_dir(out, "train"):
+    with outputs.new_output_dir(out, "train"):
         (out / "data").mkdir()
         (out / "data" / "questions").write_text("kept")
         before = snapshot(out)
@@ -24,22 +24,22 @@ def test_a_second_start_is_refused_and_changes_nothing(tmp_path, refused, small,
 
 
 def test_a_failed_start_leaves_no_empty_directory(tmp_path):
-    with pytest.raises(KeyError), cli.new_output_dir(tmp_path / "runs" / "a" / "b", "train") as out:
+    with pytest.raises(KeyError), outputs.new_output_dir(tmp_path / "runs" / "a" / "b", "train") as out:
         (out / "data").mkdir()
         raise KeyError
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "kept").write_text("kept")
-    with pytest.raises(KeyError), cli.new_output_dir(tmp_path / "runs" / "a", "train"):
+    with pytest.raises(KeyError), outputs.new_output_dir(tmp_path / "runs" / "a", "train"):
         raise KeyError
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["kept"]
 
 
 def test_the_lock_outlives_the_start(tmp_path):
     with contextlib.ExitStack() as job:
-        with cli.new_output_dir(tmp_path / "a", "train", until=job):
+        with outputs.new_output_dir(tmp_path / "a", "train", until=job):
             pass
-        with pytest.raises(ValueError, match=BUSY), cli.output_lock(tmp_path / "a"):
+        with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "a"):
             pass
     assert list((tmp_path / "a").iterdir()) == []
 
@@ -47,10 +47,10 @@ def test_the_lock_outlives_the_start(tmp_path):
 def test_shards_share_a_directory_but_not_a_shard(tmp_path):
     with contextlib.ExitStack() as jobs:
         for shard in ((0, 2), (1, 2)):
-            jobs.enter_context(cli.new_output_dir(tmp_path / "e", "evaluate", shard=shard))
-        with pytest.raises(ValueError, match="writing shard 1/2 of --out"), cli.output_lock(tmp_path / "e", (1, 2)):
+            jobs.enter_context(outputs.new_output_dir(tmp_path / "e", "evaluate", shard=shard))
+        with pytest.raises(ValueError, match="writing shard 1/2 of --out"), outputs.output_lock(tmp_path / "e", (1, 2)):
             pass
-        with pytest.raises(ValueError, match=BUSY), cli.output_lock(tmp_path / "e"):
+        with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "e"):
             pass
     assert list((tmp_path / "e").iterdir()) == []
 
@@ -59,14 +59,14 @@ def test_a_running_evaluation_is_not_resumed(finished, refused, tmp_path, snapsh
     out = tmp_path / "evaluation"
     evaluate.main(["--checkpoint", str(finished), "--out", str(out)])
     before = snapshot(out)
-    with cli.output_lock(out):
+    with outputs.output_lock(out):
         assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out)])
         assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out), "--shard", "0/2"])
     assert snapshot(out) == before
 
 
 def test_a_running_training_is_not_resumed(finished, refused, small, tmp_path):
-    with cli.output_lock(finished):
+    with outputs.output_lock(finished):
         assert BUSY in refused(tpu_train.main, ["--resume", "--out", str(finished), "--rl.steps", "3"])
 
 

@@ -1,0 +1,104 @@
+"""What commands write: the directory --out, which one process at a time may write, and result files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax import file_lock
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.runtime.run_dir import is_run, is_vacant
+
+
+@contextlib.contextmanager
+def new_output_dir(
+    out: Path | None, kind: str, until: contextlib.ExitStack | None = None, shard: tuple[int, int] = (0, 1)
+) -> Iterator[Path]:
+    """The directory to write: `out`, or a dated one under runs/, locked as by `output_lock`.
+
+    The lock is released at the end of the block, or of `until`. If the block raises, what it wrote is removed.
+    Raises ValueError or OSError if another process writes there, or if the directory is not empty.
+    """
+    folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    require_vacant(folder)
+    created = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {folder} cannot be created ({error.strerror}): choose another directory") from error
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(_remove_empty, created)
+        lock = on_error.enter_context(contextlib.ExitStack())
+        lock.enter_context(output_lock(folder, shard))
+        require_vacant(folder)  # another process may have finished meanwhile
+        if shard[1] == 1:  # other shards write their own files here
+            on_error.callback(_remove_all_but, folder, set(folder.iterdir()))
+        yield folder
+        on_error.pop_all()
+        (until or on_error).push(lock)
+
+
+def require_vacant(folder: Path) -> None:
+    """Raises OSError unless a new run may be written to --out."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out {folder} is a file: choose a directory")
+    if not is_vacant(folder):
+        hint = "continue the run there with --resume, or choose another" if is_run(folder) else "choose another --out"
+        raise FileExistsError(f"--out {folder} is not empty: {hint}")
+
+
+def require_new_file(out: Path) -> None:
+    """Raises OSError unless the file --out can be written and replaces none."""
+    if out.exists():
+        raise FileExistsError(f"--out {out} exists: choose another file, or delete it")
+    require_writable(out, "--out")
+
+
+def require_writable(file: Path, flag: str) -> None:
+    """Raises OSError if the file that `flag` names cannot be written after the work."""
+    if file.is_dir():
+        raise IsADirectoryError(f"{flag} {file} is a directory: choose a file")
+    folder = next(folder for folder in file.absolute().parents if folder.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise OSError(f"{flag} {file} cannot be written: {folder} is not a writable directory")
+
+
+@contextlib.contextmanager
+def output_lock(folder: Path, shard: tuple[int, int] = (0, 1), *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes from writing the existing `folder`, or the same shard (index, count) of it.
+
+    Raises ValueError if another process does so for more than `wait` seconds.
+    """
+    (index, count), path = shard, folder.resolve()
+    # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
+    lock = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
+    busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(file_lock.locked(lock, busy, shared=count > 1, wait=wait))
+        if count > 1:
+            busy = busy.replace("--out", f"shard {index}/{count} of --out")
+            locks.enter_context(file_lock.locked(lock.with_name(f"{lock.name}.{index}"), busy, wait=wait))
+        yield
+
+
+def write_json(file: Path | None, result: dict[str, Any]) -> None:
+    """Writes the result for --json atomically."""
+    if file:
+        atomic_write(file, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _remove_all_but(folder: Path, kept: set[Path]) -> None:
+    for path in set(folder.iterdir()) - kept:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # another process has written to one of them
+        for folder in folders:
+            folder.rmdir()
