@@ -57,7 +57,11 @@ WORKFLOWS = {
     "direct": Variant("direct answers", config="tiny_direct"),
 }
 LORA = {"lora": Variant("LoRA of rank 16", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3"))}
-VARIANTS = ABLATIONS | REWARDS | WORKFLOWS | LORA
+CARRY_OVER = {
+    f"carry over {bound}": Variant(f"carried over at most {bound} steps", ("--rl.carry_over", str(bound)))
+    for bound in (1, 2)
+}
+VARIANTS = ABLATIONS | REWARDS | WORKFLOWS | LORA | CARRY_OVER
 START = "start"
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 LONG = ["--data.encyclopedia.hops", "4", "5", "6", "7", "--agent.question_tokens", "48", "--sampling.context_tokens"]

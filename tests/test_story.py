@@ -133,6 +133,7 @@ def guarded(steps: int, **health) -> RunConfig:
     return check(replace(config, health=replace(config.health, on_collapse="rollback", patience=2, **health)))
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
     run, out = uninterrupted
     run_for(guarded(3), tmp_path / "run")
@@ -228,6 +229,7 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
     """The run in model.path may go on; its newest checkpoint is then another one."""
     source, out = shutil.copytree(uninterrupted[1], tmp_path / "source"), tmp_path / "run"
@@ -256,6 +258,7 @@ def with_adapters(steps: int, base: Path) -> RunConfig:
     return check(replace(config, model=replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)))
 
 
+@pytest.mark.slow
 def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     run, source = uninterrupted

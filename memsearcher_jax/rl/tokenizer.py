@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,11 @@ class ChatTokenizer:
 
     @cached_property
     def _template(self) -> Tokenizer:
-        return Tokenizer.from_str(self.definition)
+        return _parse(self.definition, special_tokens_are_text=False)
 
     @cached_property
     def _outside(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self.definition)
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        return _parse(self.definition, special_tokens_are_text=True)
 
     @cached_property
     def _specials(self) -> dict[int, str]:
@@ -240,6 +238,13 @@ def _generation_ends(folder: Path) -> list[int]:
         return []
     ids = transformers().GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     return [ids] if isinstance(ids, int) else ids or []
+
+
+@lru_cache(maxsize=4)  # half a second for a tokenizer of 150,000 tokens
+def _parse(definition: str, *, special_tokens_are_text: bool) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.encode_special_tokens = special_tokens_are_text
+    return tokenizer
 
 
 def _substitute(text: str, replacements: dict[str, str]) -> str:

@@ -230,8 +230,9 @@ def test_a_sweep_of_the_budget_fits_the_context_of_7b(shared):
     assert [one.agent.memory_tokens for one in configs.values()] == [512, 1024, 2048]
     (context,) = {one.sampling.context_tokens for one in configs.values()}
     assert preset.sampling.context_tokens < context <= preset.model.max_positions
+    tokenizer = setup.open_tokenizer(config.model)
     for one in configs.values():
-        setup.open_prompts(one, setup.open_tokenizer(one.model))
+        setup.open_prompts(one, tokenizer)
     unchanged = sweep.with_values(config, sweep.Sweep("agent.memory_tokens", budgets[:2]))
     assert {one.sampling.context_tokens for one in unchanged.values()} == {preset.sampling.context_tokens}
     with pytest.raises(ValueError, match=r"more than model.max_positions"):

@@ -25,8 +25,9 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     config = cli.load_preset("nano")
     config = replace(
         config,
+        agent=replace(config.agent, max_turns=2, completion_tokens=16),
         training=replace(config.training, kl_coefficient=0.001),
-        rl=replace(config.rl, steps=2, evaluate_every=0, checkpoint_every=2),
+        rl=replace(config.rl, steps=2, prompts_per_step=4, group_size=2, evaluate_every=0, checkpoint_every=2),
     )
     before, held = held_bytes(), {"rewards": [], "update": [], "publish": [], "rollout": []}
     run = setup.prepare(config, tmp_path)

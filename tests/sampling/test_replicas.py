@@ -14,7 +14,7 @@ from memsearcher_jax.testing import NANO
 
 @pytest.fixture(scope="module")
 def mesh():
-    return sharding.make_mesh(MeshConfig(data=4, fsdp=1, tensor=2))
+    return sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4])
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +39,21 @@ def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated,
     stats, other = engine.stop(), replicated.stop()
     for count in ("appended_tokens", "prompt_tokens", "generated_tokens"):
         assert getattr(other, count) == getattr(stats, count)
-    assert replicated.free_slots == [0, 2, 4, 6, 1, 3, 5, 7], "new contexts are spread over the replicas"
+    assert replicated.free_slots == [0, 4, 1, 5, 2, 6, 3, 7], "new contexts are spread over the replicas"
 
 
 def test_no_replica_waits_for_another(replicated, placed, nano):
     """The first replica keeps decoding while the second, whose generation ended, is idle."""
     replicated.start(placed, nano.key())
     replicated.open_context(0, nano.prompt(1), (1, 0), max_tokens=40)
-    replicated.open_context(2, nano.prompt(2), (2, 0), max_tokens=1)
+    replicated.open_context(4, nano.prompt(2), (2, 0), max_tokens=1)
     ended = [generation.slot for _ in range(2) for generation in replicated.step()]
-    assert ended == [2]
-    replicated.pop_context(2)
+    assert ended == [4]
+    replicated.pop_context(4)
     replicated.step()  # returns the first replica's second call
     replicated.step()
-    assert replicated.stop().slots == (3 + 1) * 2, (
-        "three calls of the first replica and one of the second, two slots each"
+    assert replicated.stop().slots == (3 + 1) * 4, (
+        "three calls of the first replica and one of the second, four slots each"
     )
 
 
@@ -82,5 +82,5 @@ def test_nothing_compiles_after_warm_up(replicated, placed, compilations, nano):
 
 
 def test_slots_that_do_not_divide_over_the_replicas_are_refused(mesh, nano):
-    with pytest.raises(ValueError, match="6 slots do not divide over 4 replicas"):
-        Engine(NANO, replace(nano.SETTINGS, slots=6), (), mesh)
+    with pytest.raises(ValueError, match="7 slots do not divide over 2 replicas"):
+        Engine(NANO, replace(nano.SETTINGS, slots=7), (), mesh)
