@@ -133,7 +133,6 @@ def guarded(steps: int, **health) -> RunConfig:
     return check(replace(config, health=replace(config.health, on_collapse="rollback", patience=2, **health)))
 
 
-@pytest.mark.slow
 def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
     run, out = uninterrupted
     run_for(guarded(3), tmp_path / "run")
@@ -229,7 +228,6 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
     """The run in model.path may go on; its newest checkpoint is then another one."""
     source, out = shutil.copytree(uninterrupted[1], tmp_path / "source"), tmp_path / "run"
@@ -258,15 +256,14 @@ def with_adapters(steps: int, base: Path) -> RunConfig:
     return check(replace(config, model=replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)))
 
 
-@pytest.mark.slow
 def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     run, source = uninterrupted
     base = tmp_path / "base"
     load_weights.export(source, run.config.model, base, "float32", run.tokenizer.folder, (), 10**9)
-    run = run_for(with_adapters(3, base), tmp_path / "straight")
-    run_for(with_adapters(2, base), tmp_path / "resumed")
-    run_for(with_adapters(3, base), tmp_path / "resumed", resume=True)
+    run = run_for(with_adapters(2, base), tmp_path / "straight")
+    run_for(with_adapters(1, base), tmp_path / "resumed")
+    run_for(with_adapters(2, base), tmp_path / "resumed", resume=True)
     merged = newest_weights(run, tmp_path / "straight")
     jax.tree.map(np.testing.assert_array_equal, merged, newest_weights(run, tmp_path / "resumed"))
 
@@ -275,7 +272,7 @@ def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     assert changed == {"wq", "wv", "down"}
     np.testing.assert_array_equal(merged["embed"], frozen["embed"])
     steps = read_metrics(tmp_path / "straight" / "metrics.jsonl")
-    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6) and steps[2]["kl"] > 0
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-6) and steps[1]["kl"] > 0
     assert all(step["logprob_diff_max"] < 1e-4 for step in steps), "the sampler has the merged weights"
 
     apart, hf = tmp_path / "apart", tmp_path / "hf"

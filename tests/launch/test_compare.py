@@ -272,7 +272,6 @@ def test_help_explains_every_flag_and_loads_no_jax():
     assert all(word in done.stdout for word in ("RUN_A", "RUN_B", "--by", "--show", "--seed", "--json"))
 
 
-@pytest.mark.slow
 def test_evaluations_written_by_evaluate_py(finished, tmp_path, capsys):
     """Two evaluations of one checkpoint with different turn limits."""
     for name, flags in (("full", []), ("other", ["--evaluation.max_turns", "1"])):
