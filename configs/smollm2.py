@@ -6,13 +6,15 @@ The weights are in the folder smollm2, from launch/import_gguf.py. Training goes
 of a warm start. docs/real_questions.md has every command.
 """
 
-from memsearcher_jax.agent.config import AgentConfig, RewardConfig
+from dataclasses import replace
+
+from memsearcher_jax.agent.config import RewardConfig
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.configs.nano import nano
 from memsearcher_jax.data.problems import DataConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
-from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
 
 
@@ -22,6 +24,7 @@ def smollm2() -> RunConfig:
     The reward is exact match: an answer that shares a surname or an "of" with the reference has an F1 above 0, and in a
     group of wrong answers that is all that counts.
     """
+    base = nano()
     return RunConfig(
         model=ModelConfig(
             family="llama",
@@ -41,9 +44,9 @@ def smollm2() -> RunConfig:
             lora_rank=16,
             adapter="package:smollm2_search",
         ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
-        agent=AgentConfig(
-            prompts="brief",
+        mesh=base.mesh,
+        agent=replace(
+            base.agent,
             max_turns=5,
             completion_tokens=96,
             question_tokens=96,
@@ -53,16 +56,7 @@ def smollm2() -> RunConfig:
             default_top_n=1,
             max_top_n=1,
         ),
-        sampling=SamplingConfig(
-            slots=32,
-            decode_batch_sizes=(8, 16),
-            context_tokens=768,
-            decode_steps_per_call=16,
-            prefill_chunk=32,
-            prefill_buckets=(128, 512),
-            top_k=0,
-            top_p=1.0,
-        ),
+        sampling=replace(base.sampling, decode_batch_sizes=(8, 16)),
         reward=RewardConfig(metric="exact_match"),
         data=DataConfig(questions="span"),
         retrieval=RetrievalConfig(method="hybrid", index_type="exact"),
