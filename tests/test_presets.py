@@ -85,6 +85,7 @@ def test_shared_settings_are_defined_once():
             "memalpha_4b",
             "memalpha_qwen3b",
             "search_r1_3b",
+            "smollm2",
             "tiny_baselines_warmstart",
             "tiny_direct",
             "tiny_rag",
