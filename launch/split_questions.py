@@ -17,7 +17,7 @@ import tyro
 from memsearcher_jax.data.questions import QuestionKind, of_kind, split, without_shared
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.ranges import CountOrZero, Seed
+from memsearcher_jax.ranges import Count, CountOrZero, Seed
 from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.sft.page_questions import page_questions
 from memsearcher_jax.types import Problem
@@ -47,7 +47,7 @@ class SplitQuestions:
     for the warm start and for reinforcement learning. They share no page with the questions to tune and test on; those
     of the second file share none with the first and train.jsonl either. The script of the warm start answers all of
     them with the agent and the search of --config."""
-    generated: CountOrZero = 600
+    generated: Count = 600
     """Maximum questions to make, as many as possible about the rarer kinds of facts: otherwise every third one asks for
     a nationality, which is easily guessed."""
     config: Annotated[str, tyro.conf.arg(metavar="NAME")] = "smollm2"
