@@ -1,5 +1,6 @@
 """Eight simulated CPU devices for all tests, and fixtures that several packages share."""
 
+import gc
 import importlib.util
 import os
 import socket
@@ -15,6 +16,9 @@ FAST_COMPILE_FLAGS = """
     --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 """
 
+
+# Tracing allocates millions of objects: by default a third of its time goes to looking for garbage among them.
+gc.set_threshold(100_000, 20, 20)
 
 # On a busy machine an example may take any time.
 hypothesis.settings.register_profile("no deadline", deadline=None)

@@ -270,6 +270,8 @@ class Bert(nn.Module):
             split_rngs={"params": True},
             in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # Flax annotates int
             length=c.layers,
+            # It traces the layer a second time, on which the initial weights of a seed depend.
+            check_constancy_invariants=self.is_initializing(),
         )
         x_BTD, _ = layers(c, name="layers")(x_BTD, jnp.arange(T) < length_B[:, None])
         return x_BTD

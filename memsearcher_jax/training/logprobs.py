@@ -56,7 +56,9 @@ def make_logprob_fn(model_config: ModelConfig, config: TrainingConfig, *, temper
             return carry, logprob_BT
 
         split = microbatches.split(batch, config.grad_accum_steps)
-        _, logprobs = microbatches.scan_first(body, None, split, microbatches.num_nonempty(split.segment_BT))
+        zeros_nBT = jnp.zeros(split.ids_BT.shape, jnp.float32)
+        count = microbatches.num_nonempty(split.segment_BT)
+        _, logprobs = microbatches.scan_first(body, None, split, zeros_nBT, count)
         return microbatches.merge(logprobs)
 
     @jax.jit

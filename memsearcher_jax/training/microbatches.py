@@ -38,15 +38,12 @@ def num_nonempty(segment_nBT: jax.Array) -> jax.Array | int:
 
 
 def scan_first(
-    body: Callable[[Carry, Tree], tuple[Carry, Output]], init: Carry, xs: Tree, count: jax.Array | int
+    body: Callable[[Carry, Tree], tuple[Carry, Output]], init: Carry, xs: Tree, ys: Output, count: jax.Array | int
 ) -> tuple[Carry, Output]:
-    """`jax.lax.scan` over the first `count` entries of `xs`; the outputs of the other entries are 0.
+    """`jax.lax.scan` over the first `count` entries of `xs`; their outputs replace the first `count` entries of `ys`.
 
     `count` may be traced, so that one program serves batches that are more or less full. Not differentiable.
     """
-    length = len(jax.tree.leaves(xs)[0])
-    _, y_shapes = jax.eval_shape(body, init, jax.tree.map(lambda x: x[0], xs))
-    ys = jax.tree.map(lambda y: jnp.zeros((length, *y.shape), y.dtype), y_shapes)
 
     def step(index: jax.Array, state: tuple[Carry, Output]) -> tuple[Carry, Output]:
         carry, ys = state

@@ -33,7 +33,8 @@ def test_scan_first_runs_only_the_first_entries(count):
         return total + part["x"].sum(), {"twice": 2 * part["x"]}
 
     x_nB = jnp.arange(1.0, 7).reshape(3, 2)
-    total, out = jax.jit(lambda count: scan_first(step, jnp.float32(10), {"x": x_nB}, count))(count)
+    ys = {"twice": jnp.zeros_like(x_nB)}
+    total, out = jax.jit(lambda count: scan_first(step, jnp.float32(10), {"x": x_nB}, ys, count))(count)
     jax.effects_barrier()
     assert total == 10 + x_nB[:count].sum()
     np.testing.assert_array_equal(out["twice"], np.where(np.arange(3)[:, None] < count, 2 * x_nB, 0))
