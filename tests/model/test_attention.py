@@ -1,5 +1,6 @@
 """Attention over packed rows: the hand-written derivative and the TPU kernel agree with dense attention."""
 
+import functools
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,33 +56,39 @@ def make_row(T, dtype="float32", *, B=2, N=6, K=2, H=8, shared=0.0):
             position_T[own] = np.arange(len(own)) + (prefix if segment > 1 else 0)
             mask_TT[np.ix_(own, own)] = np.tri(len(own), dtype=bool)
             mask_TT[own, :prefix] |= segment > 1
-    visible = Visible.of(jnp.asarray(position_BT), jnp.asarray(segment_BT, jnp.int32))
+    visible = jax.jit(Visible.of)(position_BT, segment_BT.astype(np.int32))
     return Row(qkv, visible, mask_BTT, (segment_BT > 0)[:, None, :, None])
 
 
-def gradients(attention, row, qkv=None):
-    """(output, gradients by q, k and v) of a randomly weighted sum of the output, without padding."""
-    qkv = qkv or row.qkv
-    weight_BNTH = jnp.asarray(np.random.default_rng(0).standard_normal(qkv[0].shape), jnp.float32)
-
-    def loss(*qkv):
-        out_BNTH = jnp.where(row.is_real_B1T1, attention(*qkv), 0)
-        return jnp.sum(weight_BNTH * out_BNTH), out_BNTH
-
-    (_, out_BNTH), dqkv = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
+def gradients(attention, row, qkv=None, mask=None):
+    """(output, gradients by q, k and v) of a randomly weighted sum of the output of attention(q, k, v, mask)."""
+    qkv, mask = qkv or row.qkv, row.visible if mask is None else mask
+    weight_BNTH = np.random.default_rng(0).standard_normal(qkv[0].shape).astype(np.float32)
+    (_, out_BNTH), dqkv = _weighted_sum(attention)(*qkv, mask, weight_BNTH, row.is_real_B1T1)
     return out_BNTH, dqkv
 
 
+@functools.cache
+def _weighted_sum(attention):
+    """Compiled once for each function and shape; padding has no weight."""
+
+    def loss(q_BNTH, k_BKTH, v_BKTH, mask, weight_BNTH, is_real_B1T1):
+        out_BNTH = jnp.where(is_real_B1T1, attention(q_BNTH, k_BKTH, v_BKTH, mask), 0)
+        return jnp.sum(weight_BNTH * out_BNTH), out_BNTH
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+def dense_attention(q_BNTH, k_BKTH, v_BKTH, mask_BTT):
+    """Attention that computes every score."""
+    k_BNTH, v_BNTH = (jnp.repeat(x, q_BNTH.shape[1] // x.shape[1], axis=1) for x in (k_BKTH, v_BKTH))
+    score_BNTT = jnp.einsum("BNtH,BNTH->BNtT", q_BNTH, k_BNTH) * q_BNTH.shape[-1] ** -0.5
+    prob_BNTT = jax.nn.softmax(jnp.where(mask_BTT[:, None], score_BNTT, -jnp.inf), axis=-1)
+    return jnp.einsum("BNtT,BNTH->BNtH", prob_BNTT, v_BNTH)
+
+
 def dense_gradients(row):
-    """`gradients` of attention that computes every score, in float32."""
-
-    def attention(q_BNTH, k_BKTH, v_BKTH):
-        k_BNTH, v_BNTH = (jnp.repeat(x, q_BNTH.shape[1] // x.shape[1], axis=1) for x in (k_BKTH, v_BKTH))
-        score_BNTT = jnp.einsum("BNtH,BNTH->BNtT", q_BNTH, k_BNTH) * q_BNTH.shape[-1] ** -0.5
-        prob_BNTT = jax.nn.softmax(jnp.where(row.mask_BTT[:, None], score_BNTT, -jnp.inf), axis=-1)
-        return jnp.einsum("BNtT,BNTH->BNtH", prob_BNTT, v_BNTH)
-
-    return gradients(attention, row, tuple(x.astype(jnp.float32) for x in row.qkv))
+    return gradients(dense_attention, row, tuple(x.astype(jnp.float32) for x in row.qkv), row.mask_BTT)
 
 
 @pytest.mark.parametrize("shared", [0, 0.4, 1])
@@ -89,7 +96,7 @@ def dense_gradients(row):
 def test_packed_attention_has_the_gradient_of_dense_attention(T, shared):
     row = make_row(T, shared=shared)
     (out, dqkv), (expected_out, expected_dqkv) = (
-        gradients(lambda *qkv: packed_attention(*qkv, row.visible), row),
+        gradients(packed_attention, row),
         dense_gradients(row),
     )
     np.testing.assert_allclose(out, expected_out, rtol=1e-5, atol=1e-6)
@@ -102,24 +109,25 @@ def test_packed_attention_skips_blocks_that_no_query_sees():
     T, block = 8 * PACKED_BLOCK, PACKED_BLOCK
     position_BT = np.arange(T)[None] % (4 * block)
     position_BT[:, 4 * block :] += block  # the second context continues the first block
-    visible = Visible.of(jnp.asarray(position_BT), jnp.asarray(np.arange(T)[None] // (4 * block) + 1))
+    visible = jax.jit(Visible.of)(position_BT, np.arange(T)[None] // (4 * block) + 1)
     q_BNTH, k_BKTH, v_BKTH = make_row(T, B=1).qkv
-    v_BKTH = v_BKTH.at[:, :, block : 4 * block].set(jnp.nan)  # a weight of 0 would spread it
-    out_T = np.asarray(packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)).sum(axis=(0, 1, 3))
+    v_BKTH = np.array(v_BKTH)
+    v_BKTH[:, :, block : 4 * block] = np.nan  # a weight of 0 would spread it
+    out_T = np.asarray(jax.jit(packed_attention)(q_BNTH, k_BKTH, v_BKTH, visible)).sum(axis=(0, 1, 3))
     np.testing.assert_array_equal(np.isfinite(out_T), (np.arange(T) < block) | (np.arange(T) >= 4 * block))
 
 
 def test_causal_attention_is_packed_attention_of_one_segment():
     row = make_row(256)
     segment_BT = jnp.ones((2, 256), jnp.int32)
-    visible = Visible.of(jnp.arange(256)[None].repeat(2, 0), segment_BT)
-    expected = packed_attention(*row.qkv, visible)
-    np.testing.assert_allclose(causal_attention(*row.qkv, segment_BT), expected, rtol=1e-5, atol=1e-6)
+    visible = jax.jit(Visible.of)(np.arange(256)[None].repeat(2, 0), segment_BT)
+    expected = jax.jit(packed_attention)(*row.qkv, visible)
+    np.testing.assert_allclose(jax.jit(causal_attention)(*row.qkv, segment_BT), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_gradients_are_within_rounding():
     row = make_row(256, "bfloat16", shared=0.4)
-    rounded = gradients(lambda *qkv: packed_attention(*qkv, row.visible), row)[1]
+    rounded = gradients(packed_attention, row)[1]
     for gradient, expected in zip(rounded, dense_gradients(row)[1], strict=True):
         assert gradient.dtype == jnp.bfloat16
         assert np.linalg.norm(gradient.astype(jnp.float32) - expected) < 0.01 * np.linalg.norm(expected)
@@ -128,10 +136,9 @@ def test_bfloat16_gradients_are_within_rounding():
 @pytest.mark.parametrize("names", [(), ("attention",)], ids=str)
 def test_remat_changes_no_gradient_of_packed_attention(names):
     row = make_row(256, shared=0.4)
-    attention = partial(packed_attention, visible=row.visible)
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    recomputed = gradients(jax.checkpoint(attention, policy=policy), row)[1]
-    for gradient, expected in zip(recomputed, gradients(attention, row)[1], strict=True):
+    recomputed = gradients(jax.checkpoint(packed_attention, policy=policy), row)[1]
+    for gradient, expected in zip(recomputed, gradients(packed_attention, row)[1], strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -139,7 +146,7 @@ def test_remat_changes_no_gradient_of_packed_attention(names):
 def test_the_splash_kernel_equals_dense_attention_forward_and_backward(shared):
     """Interpreted on a CPU, with several blocks of queries and keys."""
     row = make_row(384, N=4, H=128, shared=shared)
-    out, dqkv = gradients(partial(splash_attention, visible=row.visible, interpret=True), row)
+    out, dqkv = gradients(partial(splash_attention, interpret=True), row)
     expected_out, expected_dqkv = dense_gradients(row)
     np.testing.assert_allclose(out, expected_out, atol=1e-5)
     for gradient, expected in zip(dqkv, expected_dqkv, strict=True):
@@ -150,13 +157,19 @@ def test_the_splash_kernel_within_segments_can_be_combined_with_other_keys():
     """Segments and padding of any length, also across blocks: as the XLA path, whose scores exist."""
     row = make_row(384, N=4, H=128)
     lengths, segments = [130, 14, 100, 28, 112], [1, 0, 2, 3, 0]
-    segment_BT = jnp.asarray(np.repeat(segments, lengths)[None], jnp.int32).repeat(len(row.qkv[0]), axis=0)
-    softmax = splash_softmax(*row.qkv, segment_BT, interpret=True)
-    expected = _self_attention(_group_heads(*row.qkv[:2]), *row.qkv[1:], segment_BT)
+    segment_BT = np.repeat(segments, lengths)[None].astype(np.int32).repeat(len(row.qkv[0]), axis=0)
     real_T = np.flatnonzero(segment_BT[0])
-    for value in (normalize, lambda softmax: softmax.max_BKGT + jnp.log(softmax.sum_BKGT)):
-        of_real, expected_of_real = (jnp.take(value(x), real_T, axis=3) for x in (softmax, expected))
-        np.testing.assert_allclose(of_real, expected_of_real, atol=1e-5)
+
+    def of_real(softmax):
+        values = normalize(softmax), softmax.max_BKGT + jnp.log(softmax.sum_BKGT)
+        return [jnp.take(value, real_T, axis=3) for value in values]
+
+    def plain(q, k, v, segment_BT):
+        return of_real(_self_attention(_group_heads(q, k), k, v, segment_BT))
+
+    kernel = jax.jit(lambda *arguments: of_real(splash_softmax(*arguments, interpret=True)))
+    for actual, expected in zip(kernel(*row.qkv, segment_BT), jax.jit(plain)(*row.qkv, segment_BT), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_the_splash_kernel_computes_the_blocks_that_some_query_needs():
@@ -173,6 +186,11 @@ def test_the_splash_kernel_computes_the_blocks_that_some_query_needs():
     assert next_QC[4].tolist() == [0, 4, 4, 4, 4, 0, 0, 0]
 
 
+@functools.cache
+def _kernel_sees(mask):
+    return jax.jit(lambda offset, prefix, query, key: mask(mask.pack(jnp.full(mask.T, offset), prefix)[query], key))
+
+
 @settings(deadline=None)
 @given(st.integers(1, 16), st.data())
 def test_the_mask_of_the_kernel_is_that_of_packed_attention(log_T, data):
@@ -182,8 +200,9 @@ def test_the_mask_of_the_kernel_is_that_of_packed_attention(log_T, data):
     query, key = (data.draw(st.integers(0, T - 1)) for _ in range(2))
     prefix = data.draw(st.integers(0, min(mask.max_prefix // mask.unit, query // mask.unit))) * mask.unit
     offset = data.draw(st.integers(0, query - prefix))
-    seen = mask(mask.pack(jnp.full(T, offset), jnp.int32(prefix))[query], jnp.int32(key))
-    assert bool(seen) == (key <= query and (key < prefix or key >= offset + prefix))
+    assert bool(_kernel_sees(mask)(offset, prefix, query, key)) == (
+        key <= query and (key < prefix or key >= offset + prefix)
+    )
 
 
 @pytest.mark.parametrize("log_T", [15, 16])

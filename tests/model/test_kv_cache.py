@@ -12,6 +12,7 @@ from memsearcher_jax.model import attention, kv_cache, qwen
 from memsearcher_jax.model.axes import as_bits, from_bits
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache, copy_pages
 
+common_pages = jax.jit(kv_cache.common_pages, static_argnums=0)
 WIDTH = 64  # tokens of a chunk
 HELD = (700, 0, 530, 511)  # tokens that each context holds before: several pages, none, about four pages of 128
 NEW = (130, 64, 1, 65)  # tokens that are added to each context
@@ -33,7 +34,7 @@ class Rows:
 
     def entries(self, row, count=None):
         """The first keys and values of a row, as [L, K, H, C] and [L, K, C, H]."""
-        k_LNKHE, v_LNKEH = (np.asarray(x[:, self.table_BN[row]]) for x in (self.cache.k_LPKHE, self.cache.v_LPKEH))
+        k_LNKHE, v_LNKEH = (np.asarray(x)[:, self.table_BN[row]] for x in (self.cache.k_LPKHE, self.cache.v_LPKEH))
         k_LKHC, v_LKCH = np.concatenate(np.moveaxis(k_LNKHE, 1, 0), -1), np.concatenate(np.moveaxis(v_LNKEH, 1, 0), -2)
         return k_LKHC[..., :count], v_LKCH[..., :count, :]
 
@@ -49,7 +50,7 @@ def feed(forward):
         view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), *[jnp.asarray(rows.length_B)] * 2)
         logits_BTV, rows.cache = forward(params, config, ids_BT, position_BT, segment_BT, view)
         rows.length_B = rows.length_B + real_B.astype(np.int32)
-        return logits_BTV
+        return np.asarray(logits_BTV)
 
     return feed
 
@@ -75,7 +76,8 @@ def contexts(base):
 def full_logits(params, config, forward, ids_T):
     """The logits of one context, in one pass without a cache."""
     row = ids_T[None].astype(np.int32)
-    return forward(params, config, row, np.arange(len(ids_T))[None], np.ones_like(row))[0][0]
+    logits_BTV, _ = forward(params, config, row, np.arange(len(ids_T))[None], np.ones_like(row))
+    return np.asarray(logits_BTV)[0]
 
 
 def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
@@ -84,14 +86,14 @@ def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, f
     expected_BTV, _ = forward(params, config, ids_BT, *rest)
     rows = Rows.empty(config, 2, 8, 3)
     logits = [feed(params, config, rows, ids_BT[:, t : t + 1]) for t in range(8)]
-    np.testing.assert_allclose(jnp.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
 
 
 def test_chunked_prefill_equals_the_full_forward(base, make_params, make_rows, feed, forward):
     """Rows have different lengths; padding in a block is neither written nor visible later."""
     params = make_params(base)
     ids_BT, *rest = make_rows(base, 3, 12)
-    expected_BTV, _ = forward(params, base, ids_BT, *rest)
+    expected_BTV = np.asarray(forward(params, base, ids_BT, *rest)[0])
     rows = Rows.empty(base, 3, 12, 5)
     for real_B in ([4, 1, 0], [2, 4, 3], [4, 0, 4], [2, 4, 4], [0, 3, 1]):
         block_BT, done_B = np.full((3, 4), 77, np.int32), rows.length_B
@@ -197,6 +199,7 @@ def test_chunks_attend_to_their_context_and_to_each_other(order, base, make_para
     assert ids_1T.shape[1] > 2 * attention.QUERY_BLOCK
     view = CacheView.of(rows.cache, *map(jnp.asarray, chunks))
     logits_1TV, rows.cache = forward(params, base, ids_1T, position_1T, segment_1T, view)
+    logits_1TV = np.asarray(logits_1TV)
     for number, ids_T in enumerate(contexts):
         expected_TV = full_logits(params, base, forward, ids_T)[HELD[number] :]
         np.testing.assert_allclose(logits_1TV[0][segment_1T[0] == number + 1], expected_TV, atol=2e-5)
@@ -216,7 +219,7 @@ def test_contexts_may_share_their_first_pages(base, make_params, make_rows, forw
     rows = Rows.empty(base, 3, 40, 4)
     fill(params, base, rows, [ids_BT[0, :30], [], ids_BT[2, :25]])
     rows.table_BN[1, :3], rows.length_B[1] = rows.table_BN[0, :3], 12
-    shared = kv_cache.common_pages(4, jnp.array([30, 12, 0]), jnp.asarray(rows.table_BN))
+    shared = common_pages(4, np.array([30, 12, 0]), rows.table_BN)
     assert shared.tolist() == [8, 8, 8], "a chunk agrees to pages that it does not read"
     for start, width in ((12, 13), (25, 5)):
         logits_BTV = feed(params, base, rows, ids_BT[:, start : start + width], [0, width, 0])
@@ -237,15 +240,15 @@ def test_contexts_may_share_their_first_pages(base, make_params, make_rows, forw
     ],
 )
 def test_common_pages_are_those_that_every_chunk_reads_or_lacks(tables, lengths, common):
-    assert kv_cache.common_pages(4, jnp.array(lengths), jnp.array(tables)).tolist() == [common, common]
+    assert common_pages(4, np.array(lengths), np.array(tables)).tolist() == [common, common]
 
 
 def test_copied_pages_are_equal_and_the_others_unchanged(base):
     rng, empty = np.random.default_rng(0), Cache.empty(base, 5, 4)
     cache = Cache(*(jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in (empty.k_LPKHE, empty.v_LPKEH)))
-    copied = copy_pages(cache, jnp.array([1, 3, 0]), jnp.array([3, 4, 0]))
+    copied = jax.jit(copy_pages)(cache, np.array([1, 3, 0]), np.array([3, 4, 0]))
     for before, after in ((cache.k_LPKHE, copied.k_LPKHE), (cache.v_LPKEH, copied.v_LPKEH)):
-        np.testing.assert_array_equal(after, before[:, [0, 1, 2, 1, 1]])
+        np.testing.assert_array_equal(after, np.asarray(before)[:, [0, 1, 2, 1, 1]])
 
 
 def test_inactive_rows_read_nothing(base, make_params, make_rows, forward, fill):
@@ -273,9 +276,8 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
     table_AN = rng.permutation(A * N).reshape(A, N)
     table_AN[:, :shared] = table_AN[0, :shared]
     length_A = np.array([40, 0, 48, 1, 17, 16], np.int32)
-    arguments = (jnp.int32(1), jnp.asarray(table_AN), jnp.asarray(length_A), jnp.int32(shared))
-    softmax = kv_cache.paged_attention(jnp.asarray(q_AKGWH), jnp.asarray(k_LPKHE), jnp.asarray(v_LPKEH), *arguments)
-    out_AKGWH = np.asarray(attention.normalize(softmax))
+    attend = jax.jit(lambda *arguments: attention.normalize(kv_cache.paged_attention(*arguments)))
+    out_AKGWH = np.asarray(attend(q_AKGWH, k_LPKHE, v_LPKEH, np.int32(1), table_AN, length_A, np.int32(shared)))
     for chunk, length in enumerate(length_A):
         if length:
             k_KHC = np.concatenate(list(k_LPKHE[1, table_AN[chunk]]), axis=-1)[..., :length]

@@ -34,16 +34,17 @@ def attention():
 @pytest.fixture
 def random():
     rng = np.random.default_rng(0)
-    return lambda *shape: jnp.array(rng.normal(size=shape), jnp.float32)
+    return lambda *shape: rng.normal(size=shape).astype(np.float32)
 
 
-def page_table(chunks: int) -> jax.Array:
+def page_table(chunks: int) -> np.ndarray:
     """Random pages; the chunks 1 and 2 share their first two, and pages that are not read have no valid number."""
     table_AN = np.random.default_rng(1).permutation(chunks * PAGES_PER_CHUNK).reshape(chunks, -1).astype(np.int32)
     table_AN[2, :2] = table_AN[1, :2]
-    return jnp.array(table_AN)
+    return table_AN
 
 
+@jax.jit
 def attention_to_pages(q_AKGWH, k_LPKHE, v_LPKEH, page_table_AN, length_A):
     """The softmax over the entries, gathered."""
     A, K, _, W, H = q_AKGWH.shape
@@ -54,7 +55,7 @@ def attention_to_pages(q_AKGWH, k_LPKHE, v_LPKEH, page_table_AN, length_A):
 
 
 def with_unread_pages_unknown(page_table_AN, length_A):
-    return jnp.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AN, 10**6)
+    return np.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AN, 10**6)
 
 
 def pools(random, chunks, K, H):
@@ -66,46 +67,55 @@ def pools(random, chunks, K, H):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attention):
     (K, G, H), A, W = heads, len(lengths), 3
-    q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), jnp.array(lengths)
+    q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), np.array(lengths)
     expected = attention_to_pages(q_AKGWH, *pool, table_AN, length_A)
     table_AN = with_unread_pages_unknown(table_AN, length_A)
     softmax = attention(q_AKGWH, *pool, jnp.int32(LAYER), table_AN, length_A)
-    some = np.array(length_A) > 0
-    np.testing.assert_allclose(softmax.max_BKGT[some], expected.max_BKGT[some], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(softmax.sum_BKGT[some], expected.sum_BKGT[some], rtol=1e-4)
-    np.testing.assert_allclose(softmax.acc_BKGTH[some], expected.acc_BKGTH[some], rtol=1e-4, atol=1e-5)
+    some = length_A > 0
+    for field, atol in (("max_BKGT", 1e-5), ("sum_BKGT", 0), ("acc_BKGTH", 1e-5)):
+        actual, plain = (np.asarray(getattr(x, field))[some] for x in (softmax, expected))
+        np.testing.assert_allclose(actual, plain, rtol=1e-4, atol=atol)
+
     # Combined with other keys, a chunk without entries has no weight.
-    other = partial_attention(q_AKGWH, random(A, K, H, 4), random(A, K, 4, H), jnp.ones((A, W, 4), bool))
-    combined, expected = normalize(combine([softmax, other])), normalize(combine([expected, other]))
-    np.testing.assert_allclose(combined, expected, rtol=1e-4, atol=1e-5)
+    @jax.jit
+    def with_others(softmax, *keys):
+        return normalize(combine([softmax, partial_attention(q_AKGWH, *keys, jnp.ones((A, W, 4), bool))]))
+
+    keys = random(A, K, H, 4), random(A, K, 4, H)
+    np.testing.assert_allclose(with_others(softmax, *keys), with_others(expected, *keys), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "W"), [(HEADS["one"], 1), (HEADS["two"], 3), (HEADS["0.5B"], 1), (HEADS["full"], 1)])
 def test_decoding_also_reads_the_decode_buffer_and_its_own_tokens(heads, W, random):
     (K, G, H), lengths, J = heads, LENGTHS["ragged"], 4
-    A, length_A = len(lengths), jnp.array(lengths)
+    A, length_A = len(lengths), np.array(lengths)
     q_AKGWH, pool, table_AN = random(A, K, G, W, H), pools(random, A, K, H), page_table(A)
     own, buffer = (random(A, K, W, H), random(A, K, W, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
-    own = (own[0], own[1].at[2, :, W - 1, 0].set(jnp.inf))
-    rotation = rope_rotation(length_A[:, None] + jnp.arange(W), H, 10_000.0)
+    own[1][2, :, W - 1, 0] = np.inf
+    rotation = rope_rotation(length_A[:, None] + np.arange(W), H, 10_000.0)
     # A key that is NaN says nothing to those who do not see it.
-    visible_AJ = jnp.array(np.random.default_rng(2).random((A, J)) < 0.5, jnp.int32).at[:, 1].set(0)
-    buffer = (buffer[0].at[:, :, :, 1].set(jnp.nan), buffer[1])
-    causal_AWW = jnp.broadcast_to(jnp.tril(jnp.ones((W, W), bool)), (A, W, W))
-    visible_AWJ = jnp.broadcast_to(visible_AJ[:, None] > 0, (A, W, J))
-    k_AKWH, v_AKWH = apply_rope(own[0], rotation).at[2, :, W - 1].set(jnp.nan), own[1].at[2, :, W - 1].set(0)
-    rotated_AKGWH = apply_rope(q_AKGWH.reshape(A, K * G, W, H), rotation).reshape(q_AKGWH.shape)
-    parts = [
-        attention_to_pages(rotated_AKGWH, *pool, table_AN, length_A),
-        partial_attention(rotated_AKGWH, jnp.swapaxes(k_AKWH, 2, 3), v_AKWH, causal_AWW),
-        partial_attention(rotated_AKGWH, jnp.swapaxes(buffer[0][LAYER], 2, 3), buffer[1][LAYER], visible_AWJ),
-    ]
-    table_AN = with_unread_pages_unknown(table_AN, length_A)
-    where = (jnp.int32(LAYER), table_AN, length_A)
-    out_AKGWH, *new = kernels.decode_attention(
-        rotation, q_AKGWH, *own, *pool, *buffer, visible_AJ, *where, interpret=True
-    )
-    np.testing.assert_allclose(out_AKGWH, normalize(combine(parts)), rtol=1e-4, atol=1e-5)
+    visible_AJ = (np.random.default_rng(2).random((A, J)) < 0.5).astype(np.int32)
+    visible_AJ[:, 1], buffer[0][:, :, :, 1] = 0, np.nan
+    k_AKWH, v_AKWH = np.array(apply_rope(own[0], rotation)), own[1].copy()
+    k_AKWH[2, :, W - 1], v_AKWH[2, :, W - 1] = np.nan, 0
+
+    @jax.jit
+    def plain(q_AKGWH):
+        rotated_AKGWH = apply_rope(q_AKGWH.reshape(A, K * G, W, H), rotation).reshape(q_AKGWH.shape)
+        causal_AWW = jnp.broadcast_to(jnp.tril(jnp.ones((W, W), bool)), (A, W, W))
+        visible_AWJ = jnp.broadcast_to(visible_AJ[:, None] > 0, (A, W, J))
+        parts = [
+            attention_to_pages(rotated_AKGWH, *pool, table_AN, length_A),
+            partial_attention(rotated_AKGWH, jnp.swapaxes(k_AKWH, 2, 3), v_AKWH, causal_AWW),
+            partial_attention(rotated_AKGWH, jnp.swapaxes(buffer[0][LAYER], 2, 3), buffer[1][LAYER], visible_AWJ),
+        ]
+        return normalize(combine(parts))
+
+    where = (jnp.int32(LAYER), with_unread_pages_unknown(table_AN, length_A), length_A)
+    kernel = jax.jit(partial(kernels.decode_attention, interpret=True))
+    out_AKGWH, *new = kernel(rotation, q_AKGWH, *own, *pool, *buffer, visible_AJ, *where)
+    out_AKGWH = np.asarray(out_AKGWH)
+    np.testing.assert_allclose(out_AKGWH, plain(q_AKGWH), rtol=1e-4, atol=1e-5)
     assert np.isnan(out_AKGWH[2, :, :, W - 1]).all() and np.isnan(out_AKGWH).sum() == K * G * H
     np.testing.assert_allclose(new[0], k_AKWH, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(new[1], v_AKWH)
@@ -119,15 +129,17 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
     """The chunks 0 and 1 follow each other in one context; a token whose keys are NaN changes that token only."""
     A = len(starts)
     pool, new = pools(random, A, K, H), [random(LAYERS, A, K, W, H), random(LAYERS, A, K, W, H)]
-    new[0] = new[0].at[:, 0, :, 1].set(jnp.nan)
-    table_AN = page_table(A).at[2, :2].set(jnp.array([10, 11])).at[1].set(page_table(A)[0])
-    k_LPKHE, v_LPKEH = map(np.array, pool)
+    new[0][:, 0, :, 1] = np.nan
+    table_AN = page_table(A)
+    table_AN[2, :2], table_AN[1] = (10, 11), table_AN[0]
+    k_LPKHE, v_LPKEH = map(np.copy, pool)
     for chunk in range(A):
         for token in range(added[chunk]):
             page, entry = divmod(starts[chunk] + token, PAGE)
             k_LPKHE[:, table_AN[chunk, page], :, :, entry] = new[0][:, chunk, :, token]
             v_LPKEH[:, table_AN[chunk, page], :, entry] = new[1][:, chunk, :, token]
-    result = kernels.append_to_pages(*pool, *new, table_AN, jnp.array(starts), jnp.array(added), interpret=True)
+    append = jax.jit(partial(kernels.append_to_pages, interpret=True))
+    result = append(*pool, *new, table_AN, np.array(starts), np.array(added))
     np.testing.assert_array_equal(result[0], k_LPKHE)
     np.testing.assert_array_equal(result[1], v_LPKEH)
 

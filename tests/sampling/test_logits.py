@@ -18,13 +18,23 @@ from memsearcher_jax.sampling.logits import largest_threshold
 def truncate(logits_SV, top_k, top_p):
     """One rule for all rows."""
     rows = logits_SV.shape[:1]
-    return logits.truncate(logits_SV, jnp.full(rows, top_k), jnp.full(rows, top_p))
+    return jax.jit(logits.truncate)(logits_SV, np.full(rows, top_k), np.full(rows, top_p))
 
 
 def sample(logits_SV, key_S, temperature=1.0, top_k=0, top_p=1.0):
     """One rule for all rows."""
-    rules_S = [jnp.full(logits_SV.shape[:1], rule) for rule in (temperature, top_k, top_p)]
+    rules_S = [np.full(logits_SV.shape[:1], rule) for rule in (temperature, top_k, top_p)]
+    return sample_with_keys(logits_SV, key_S, *rules_S)
+
+
+@jax.jit
+def sample_with_keys(logits_SV, key_S, *rules_S):
     return logits.sample(logits_SV, jax.vmap(jax.random.uniform)(key_S), *rules_S)
+
+
+@jax.jit
+def kth_largest(value_SV, k):
+    return largest_threshold(value_SV.shape[:1], lambda threshold_S: (value_SV >= threshold_S[:, None]).sum(-1) >= k)
 
 
 def kept_by_sorting(logits_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
@@ -47,17 +57,17 @@ def kept_by_sorting(logits_V: np.ndarray, top_k: int, top_p: float) -> np.ndarra
 )
 def test_truncation_agrees_with_sorting(top_k, top_p):
     logits_SV = np.random.default_rng(0).normal(0, 3, (16, 200)).astype(np.float32)
-    kept_SV = np.isfinite(truncate(jnp.array(logits_SV), top_k, top_p))
+    kept_SV = np.isfinite(truncate(logits_SV, top_k, top_p))
     np.testing.assert_array_equal(kept_SV, [kept_by_sorting(row, top_k, top_p) for row in logits_SV])
 
 
 def test_tokens_tied_with_the_last_kept_token_are_kept():
-    logits_SV = jnp.array([[1.0, 2.0, 2.0, 0.0]])
+    logits_SV = np.array([[1.0, 2.0, 2.0, 0.0]])
     assert np.isfinite(truncate(logits_SV, 1, 1.0)).tolist() == [[False, True, True, False]]
 
 
 def test_a_sum_that_rounds_below_top_p_keeps_all_tokens():
-    logits_SV = jnp.zeros((1, 1000))
+    logits_SV = np.zeros((1, 1000))
     assert np.isfinite(truncate(logits_SV, 0, float(np.nextafter(np.float32(1), np.float32(0))))).all()
 
 
@@ -68,22 +78,18 @@ def test_a_sum_that_rounds_below_top_p_keeps_all_tokens():
 )
 def test_bisection_keeps_exactly_the_k_largest_values(value_SV, k):
     """Compares the kept values: XLA reads subnormal numbers as 0, so the threshold itself may be subnormal for 0."""
-    threshold_S = largest_threshold(
-        (3,), lambda threshold_S: (jnp.array(value_SV) >= threshold_S[:, None]).sum(-1) >= k
-    )
-    np.testing.assert_array_equal(
-        jnp.array(value_SV) >= threshold_S[:, None], value_SV >= np.sort(value_SV, axis=-1)[:, -k, None]
-    )
+    kept_SV = jax.jit(jnp.greater_equal)(value_SV, kth_largest(value_SV, k)[:, None])
+    np.testing.assert_array_equal(kept_SV, value_SV >= np.sort(value_SV, axis=-1)[:, -k, None])
 
 
 def test_draws_follow_the_truncated_distribution():
     """Chi-square against the renormalised probabilities; chance exceeds the bound for one seed in 10,000."""
-    logits_V = jnp.array([2.0, 1.5, 1.0, 0.0, -1.0, -3.0])
+    logits_V = np.array([2.0, 1.5, 1.0, 0.0, -1.0, -3.0], np.float32)
     rows = 20_000
     keys = jax.random.split(jax.random.key(0), rows)
-    token_S, *_ = sample(jnp.broadcast_to(logits_V, (rows, 6)), keys, temperature=0.7, top_k=4, top_p=0.97)
-    kept_V = kept_by_sorting(np.array(logits_V) / 0.7, 4, 0.97)
-    expected_V = np.where(kept_V, np.exp(np.array(logits_V) / 0.7), 0)
+    token_S, *_ = sample(np.broadcast_to(logits_V, (rows, 6)), keys, temperature=0.7, top_k=4, top_p=0.97)
+    kept_V = kept_by_sorting(logits_V / 0.7, 4, 0.97)
+    expected_V = np.where(kept_V, np.exp(logits_V / 0.7), 0)
     expected_V = expected_V / expected_V.sum() * rows
     observed_V = np.bincount(token_S, minlength=6)
     assert observed_V[~kept_V].sum() == 0
@@ -92,11 +98,11 @@ def test_draws_follow_the_truncated_distribution():
 
 
 def test_logprobs_are_untruncated_at_the_sampling_temperature():
-    logits_SV = jnp.array(np.random.default_rng(1).normal(size=(4, 30)), jnp.float32)
+    logits_SV = np.random.default_rng(1).normal(size=(4, 30)).astype(np.float32)
     keys = jax.random.split(jax.random.key(1), 4)
     token_S, logprob_S, _ = sample(logits_SV, keys, temperature=0.5, top_k=3, top_p=0.8)
-    expected_SV = jax.nn.log_softmax(logits_SV / 0.5)
-    np.testing.assert_allclose(logprob_S, expected_SV[jnp.arange(4), token_S], rtol=1e-6)
+    expected_SV = np.asarray(jax.nn.log_softmax(logits_SV / 0.5))
+    np.testing.assert_allclose(logprob_S, expected_SV[np.arange(4), token_S], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.8), (9, 0.7)])
@@ -104,7 +110,7 @@ def test_the_probability_of_the_kept_set_is_returned(top_k, top_p):
     """So that logprob - log_kept is the log-probability with which the token was drawn."""
     logits_SV = np.random.default_rng(1).normal(0, 2, size=(4, 30)).astype(np.float32)
     keys = jax.random.split(jax.random.key(1), 4)
-    *_, log_kept_S = sample(jnp.array(logits_SV), keys, 0.5, top_k, top_p)
+    *_, log_kept_S = sample(logits_SV, keys, 0.5, top_k, top_p)
     probability_SV = np.array(jax.nn.softmax(logits_SV / 0.5))
     kept_SV = np.array([kept_by_sorting(row, top_k, top_p) for row in logits_SV / np.float32(0.5)])
     assert (~kept_SV).any()
@@ -112,17 +118,17 @@ def test_the_probability_of_the_kept_set_is_returned(top_k, top_p):
 
 
 def test_nothing_is_lost_without_truncation():
-    logits_SV = jnp.array(np.random.default_rng(1).normal(size=(4, 300)), jnp.float32)
+    logits_SV = np.random.default_rng(1).normal(size=(4, 300)).astype(np.float32)
     for temperature, top_k in ((0.7, 0), (0.0, 3)):
         *_, log_kept_S = sample(logits_SV, jax.random.split(jax.random.key(1), 4), temperature, top_k)
-        assert not log_kept_S.any()
+        assert not np.asarray(log_kept_S).any()
 
 
 def test_temperature_zero_is_the_argmax_with_its_logprob_at_temperature_one():
-    logits_SV = jnp.array([[0.0, 3.0, 1.0]])
+    logits_SV = np.array([[0.0, 3.0, 1.0]])
     token_S, logprob_S, _ = sample(logits_SV, jax.random.split(jax.random.key(2), 1), temperature=0.0)
     assert token_S.tolist() == [1]
-    np.testing.assert_allclose(logprob_S, jax.nn.log_softmax(logits_SV)[0, 1:2], rtol=1e-6)
+    np.testing.assert_allclose(logprob_S, np.asarray(jax.nn.log_softmax(logits_SV))[0, 1:2], rtol=1e-6)
 
 
 RULES = {
@@ -136,14 +142,14 @@ RULES = {
 
 def rows_of_every_rule():
     """(logits_SV, key_S, temperature_S, top_k_S, top_p_S)."""
-    logits_SV = jnp.array(np.random.default_rng(3).normal(0, 2, size=(8, 40)), jnp.float32)
+    logits_SV = np.random.default_rng(3).normal(0, 2, size=(8, 40)).astype(np.float32)
     rules_S = [np.tile(rule, 2)[:8] for rule in zip(*RULES.values(), strict=True)]
-    return logits_SV, jax.random.split(jax.random.key(3), 8), *map(jnp.array, rules_S)
+    return logits_SV, jax.random.split(jax.random.key(3), 8), *rules_S
 
 
 def test_each_row_follows_its_own_rule_as_it_does_alone():
     logits_SV, key_S, *rules_S = rows_of_every_rule()
-    together = logits.sample(logits_SV, jax.vmap(jax.random.uniform)(key_S), *rules_S)
+    together = sample_with_keys(logits_SV, key_S, *rules_S)
     alone = [
         sample(logits_SV[i : i + 1], key_S[i : i + 1], *(float(rule_S[i]) for rule_S in rules_S)) for i in range(8)
     ]
@@ -174,13 +180,16 @@ def test_the_kernel_draws_the_same(X, V):
     """With columns and rows that fill no register, ties of the largest logit, and rows that are not finite."""
     rng = np.random.default_rng(4)
     S, bad = 12, [10, 11]
-    logits_SV = jnp.array(rng.normal(0, 3, (S, X * V)), jnp.float32).at[0, 7].set(99).at[0, X * V - 9].set(99)
-    logits_SV = logits_SV.at[bad[0], 5].set(jnp.nan).at[bad[1], 100].set(jnp.inf)
-    rules_S = [jnp.array(np.resize(rule, S)) for rule in zip(*RULES.values(), strict=True)]
-    uniform_S = jnp.array(rng.random(S), jnp.float32).at[3].set(1 - 2.0**-24)
+    logits_SV = rng.normal(0, 3, (S, X * V)).astype(np.float32)
+    logits_SV[0, [7, X * V - 9]] = 99
+    logits_SV[bad[0], 5], logits_SV[bad[1], 100] = np.nan, np.inf
+    rules_S = [np.resize(rule, S) for rule in zip(*RULES.values(), strict=True)]
+    uniform_S = rng.random(S).astype(np.float32)
+    uniform_S[3] = 1 - 2.0**-24
     token_S, *scores = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
     kernel = jax.jit(partial(draw_kernel.draw, largest_threshold=largest_threshold, interpret=True))
-    drawn = kernel(jnp.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)
+    drawn = [np.asarray(x) for x in kernel(np.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)]
+    token_S, *scores = (np.asarray(x) for x in (token_S, *scores))
     np.testing.assert_array_equal(drawn[0][: bad[0]], token_S[: bad[0]])
     np.testing.assert_allclose(drawn[1], scores[0], rtol=1e-5)
     np.testing.assert_allclose(drawn[2][: bad[0]], scores[1][: bad[0]], rtol=1e-5, atol=1e-6)

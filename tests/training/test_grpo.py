@@ -116,10 +116,11 @@ def test_losses_and_gradients_agree_with_the_reference(shared, aggregate):
         (total, parts), gradient_BT = run(case, aggregate)
         if np.isnan(number(expected["total_loss"])):
             # The reference divides 0 by 0 for a row without trained tokens. Ours leaves that row out.
-            assert np.isfinite(total) and np.isfinite(gradient_BT).all()
+            assert np.isfinite(np.asarray(total)) and np.isfinite(np.asarray(gradient_BT)).all()
             continue
         close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5, err_msg=case["id"])
         close(total, number(expected["total_loss"]))
+        gradient_BT = np.asarray(gradient_BT)
         close(gradient_BT[:, :width], np.asarray(expected["grad_log_prob"], np.float64))
         assert not gradient_BT[:, width:].any()
         for theirs, ours in names.items():
@@ -136,7 +137,8 @@ def test_divergence_agrees_with_the_reference(shared):
 
     for raw in recorded(shared, "policy_loss.jsonl"):
         case, width = policy_case(raw)
-        kl_BT, gradient_BT = divergence(case["log_prob"], case["ref_log_prob"], case["response_mask"])
+        arrays = divergence(case["log_prob"], case["ref_log_prob"], case["response_mask"])
+        kl_BT, gradient_BT = map(np.asarray, arrays)
         expected = raw["kl"]["low_var_kl"]
         close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5, err_msg=case["id"])
         close(kl_BT[:, :width], np.asarray(expected["per_token"]))
@@ -161,7 +163,7 @@ def test_ratios_that_overflow_give_finite_gradients(advantage, log_ratio):
         policy, _ = grpo.policy_loss(logprob_BT, old_BT, advantage_BT, jnp.ones((1, 2)), **settings)
         return policy + grpo.kl_k3(logprob_BT, old_BT).sum()
 
-    value, gradient_BT = jax.value_and_grad(loss)(jnp.full((1, 2), log_ratio))
+    value, gradient_BT = jax.jit(jax.value_and_grad(loss))(np.full((1, 2), log_ratio, np.float32))
     assert np.isfinite(value)
     np.testing.assert_allclose(gradient_BT, 0, atol=1e-6)
 
@@ -176,10 +178,11 @@ def test_masked_entries_never_matter():
     def loss(logprob_BT, old_BT, advantage_BT):
         return grpo.policy_loss(logprob_BT, old_BT, advantage_BT, mask_BT, **settings)[0]
 
-    clean = jax.value_and_grad(loss)(logprob_BT, old_BT, advantage_BT)
+    loss_and_gradient = jax.jit(jax.value_and_grad(loss))
+    clean = loss_and_gradient(logprob_BT, old_BT, advantage_BT)
     broken_BT = np.where(mask_BT, old_BT, np.nan), np.where(mask_BT, advantage_BT, np.inf)
-    np.testing.assert_array_equal(clean[0], loss(logprob_BT, *broken_BT))
-    np.testing.assert_array_equal(clean[1], jax.grad(loss)(logprob_BT, *broken_BT))
+    for value, expected in zip(loss_and_gradient(logprob_BT, *broken_BT), clean, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_an_unknown_aggregate_is_refused():

@@ -1,5 +1,7 @@
 """GSPO's ratio against its formulas written as loops over sequences, value and gradient."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -72,7 +74,8 @@ def loss_and_gradient(places, width, aggregate, **changes):
             **(CLIP | changes),
         )
 
-    (value, statistics), gradient_BT = jax.value_and_grad(loss, has_aux=True)(old_BT + arrays["log_ratio"])
+    loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, statistics), gradient_BT = jax.device_get(loss_and_gradient(old_BT + arrays["log_ratio"]))
     parts = [gradient_BT[row, start : start + len(SEQUENCES[i][2])] for i, (row, start, _) in enumerate(places)]
     return value, statistics, parts
 
@@ -100,9 +103,10 @@ def test_a_sequence_of_one_token_has_the_ratio_of_its_token():
     rng = np.random.default_rng(0)
     logprob_BT, old_BT, advantage_BT = rng.normal(size=(3, 4, 6)).astype(np.float32)
     mask_BT = np.arange(6) == np.array([[1], [3], [5], [2]])
+    settings = {"aggregate": "token-mean", **CLIP}
     one, other = (
-        grpo.policy_loss(
-            logprob_BT, old_BT, advantage_BT, mask_BT, aggregate="token-mean", importance_sampling_level=ratio, **CLIP
+        jax.jit(partial(grpo.policy_loss, importance_sampling_level=ratio, **settings))(
+            logprob_BT, old_BT, advantage_BT, mask_BT
         )
         for ratio in ("token", "sequence")
     )
@@ -123,6 +127,6 @@ def test_ratios_that_overflow_give_finite_gradients(log_ratio):
             **CLIP,
         )[0]
 
-    value, gradient_BT = jax.value_and_grad(loss)(np.full((1, 3), log_ratio, np.float32))
+    value, gradient_BT = jax.jit(jax.value_and_grad(loss))(np.full((1, 3), log_ratio, np.float32))
     assert np.isfinite(value)
     np.testing.assert_allclose(gradient_BT, 0, atol=1e-6)
