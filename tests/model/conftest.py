@@ -69,7 +69,9 @@ def make_params():
         shapes = jax.eval_shape(lambda key: qwen.init(key, config), jax.random.key(0))
         centre = dict.fromkeys(("attention_norm", "ffn_norm", "final_norm", "q_norm", "k_norm"), 1.0)
         return jax.tree.map_with_path(
-            lambda path, x: jnp.asarray(centre.get(path[-1].key, 0) + 0.2 * rng.standard_normal(x.shape), x.dtype),
+            lambda path, x: jnp.asarray(
+                (centre.get(path[-1].key, 0) + 0.2 * rng.standard_normal(x.shape)).astype(x.dtype)
+            ),
             shapes,
         )
 

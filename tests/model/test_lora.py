@@ -15,9 +15,12 @@ from memsearcher_jax.testing import NANO
 CONFIG = replace(NANO, lora_rank=4, lora_alpha=8.0, compute_dtype="float32")
 
 
+new_adapters = jax.jit(lora.init, static_argnums=1)
+
+
 def adapters_of(config, seed=1):
     """Adapters that change the weights: B is not 0."""
-    new = lora.init(jax.random.key(seed), config)
+    new = jax.device_get(new_adapters(jax.random.key(seed), config))
     leaves, tree = jax.tree.flatten(new)
     rng = np.random.default_rng(seed)
     return tree.unflatten([x + 0.05 * rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
@@ -25,24 +28,25 @@ def adapters_of(config, seed=1):
 
 @pytest.fixture(scope="module")
 def params():
-    return qwen.init(jax.random.key(0), NANO)
+    return jax.jit(qwen.init, static_argnums=1)(jax.random.key(0), NANO)
 
 
 def forward(params, config=CONFIG):
     ids_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12))
     position_BT, segment_BT = np.tile(np.arange(12), (2, 1)), np.ones((2, 12), np.int32)
-    return np.asarray(qwen.forward(params, config, ids_BT, position_BT, segment_BT)[0])
+    logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(params, config, ids_BT, position_BT, segment_BT)
+    return np.asarray(logits_BTV)
 
 
 def test_new_adapters_change_nothing(params):
-    merged = lora.merge(params, lora.init(jax.random.key(1), CONFIG), CONFIG)
+    merged = lora.merge(params, new_adapters(jax.random.key(1), CONFIG), CONFIG)
     jax.tree.map(np.testing.assert_array_equal, merged, params)
 
 
 def test_the_draws_of_a_projection_do_not_depend_on_the_other_targets():
-    every = lora.init(jax.random.key(1), CONFIG)["layers"]
+    every = new_adapters(jax.random.key(1), CONFIG)["layers"]
     for target in LORA_TARGETS:
-        alone = lora.init(jax.random.key(1), replace(CONFIG, lora_targets=(target,)))["layers"]
+        alone = new_adapters(jax.random.key(1), replace(CONFIG, lora_targets=(target,)))["layers"]
         np.testing.assert_array_equal(alone[lora.PATHS[target]]["a"], every[lora.PATHS[target]]["a"])
     assert tuple(lora.PATHS) == LORA_TARGETS  # their numbers derive the keys
 
@@ -68,14 +72,22 @@ def test_adapters_get_the_gradient_of_the_weights_that_they_make(params, dtype, 
     config, adapters = replace(CONFIG, compute_dtype=dtype, remat=remat), adapters_of(CONFIG)
     ids_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12))
     arguments = config, ids_BT, np.tile(np.arange(12), (2, 1)), np.ones((2, 12), np.int32)
-    target_BTV = np.random.default_rng(1).standard_normal((2, 12, config.vocab_size))
-    merged = lora.merge(params, adapters, config)
+    target_BTV = np.random.default_rng(1).standard_normal((2, 12, config.vocab_size)).astype(np.float32)
 
     def loss(weights):
         return (qwen.forward(weights, *arguments)[0] * target_BTV).sum()
 
-    expected = jax.grad(lambda adapters: loss(lora.merge(params, adapters, config)))(adapters)
-    found = jax.grad(lambda adapters: loss(merged | {"adapters": adapters["layers"]}))(adapters)
+    @jax.jit
+    @jax.grad
+    def through_merge(adapters):
+        return loss(lora.merge(params, adapters, config))
+
+    @jax.jit
+    def of_adapters(adapters):
+        merged = lora.merge(params, adapters, config)
+        return jax.grad(lambda adapters: loss(merged | {"adapters": adapters["layers"]}))(adapters)
+
+    expected, found = (jax.device_get(gradient(adapters)) for gradient in (through_merge, of_adapters))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 

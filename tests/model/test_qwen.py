@@ -83,10 +83,13 @@ def test_logits_of_hidden_states_equal_logits(variant, make_params, make_rows, f
     params, rows = make_params(config), make_rows(config, 2, 9)
     expected_BTV, _ = forward(params, config, *rows)
     hidden_BTD, _ = forward(params, config, *rows, output="hidden")
-    parts = [
-        qwen.logits(qwen.output_embedding(params, config), hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))
-    ]
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), expected_BTV, atol=1e-5)
+
+    @jax.jit
+    def in_parts(params, hidden_BTD):
+        table_VD = qwen.output_embedding(params, config)
+        return [qwen.logits(table_VD, hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))]
+
+    np.testing.assert_allclose(np.concatenate(in_parts(params, hidden_BTD), axis=1), expected_BTV, atol=1e-5)
 
 
 def test_an_unknown_output_is_refused(base, make_params, make_rows, forward):
@@ -134,10 +137,9 @@ def test_a_row_of_padding_is_finite_and_has_no_gradient(base, make_params, make_
         return jnp.sum(jnp.where(segment_BT[..., None] > 0, jnp.square(logits_BTV), 0))
 
     segment_BT[1] = 0
-    padded = jax.grad(loss)(params, segment_BT)
-    alone = jax.grad(lambda p: jnp.sum(jnp.square(forward(p, base, ids_BT[:1], position_BT[:1], segment_BT[:1])[0])))(
-        params
-    )
+    padded = jax.jit(jax.grad(loss))(params, segment_BT)
+    first = ids_BT[:1], position_BT[:1], segment_BT[:1]
+    alone = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(forward(p, base, *first)[0]))))(params)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), padded, alone)
 
 
@@ -202,9 +204,14 @@ def test_bfloat16_compute_is_close_and_gives_float32_logits(base, make_params, m
     ],
 )
 def test_gradients_of_a_projection_are_those_of_the_product(subscripts, x_shape, weight_shape):
-    x, weight = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate((x_shape, weight_shape)))
-    dout = jax.random.normal(jax.random.key(2), jnp.einsum(subscripts, x, weight).shape)
-    ours, theirs = (jax.vjp(partial(product, subscripts), x, weight)[1](dout) for product in (qwen.project, jnp.einsum))
+    rng = np.random.default_rng(0)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in (x_shape, weight_shape))
+    dout = rng.standard_normal(np.einsum(subscripts, x, weight).shape).astype(np.float32)
+
+    def gradients(product):
+        return jax.jit(lambda x, weight: jax.vjp(partial(product, subscripts), x, weight)[1](dout))(x, weight)
+
+    ours, theirs = gradients(qwen.project), gradients(jnp.einsum)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
 
 

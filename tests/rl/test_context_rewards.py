@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -103,11 +104,12 @@ def test_recorded_advantages_of_episodes(shared):
 
 def test_recorded_losses(shared):
     """Dual clip and k3 in all aggregates."""
+    policy_loss = jax.jit(grpo.policy_loss, static_argnames=("aggregate", "norm_tokens"))
     for case in recorded(shared, "policy_loss.jsonl"):
         inputs, expected = case["input"], case["output"]
         names = ("log_prob", "old_log_prob", "advantages", "mask")
         logprob_BT, old_BT, advantage_BT, mask_BT = (np.asarray(inputs[name], np.float32) for name in names)
-        loss, statistics = grpo.policy_loss(
+        loss, statistics = policy_loss(
             logprob_BT,
             old_BT,
             advantage_BT,
@@ -126,7 +128,7 @@ def test_recorded_losses(shared):
         assert bounded == pytest.approx(expected["ppo_kl"], abs=1e-5)
         if np.abs(old_BT - logprob_BT).max() < 20:
             assert float(statistics["approx_kl"]) == pytest.approx(expected["ppo_kl"], abs=1e-5)
-        kl_BT = np.asarray(grpo.kl_k3(logprob_BT, np.asarray(inputs["ref_log_prob"], np.float32)))
+        kl_BT = np.asarray(jax.jit(grpo.kl_k3)(logprob_BT, np.asarray(inputs["ref_log_prob"], np.float32)))
         np.testing.assert_allclose(kl_BT, expected["kl"], rtol=1e-4, atol=1e-6)
 
 
