@@ -270,7 +270,7 @@ class Bert(nn.Module):
             split_rngs={"params": True},
             in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # Flax annotates int
             length=c.layers,
-            # It traces the layer a second time, on which the initial weights of a seed depend.
+            # The check traces the layer a second time; the initial weights of a seed depend on that.
             check_constancy_invariants=self.is_initializing(),
         )
         x_BTD, _ = layers(c, name="layers")(x_BTD, jnp.arange(T) < length_B[:, None])

@@ -236,7 +236,7 @@ class Qwen(nn.Module):
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]  # annotated int
             length=c.layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-            # It traces the layer a second time, on which the initial weights of a seed depend.
+            # The check traces the layer a second time; the initial weights of a seed depend on that.
             check_constancy_invariants=self.is_initializing(),
         )(c)
         self.final_norm_D = _param(self, "final_norm", "norm", (c.embed_size,), ONES)

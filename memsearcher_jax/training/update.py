@@ -154,8 +154,8 @@ def make_update(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
         split = microbatches.split((batch, weight_BT), config.grad_accum_steps)
         count = microbatches.num_nonempty(split[0].segment_BT)
-        no_scores = (jnp.zeros(split[1].shape, jnp.float32),) * 2
-        gradient, scores = microbatches.scan_first(accumulate, zeros, split, no_scores, count)
+        zeros_nBT = jnp.zeros(split[1].shape, jnp.float32)
+        gradient, scores = microbatches.scan_first(accumulate, zeros, split, (zeros_nBT, zeros_nBT), count)
         gradient = jax.tree.map(psum_grad, gradient, param_axes)
         return jax.tree.map(lambda x, param: x.astype(param.dtype), gradient, params), microbatches.merge(scores)
 

@@ -1,8 +1,7 @@
 """Attention over packed rows: the hand-written derivative and the TPU kernel agree with dense attention."""
 
-import functools
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +67,7 @@ def gradients(attention, row, qkv=None, mask=None):
     return out_BNTH, dqkv
 
 
-@functools.cache
+@cache
 def _weighted_sum(attention):
     """Compiled once for each function and shape; padding has no weight."""
 
@@ -186,7 +185,7 @@ def test_the_splash_kernel_computes_the_blocks_that_some_query_needs():
     assert next_QC[4].tolist() == [0, 4, 4, 4, 4, 0, 0, 0]
 
 
-@functools.cache
+@cache
 def _kernel_sees(mask):
     return jax.jit(lambda offset, prefix, query, key: mask(mask.pack(jnp.full(mask.T, offset), prefix)[query], key))
 
