@@ -34,7 +34,7 @@ GCS = ["gcsfs>=2026.9,<2027"]
 DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
 WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55", "mcp>=2.3,<3"]
-GGUF = ["torch>=2.13,<2.14", "gguf>=0.19,<0.20"]
+GGUF = ["torch>=2.13,<2.14", "gguf>=0.19,<0.20", "accelerate>=1,<2"]  # transformers reads GGUF with all three
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],
