@@ -67,7 +67,7 @@ class ConnectionLimits:
     max_body_bytes: int = 4_194_304
     """Bytes of the body of a request. It is parsed while other requests wait, a megabyte in about 0.1 s."""
     max_buffered_bytes: int = 67_108_864
-    """Bytes of all bodies that are being received; further requests are rejected with status 503."""
+    """Total bytes of the bodies of all unanswered requests; further requests are rejected with status 503."""
     max_connections: int = 1_024
     """Open connections; further ones are rejected with status 503."""
     read_timeout: float = 20.0

@@ -69,7 +69,7 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
     source = document.relative_to(folder).as_posix()
     rows = []
     for section in READERS[document.suffix.lower()](document):
-        title = TITLE_SEPARATOR.join(section.headings).replace('"', "'")
+        title = " ".join(TITLE_SEPARATOR.join(section.headings).replace('"', "'").split())
         page = {} if section.page is None else {"page": section.page}
         place = f"{source}#page={section.page}" if page else source
         for start, end in split_text(section.text, max_words):
@@ -134,7 +134,8 @@ def read_markdown(path: Path) -> list[Section]:
         if token.type == "heading_open" and token.map and not token.level:
             first, after = token.map
             outline.add_text(text[start : line_starts[first]], start)
-            outline.open(int(token.tag[1]), "".join(child.content for child in content.children or ()))
+            words = (" " if child.type.endswith("break") else child.content for child in content.children or ())
+            outline.open(int(token.tag[1]), "".join(words))
             start = line_starts[after]
     outline.add_text(text[start:], start)
     return outline.sections
@@ -150,23 +151,28 @@ def read_html(path: Path) -> list[Section]:
         element.decompose()
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
     outline = _Outline(title or path.stem)
-    text, offset = "", 0
+    pieces, offset = list[str](), 0  # of the section's text: adding to one string would copy it each time
 
     def close() -> None:
-        nonlocal text, offset
+        nonlocal offset
+        text = "".join(pieces)
         outline.add_text(text, offset)
-        text, offset = "", offset + len(text)
+        pieces.clear()
+        offset += len(text)
 
     for node in (soup.body or soup).descendants:
         if isinstance(node, Tag) and node.name in HTML_HEADINGS:
             close()
             outline.open(HTML_HEADINGS[node.name], node.get_text(" ", strip=True))
         elif isinstance(node, Tag) and node.name in HTML_BLOCKS:
-            text = text.rstrip(" ") + "\n\n" if text.strip() else text
+            if pieces:
+                pieces[-1] = pieces[-1].rstrip(" ")
+                pieces.append("\n\n")
         # Comments and other markup are subclasses of NavigableString.
         elif type(node) is NavigableString and not node.find_parent(list(HTML_HEADINGS)):
             words = re.sub(r"\s+", " ", node)
-            text += words.lstrip(" ") if not text or text[-1].isspace() else words
+            if words := words.lstrip(" ") if not pieces or pieces[-1][-1:].isspace() else words:
+                pieces.append(words)
     close()
     return outline.sections
 
@@ -174,20 +180,20 @@ def read_html(path: Path) -> list[Section]:
 def read_pdf(path: Path) -> list[Section]:
     """A section per page. Lines are joined, and words that were divided at the end of a line."""
     from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
 
     try:
         reader = PdfReader(path)
         is_readable = not reader.is_encrypted or bool(reader.decrypt(""))
-        pages = [page.extract_text() for page in reader.pages] if is_readable else []
+        pages = [_replace_surrogates(page.extract_text()) for page in reader.pages] if is_readable else []
         title = str(reader.metadata.title or "").strip() if is_readable and reader.metadata else ""
-    except (PyPdfError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # damaged files
+    except Exception as error:  # pypdf raises errors of many kinds for damaged files
         raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
     if not is_readable:
         raise UnreadableDocument(f"{path}: is encrypted: remove the password first")
     if not any(page.strip() for page in pages):
         raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
     joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
+    title = _replace_surrogates(title)
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 
@@ -219,6 +225,11 @@ class _Outline:
         title = () if self._open and self._open[0][0] == 1 else (self._title,)
         if text.strip():
             self.sections.append(Section((*title, *(heading for _, heading in self._open)), text, start))
+
+
+def _replace_surrogates(text: str) -> str:
+    """The text with "?" for lone surrogates, which UTF-8 cannot represent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _decode(path: Path) -> str:

@@ -62,8 +62,10 @@ class ExactIndex:
                 self._max_norms[row] = max_norm(block_BD)
             query_step = max(1, MAX_BLOCK_SCORES // len(block_BD))
             for start in range(0, len(vectors_QD), query_step):
-                part = slice(start, start + query_step)
-                _merge_block(ids_QN[part], scores_QN[part], vectors_QD[part], block_BD, row, self._max_norms[row])
+                queries = slice(start, start + query_step)
+                _merge_block(
+                    ids_QN[queries], scores_QN[queries], vectors_QD[queries], block_BD, row, self._max_norms[row]
+                )
         return ids_QN, scores_QN
 
 
@@ -87,9 +89,9 @@ def _merge_block(
     score_C = np.empty(len(query_C), np.float32)
     step = max(1, RESCORE_FLOATS // size)
     for start in range(0, len(query_C), step):
-        part = slice(start, start + step)
-        product_CD = np.multiply(vectors_QD[query_C[part]], block_BD[row_C[part]], dtype=np.float64)
-        score_C[part] = product_CD.sum(axis=1)
+        chunk = slice(start, start + step)
+        product_CD = np.multiply(vectors_QD[query_C[chunk]], block_BD[row_C[chunk]], dtype=np.float64)
+        score_C[chunk] = product_CD.sum(axis=1)
     old_query, old_place = np.nonzero(ids_QN >= 0)
     query_C = np.concatenate([old_query, query_C])
     id_C = np.concatenate([ids_QN[old_query, old_place], row_C + first_row])

@@ -148,7 +148,9 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target
         trial = _min_leaves(measure, too_few, max_leaves, target_recall)
         if trial is None:
             break
-        tuned.append((_search_seconds(trial, queries_QD), trial))
+        # The minimum: other load on the machine can only slow a search down.
+        seconds = min(timeit.repeat(partial(trial.search, queries_QD, TOP), number=1, repeat=5))
+        tuned.append((seconds, trial))
         too_few = trial.settings.leaves_searched - 1
         max_leaves = min(max_leaves, MAX_LEAF_GROWTH * trial.settings.leaves_searched)
     if not tuned:
@@ -230,8 +232,3 @@ def _with_recall(
     trial = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
     recall = recall_at_n(trial.search(queries_QD, TOP)[0], exact_QN)
     return replace(trial, settings=replace(trial.settings, recall=recall))
-
-
-def _search_seconds(index: ScannIndex, queries_QD: np.ndarray) -> float:
-    """The minimum over several searches for all queries, since other load on the machine can only slow one down."""
-    return min(timeit.repeat(lambda: index.search(queries_QD, TOP), number=1, repeat=5))

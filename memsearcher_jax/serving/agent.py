@@ -26,6 +26,7 @@ from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.retrieval.documents import WORD_TOKENS, join_texts, split_text
+from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key
@@ -64,12 +65,8 @@ def check_text(text: str, what: str) -> None:
         raise ValueError(f"{what} is empty")
 
 
-class Overloaded(Exception):
-    """As many requests as the limits allow are being answered."""
-
-
 @dataclass(frozen=True)
-class Draws:
+class RequestParams:
     """How a request samples; by default as an evaluation does, with the draws of its first question."""
 
     seed: int = 0  # below 2 ** 32
@@ -81,7 +78,7 @@ class Draws:
 @dataclass(eq=False)
 class _Request:
     workflow: Workflow
-    draws: Draws
+    params: RequestParams
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[Event | FinishedWorkflow | Exception] = field(default_factory=asyncio.Queue)
     tokens: int = 0  # generated so far
@@ -89,7 +86,7 @@ class _Request:
 
     @property
     def tokens_left(self) -> float:
-        return (self.draws.max_tokens or math.inf) - self.tokens
+        return (self.params.max_tokens or math.inf) - self.tokens
 
     def notify(self, event: Event | FinishedWorkflow | Exception) -> None:
         """Called in the engine's thread."""
@@ -127,7 +124,7 @@ class Agent:
 
     @property
     def active(self) -> int:
-        """Requests that have not finished, those that were cancelled excepted."""
+        """Number of unfinished requests that were not cancelled."""
         return sum(not request.cancelled for request in list(self._requests.values()))
 
     def close(self) -> None:
@@ -137,39 +134,44 @@ class Agent:
             self._changed.notify()
         self._answerer.shutdown(wait=False)
 
-    def check_question(self, question: str) -> None:
+    async def check_question(self, question: str) -> None:
         """Raises ValueError for a question that the agent cannot take."""
         check_text(question, "the question")
-        limit, tokens = self.run.config.agent.question_tokens, self.run.tokenizer.count(question)
+        limit = self.run.config.agent.question_tokens
+        tokens = await asyncio.to_thread(self.run.tokenizer.count, question)
         if tokens > limit:
             raise ValueError(f"the question has {tokens} tokens: at most {limit} are allowed")
 
-    async def ask(self, question: str, draws: Draws) -> AsyncGenerator[Event | FinishedWorkflow]:
+    async def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """The events of a search agent; the last item is what its workflow returned."""
         workflow = self._driver.make_workflow(Problem("asked", question, ()))
-        async for event in self._events(workflow, draws):
+        async for event in self._events(workflow, params):
             yield event
 
     async def memorize(
-        self, texts: Sequence[str], memory: Memory | None, draws: Draws
+        self, texts: Sequence[str], memory: Memory | None, params: RequestParams
     ) -> AsyncGenerator[Event | FinishedWorkflow]:
         """The events of reading the texts, in chunks, into a memory; its `StreamOutcome` has the new one."""
         config, tokenizer = self.run.config, self.run.tokenizer
         limit = config.memalpha.chunk_tokens
-        passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
+
+        def chunks() -> tuple[str, ...]:
+            passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
+            return join_texts(passages, limit, tokenizer)
+
         workflow = WORKFLOWS[config.agent.workflow].workflow(
-            Stream("files", join_texts(passages, limit, tokenizer), ()),
+            Stream("files", await asyncio.to_thread(chunks), ()),  # seconds for a long text
             agent=config.agent,
             config=config.memalpha,
             prompts=self.run.prompts,
             token_counter=tokenizer,
             initial=memory,
         )
-        async for event in self._events(workflow, draws):
+        async for event in self._events(workflow, params):
             yield event
 
     async def recall(self, question: str, memory: Memory) -> Completion:
-        """The answer from a memory, by what answers the questions of an evaluation.
+        """Answers a question from a memory, with the completer of evaluations.
 
         Raises Overloaded or TimeoutError.
         """
@@ -199,7 +201,7 @@ class Agent:
             for (_, answer), (completion,) in zip(batch, answers, strict=True):
                 answer.set_result(completion)
 
-    async def _events(self, workflow: Workflow, draws: Draws) -> AsyncGenerator[Event | FinishedWorkflow]:
+    async def _events(self, workflow: Workflow, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """Runs a workflow. The consumer's end, or a timeout, cancels it and frees its slot after the engine's step.
 
         Raises Overloaded, TimeoutError, or RuntimeError if the engine fails.
@@ -207,7 +209,7 @@ class Agent:
         if self.active >= self.limits.max_requests:
             raise Overloaded(f"{self.limits.max_requests} requests are being answered")
         loop = asyncio.get_running_loop()
-        request = _Request(workflow, draws, loop)
+        request = _Request(workflow, params, loop)
         number, deadline = next(self._numbers), loop.time() + self.limits.request_timeout
         with self._changed:
             self._requests[number] = request
@@ -233,17 +235,18 @@ class Agent:
                 if not self._queue:
                     return
             try:
-                finished = executor.run_while(self._queue, self._params, self._key, lambda *ended: ended)
+                finished = executor.run(self._queue, self._params, self._key, lambda *ended: ended)
                 for number, ended in finished:
                     self._requests.pop(number).notify(ended)
             except Exception as error:  # of the device: the workflows' own are outcomes
                 log.exception("the engine failed; its requests are lost, and it starts again")
-                executor.engine.release()
                 with self._changed:
                     self._queue.clear()
                     lost, self._requests = self._requests, {}
                 for request in lost.values():
                     request.notify(RuntimeError(f"the engine failed ({type(error).__name__})"))
+                with contextlib.suppress(Exception):  # a broken device may refuse this, too
+                    executor.engine.release()
 
     def _observed(self, request: _Request) -> Workflow:
         """The request's workflow; reports what it does, and ends when the request is cancelled."""
@@ -277,7 +280,7 @@ class Agent:
         self, request: _Request, step: Generate, event: Event
     ) -> Generator[Generate, Completion, Completion]:
         """One generation with the request's draws; reports its text while it grows."""
-        draws, default, before, sent = request.draws, self._driver.executor.sampling, request.tokens, 0
+        params, default, before, sent = request.params, self._driver.executor.sampling, request.tokens, 0
         assert default is not None, "make_driver sets it"
 
         def show(text: str) -> None:
@@ -292,11 +295,11 @@ class Agent:
                 show(self.run.tokenizer.completion(ids).text.rstrip("\ufffd"))
             return request.cancelled
 
-        temperature = default.temperature if draws.temperature is None else draws.temperature
-        top_p = default.top_p if draws.top_p is None else draws.top_p
+        temperature = default.temperature if params.temperature is None else params.temperature
+        top_p = default.top_p if params.top_p is None else params.top_p
         max_tokens = int(min(step.max_tokens, request.tokens_left))
         completion = yield replace(
-            step, max_tokens=max_tokens, overrides=Overrides(draws.seed, temperature, top_p, progress)
+            step, max_tokens=max_tokens, overrides=Overrides(params.seed, temperature, top_p, progress)
         )
         show(completion.text)
         return completion

@@ -29,9 +29,10 @@ from starlette.routing import Route
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
 from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import FinishedWorkflow
-from memsearcher_jax.serving.agent import Agent, Draws, Event, Overloaded, check_text
+from memsearcher_jax.serving.agent import Agent, Event, RequestParams, check_text
 from memsearcher_jax.serving.tools import make_tools
 from memsearcher_jax.types import StopReason
 
@@ -67,9 +68,6 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-
-
 class ChatBody(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -80,13 +78,15 @@ class ChatBody(BaseModel):
     max_completion_tokens: Count | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] | None = None
 
     @property
-    def draws(self) -> Draws:
+    def params(self) -> RequestParams:
         seed = secrets.randbits(32) if self.seed is None else self.seed
-        return Draws(seed, self.temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
+        # Logits divided by less would not be finite.
+        temperature = 0.0 if self.temperature is not None and self.temperature < 1e-5 else self.temperature
+        return RequestParams(seed, temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
 
 
 def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") -> FastAPI:
@@ -110,9 +110,8 @@ def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") ->
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         """Reports the first error without repeating the body, which may not be valid text."""
-        first = error.errors()[0]
-        param = "" if first["type"] == "json_invalid" else ".".join(map(str, first["loc"][1:]))
-        return JSONResponse(error_body(400, f"{param or 'body'}: {first['msg']}", param or None), 400)
+        location, reason = first_error(error)
+        return JSONResponse(error_body(400, f"{location or 'body'}: {reason}", location or None), 400)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -150,26 +149,26 @@ def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") ->
             value = (body.model_extra or {}).get(parameter)
             if value not in (None, IGNORED_IF.get(parameter), [], {}, {"type": "text"}):
                 raise HTTPException(400, f"{parameter}: the agent does not support it")
-        draws, (*earlier, last) = body.draws, body.messages
+        params, (*earlier, last) = body.params, body.messages
         try:
             if last.role != "user":
                 raise ValueError("the last message must have the role user: it is the question")
-            agent.check_question(last.text)
+            await agent.check_question(last.text)
             texts = [message.text for message in earlier if message.text.strip()]
             if agent.reads_streams:
                 check_text("\n".join(texts), "what the agent is to read, the messages before the question,")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        answer = _Answer(agent, name, draws, ignored=0 if agent.reads_streams else len(earlier))
-        parts = answer.parts(texts, last.text)
+        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reads_streams else len(earlier))
+        events = answer.events(texts, last.text)
         if not body.stream:
-            whole = await _unless_disconnected(request, answer.whole(parts))
+            whole = await _unless_disconnected(request, answer.whole(events))
             return JSONResponse(whole) if whole else Response(status_code=DISCONNECTED)
         # Awaited here, so that an error before the first event has a status of its own.
-        if (first := await _unless_disconnected(request, anext(parts))) is None:
+        if (first := await _unless_disconnected(request, anext(events))) is None:
             return Response(status_code=DISCONNECTED)
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return StreamingResponse(answer.streamed(first, parts, include_usage), media_type="text/event-stream")
+        return StreamingResponse(answer.streamed(first, events, include_usage), media_type="text/event-stream")
 
     return app
 
@@ -196,23 +195,23 @@ async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Even
 
 
 @dataclass
-class _Answer:
+class _ChatCompletion:
     """One completion in OpenAI's format."""
 
     agent: Agent
     model: str
-    draws: Draws
+    params: RequestParams
     ignored: int  # messages that the agent is not shown
 
     def __post_init__(self) -> None:
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
 
-    async def parts(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
+    async def events(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
         """The events, the last of which has the type `end`. Raises HTTPException for what failed."""
         if self.agent.reads_streams:
-            events = self.agent.memorize(texts, None, self.draws)
+            events = self.agent.memorize(texts, None, self.params)
         else:
-            events = self.agent.ask(question, self.draws)
+            events = self.agent.ask(question, self.params)
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -242,7 +241,7 @@ class _Answer:
             "answer": outcome.answer,
             "stop": outcome.stop.value,
             "reason": STOP_DESCRIPTIONS[outcome.stop],
-            "seed": self.draws.seed,
+            "seed": self.params.seed,
             "ignored_messages": self.ignored,
             "sources": [asdict(passage) for passage in sources_of(outcome, normalize)[0]],
             "turns": [asdict(turn) for turn in outcome.turns],
@@ -250,10 +249,10 @@ class _Answer:
             "finish_reason": "length" if outcome.stop.is_limit else "stop",
         }
 
-    async def whole(self, parts: AsyncGenerator[Event]) -> Event:
+    async def whole(self, events: AsyncGenerator[Event]) -> Event:
         thoughts, end = [], {}
-        async with contextlib.aclosing(parts):
-            async for end in parts:
+        async with contextlib.aclosing(events):
+            async for end in events:
                 thoughts += [end["text"]] if end["type"] in ("reply", "rewrite") else []
         del end["type"]
         message = {"role": "assistant", "content": end.pop("answer"), "reasoning_content": "".join(thoughts)}
@@ -261,16 +260,16 @@ class _Answer:
         choice = {"index": 0, "message": message | {"memsearcher": end}, "finish_reason": finish, "logprobs": None}
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage}
 
-    async def streamed(self, first: Event, parts: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
+    async def streamed(self, first: Event, events: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
         """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
         yield self._chunk({"role": "assistant", "content": ""})
         event = first
-        async with contextlib.aclosing(parts):
+        async with contextlib.aclosing(events):
             try:
                 while event["type"] != "end":
                     text = {"reasoning_content": event.pop("text")} if event["type"] in ("reply", "rewrite") else {}
                     yield self._chunk({"memsearcher": event} | text)
-                    event = await anext(parts)
+                    event = await anext(events)
             except HTTPException as error:
                 yield _sse(error_body(error.status_code, error.detail))
                 return

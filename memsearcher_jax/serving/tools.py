@@ -15,9 +15,12 @@ from memsearcher_jax.agent.memalpha.memory import Memory
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
 from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import FinishedWorkflow
-from memsearcher_jax.serving.agent import Agent, Draws, Event, Overloaded, check_text
+from memsearcher_jax.serving.agent import Agent, Event, RequestParams, check_text
 from memsearcher_jax.types import Outcome, StopReason
+
+MAX_NAME = 200  # characters
 
 
 class Source(BaseModel):
@@ -47,8 +50,8 @@ def make_tools(agent: Agent) -> MCPServer:
     async def ask(question: str, context: Context) -> Answer:
         """Answer a question: the agent searches its passages for as many turns as it needs."""
         with _tool_errors():
-            agent.check_question(question)
-            outcome = await _finish(agent.ask(question, Draws()), context)
+            await agent.check_question(question)
+            outcome = await _finish(agent.ask(question, RequestParams()), context)
             if outcome.stop is not StopReason.ANSWERED:
                 raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
         sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome, normalize)[0]]
@@ -58,10 +61,13 @@ def make_tools(agent: Agent) -> MCPServer:
         """Read a text into a memory, which keeps what it knows from earlier texts. `memory`: the name of the memory."""
         with _tool_errors():
             check_text(text, "the text")
+            if len(memory) > MAX_NAME:
+                raise ValueError(f"the name of a memory has at most {MAX_NAME} characters")
             async with locks.setdefault(memory, asyncio.Lock()):
-                if memory not in memories and len(memories) >= max_memories:
+                # A lock is held for each name under way, also for those that have no memory yet.
+                if memory not in memories and len({*memories, *locks}) > max_memories:
                     raise ValueError(f"there are {max_memories} memories: no other can be created")
-                outcome = await _finish(agent.memorize([text], memories.get(memory), Draws()), context)
+                outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
                 if not isinstance(outcome, StreamOutcome) or outcome.stop is not StopReason.STREAM_READ:
                     raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
                 kept = memories[memory] = outcome.memory
@@ -70,7 +76,7 @@ def make_tools(agent: Agent) -> MCPServer:
     async def recall(question: str, memory: str = "default") -> str:
         """Answer a question from a memory that `memorize` has written. `memory`: the name of the memory."""
         with _tool_errors():
-            agent.check_question(question)
+            await agent.check_question(question)
             if memory not in memories:
                 raise ValueError(f"there is no memory {memory!r}: call memorize first")
             completion = await agent.recall(question, memories[memory])
@@ -96,7 +102,6 @@ def _tool_errors() -> Iterator[None]:
 
 async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> Outcome:
     """What the workflow returns; searches and memories are reported as progress."""
-    turn = 0
     async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, FinishedWorkflow):

@@ -67,6 +67,11 @@ def test_markdown_is_divided_at_its_headings(tmp_path, line_end):
     ]
 
 
+def test_a_heading_of_two_lines_is_one_line(tmp_path):
+    path = write(tmp_path / "guide.md", "The first\nand second\n=====\n\nWords.")
+    assert titles_and_texts(path) == [('"The first and second"', "Words.")]
+
+
 def test_offsets_find_the_passage_in_the_document(tmp_path):
     path = write(tmp_path / "guide.md", GUIDE)
     for row in passages(path, max_words=2):
@@ -106,6 +111,17 @@ def test_a_pdf_has_a_section_per_page(tmp_path):
     assert rows[1]["id"] == "paper.pdf#page=2:0"
 
 
+def test_text_and_title_of_a_pdf_are_valid_unicode_on_one_line(tmp_path, monkeypatch):
+    from pypdf import PageObject, PdfWriter
+
+    path = tmp_path / "paper.pdf"
+    writer = PdfWriter(clone_from=write_pdf(tmp_path / "untitled.pdf", ["text"]))
+    writer.add_metadata({"/Title": "A title\nof two lines"})
+    writer.write(path)
+    monkeypatch.setattr(PageObject, "extract_text", lambda page: "a\ud800")
+    assert titles_and_texts(path) == [('"A title of two lines"', "a?")]
+
+
 def test_unreadable_documents_say_why(tmp_path):
     broken = tmp_path / "broken.pdf"
     broken.write_bytes(write_pdf(tmp_path / "whole.pdf", ["text"]).read_bytes()[:300])
@@ -120,6 +136,15 @@ def test_unreadable_documents_say_why(tmp_path):
         with pytest.raises(UnreadableDocument, match=re.escape(f"{path}: {reason}")) as error:
             passages(path)
         assert "\n" not in str(error.value)
+
+
+def test_any_error_of_the_pdf_reader_names_the_document(tmp_path, monkeypatch):
+    from pypdf import PageObject
+
+    path = write_pdf(tmp_path / "paper.pdf", ["text"])
+    monkeypatch.setattr(PageObject, "extract_text", lambda page: (_ for _ in ()).throw(NotImplementedError("filter")))
+    with pytest.raises(UnreadableDocument, match=rf"{re.escape(str(path))}: not a PDF that can be read \(filter\)"):
+        passages(path)
 
 
 def test_an_encrypted_pdf_is_named(tmp_path):

@@ -22,7 +22,7 @@ from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.runtime.run_dir import located
-from memsearcher_jax.serving.agent import Draws, Overloaded
+from memsearcher_jax.serving.agent import Overloaded, RequestParams
 from memsearcher_jax.types import StopReason
 
 
@@ -120,6 +120,7 @@ def test_models(client):
         ({"n": 2}, 400, "n: the agent does not support it"),
         ({"tools": [{"type": "function"}]}, 400, "tools: the agent does not support it"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format: the agent does not support it"),
+        ({"top_p": 1e-9}, 400, "top_p: Input should be greater than or equal to 0.000001"),
         ({"temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
         ({"seed": 2**32}, 400, "seed: Input should be less than 4294967296"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
@@ -209,7 +210,7 @@ def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monk
 
 def test_a_cancelled_generation_ends_after_the_step(agent, questions):
     async def cancel():
-        async with aclosing(agent.ask(questions[0], Draws())) as events:
+        async with aclosing(agent.ask(questions[0], RequestParams())) as events:
             async for event in events:
                 if event["type"] == "reply":
                     return
@@ -270,7 +271,7 @@ def test_a_key(agent, serving, questions):
 
 def test_the_last_item_is_the_finished_workflow(agent, questions):
     async def collect():
-        return [event async for event in agent.ask(questions[0], Draws(max_tokens=3))]
+        return [event async for event in agent.ask(questions[0], RequestParams(max_tokens=3))]
 
     *events, finished = asyncio.run(collect())
     assert isinstance(finished, FinishedWorkflow) and finished.outcome.stop is StopReason.CUT_OFF

@@ -95,6 +95,8 @@ def test_the_names_of_refused_memories_are_not_kept():
             for number in range(50):
                 refused = await client.call_tool("memorize", {"text": "x", "memory": f"name {number}"})
                 assert "there are 0 memories" in refused.content[0].text
+            long = await client.call_tool("memorize", {"text": "x", "memory": "n" * 201})
+            assert "at most 200 characters" in long.content[0].text
             return locks() - before
 
     assert asyncio.run(run()) < 10

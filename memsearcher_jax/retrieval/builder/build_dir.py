@@ -79,7 +79,10 @@ def save_array(path: Path, array: np.ndarray) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write the file atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
+    with partial.open("w") as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # as in `save_array`
     partial.rename(path)
 
 
@@ -89,7 +92,7 @@ def write_manifest(directory: Path, content: dict[str, Any], omitted: Collection
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and name not in omitted and name != MANIFEST:
-            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            files[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     content = content | {FILES: files}
     write_json(directory / MANIFEST, content | {OWN_CHECKSUM: _json_sha256(content)})
 
@@ -119,12 +122,12 @@ def verify_files(directory: Path, version: int) -> int:
     """Compare every file of the folder with its checksum. Returns the bytes read; raises as `read_manifest`."""
     files = read_manifest(directory, version)[FILES]
     for name, file in files.items():
-        if _sha256(directory / name) != file["sha256"]:
+        if file_sha256(directory / name) != file["sha256"]:
             raise ValueError(f"the checksum of {name} differs")
     return sum(file["bytes"] for file in files.values())
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -151,10 +154,10 @@ def open_derived(
                 build(staging)
                 write_manifest(staging, {"format": DERIVED_FORMAT, "kind": kind, "checksum": checksum})
             staging.chmod(0o755)  # mkdtemp creates folders that only their owner can read
-            staging.rename(directory)
-        except BaseException:
-            shutil.rmtree(staging)
-            raise
+            if not directory.exists():  # another process may have built it meanwhile
+                staging.rename(directory)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
     try:
         manifest = read_manifest(directory, DERIVED_FORMAT)
         if manifest["kind"] != kind:

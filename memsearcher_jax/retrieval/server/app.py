@@ -71,7 +71,7 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
         with contextlib.suppress(asyncio.CancelledError):
             await worker
 
-    app = FastAPI(title="search", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="search", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.exception_handler(RequestValidationError)(_invalid_body)
     app.add_middleware(BodyLimit, limits=limits)
 
@@ -150,17 +150,23 @@ def _scores(passages: Sequence[Passage]) -> list[float]:
 
 async def _invalid_body(request: Request, error: RequestValidationError) -> JSONResponse:
     """Report the first error without repeating the body, which may not be valid text."""
+    location, reason = first_error(error)
+    return JSONResponse({"detail": f"{location or 'body'}: {reason}"}, 422)
+
+
+def first_error(error: RequestValidationError) -> tuple[str, str]:
+    """(field, reason) of the first error; no field if the whole body is wrong."""
     first = error.errors()[0]
     location, reason = ".".join(map(str, first["loc"][1:])), first["msg"]
     if first["type"] == "json_invalid":
         location = ""  # a position in the text
     elif not location:
         reason = "a JSON object is needed, with Content-Type: application/json"
-    return JSONResponse({"detail": f"{location or 'body'}: {reason}"}, 422)
+    return location, reason
 
 
 class Overloaded(Exception):
-    """More queries wait than can be searched in time."""
+    """More requests wait than the limits allow."""
 
 
 @dataclass(frozen=True, eq=False)

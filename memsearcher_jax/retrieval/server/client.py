@@ -152,7 +152,7 @@ class JsonClient:
             headers = {"Content-Type": "application/json", **self.headers}
             connection.request(method, parts.path.rstrip("/") + path, data, headers)
             status, text = _read_response(connection, deadline)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # IDNA refuses some names of hosts
             raise ServiceUnavailable(f"{self.url} does not respond: {_reason(error)}") from error
         finally:
             connection.close()

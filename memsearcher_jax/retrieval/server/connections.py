@@ -1,7 +1,7 @@
-"""Limits that uvicorn and Starlette lack: of connections, of the bodies of requests, and of the time to send a request.
+"""Limits that uvicorn and Starlette lack: connections, the bytes of all bodies, and the time to send a request.
 
 Without them a client that sends half a header would keep its connection, and a process without free file descriptors
-resets new connections without a word.
+resets new connections without a word. Starlette limits the body of one request, without a JSON error.
 """
 
 from __future__ import annotations
