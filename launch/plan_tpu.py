@@ -65,11 +65,11 @@ class PlanTpu(cli.Command):
     """Rows of a micro-batch per device, or per group of devices that shares rows; 0: as configured."""
     suggest: bool = False
     """Try meshes, remat policies, row lengths and rows per device, fastest first, and plan the first one that fits."""
-    hlo: Path | None = None
+    hlo: cli.Directory = None
     """Folder for the texts of the compiled programs."""
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
-    trajectories: Path | None = None
+    trajectories: cli.File = None
     """A trajectory file of a run (RUN/trajectories/step_000012.jsonl.gz): the simulated rollouts have its contexts and
     lengths. Without one they are drawn: any number of contexts with the workload's mean is as likely, and their lengths
     are exponential, cut at four times the mean."""
@@ -88,6 +88,8 @@ def main(argv: Sequence[str]) -> None:
             )
         if flags.trajectories and not flags.trajectories.is_file():
             raise FileNotFoundError(f"--trajectories {flags.trajectories}: no such file")
+        if flags.suggest and flags.rows:
+            raise ValueError("--suggest chooses the rows: omit --rows")
         os.environ.update(ENVIRONMENT)
         from memsearcher_jax.planning import tpu_plan
 
@@ -186,11 +188,11 @@ def estimate_phases(
     cycles = {name: program.cycles or 0.0 for name, program in by_name.items()}
     for work in (sent_bytes, cycles):
         work["decode"] = work.get("decode", 0.0) / config.sampling.decode_steps_per_call
-    phases, tensor = [], meshes.train.shape["tensor"]
+    phases, axes = [], {axis: meshes.train.shape[axis] for axis in ("tensor", "data")}
     if flags.what != "update":
         phases += roofline.sampling_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, cycles=cycles)
     if flags.what in ("update", "all"):
-        phases += roofline.training_phases(config, flags.workload, tpu_slice, tensor=tensor, sent_bytes=sent_bytes)
+        phases += roofline.training_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, **axes)
     return phases
 
 
@@ -242,7 +244,7 @@ def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: 
 
 
 def print_memory(memory: ResidentMemory) -> None:
-    """Prints the resident memory."""
+    """Prints the memory of a device that stays allocated during training and during rollouts."""
     print(
         f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}"
         f"{' (in host memory between uses)' if memory.offload_reference else ''}, during rollouts sampler weights "

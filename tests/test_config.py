@@ -122,6 +122,8 @@ def test_the_longest_turn_must_fit_the_context():
             {"training__old_logprobs": "trainer", "rl__method": "sft"},
             "training.old_logprobs trainer is for rl.method grpo: sft has no sampler",
         ),
+        ({"rl__method": "sft"}, "training.kl_coefficient 0.001 is for rl.method grpo: set it to 0"),
+        ({"model__adapter": "dir", "model__lora_rank": 8}, "without the adapters in model.adapter .* set it to 0"),
         ({"seed": -1}, "seed is -1: it must be at least 0"),
     ],
 )

@@ -30,7 +30,8 @@ SPLASH_BLOCKS = (1_024, 512, 256, 128)
 """Block sizes of the splash kernel: the largest that divides a row is used."""
 
 NEG_INF = jnp.finfo(jnp.float32).min
-"""The score of a masked position. It is finite because inf - inf would put NaN into a gradient."""
+"""The score of a masked position. It is finite, because a query that sees no key has this maximum, and -inf - -inf is
+NaN."""
 
 ATTENTION_OUTPUT = "attention"
 """Checkpoint name of what the backward pass of attention needs besides its inputs, for a remat policy."""
@@ -346,12 +347,12 @@ def _backward_rows(
             k_BKHC, v_BKHC = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKHT, keys, block, axis=3)
             score_BKGtC = _masked_scores(q_BKGtH, k_BKHC, _visible_mask(visible, number, keys, block))
             prob_BKGtC = jnp.exp(score_BKGtC - logsumexp_BKGt[..., None])
-            dprob_BKGtC = _einsum("BKGtH,BKHC->BKGtC", dout_BKGtH, v_BKHC)
+            dprob_BKGtC = einsum_f32("BKGtH,BKHC->BKGtC", dout_BKGtH, v_BKHC)
             dscore_BKGtC = prob_BKGtC * (dprob_BKGtC - delta_BKGt[..., None]) * q_BNTH.shape[-1] ** -0.5
             prob_BKGtC, dscore_BKGtC = prob_BKGtC.astype(dtype), dscore_BKGtC.astype(dtype)
-            dq_BKGtH += _einsum("BKGtC,BKCH->BKGtH", dscore_BKGtC, _read_block(k_BKTH, keys, block, axis=2))
-            dk_BKHT = _add_block(dk_BKHT, _einsum("BKGtH,BKGtC->BKHC", q_BKGtH, dscore_BKGtC), keys)
-            dv_BKHT = _add_block(dv_BKHT, _einsum("BKGtH,BKGtC->BKHC", dout_BKGtH, prob_BKGtC), keys)
+            dq_BKGtH += einsum_f32("BKGtC,BKCH->BKGtH", dscore_BKGtC, _read_block(k_BKTH, keys, block, axis=2))
+            dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKGtH,BKGtC->BKHC", q_BKGtH, dscore_BKGtC), keys)
+            dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKGtH,BKGtC->BKHC", dout_BKGtH, prob_BKGtC), keys)
             return dq_BKGtH, dk_BKHT, dv_BKHT
 
         dq_BKGTH, dk_BKHT, dv_BKHT = gradients
@@ -402,14 +403,14 @@ def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
 
 
 def partial_attention(q_BKGTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array) -> OnlineSoftmax:
-    """Attention over C keys, of which `mask_BTC` says who may see which. Where a query sees none, its part is ignored.
+    """Attention over C keys; `mask_BTC` says which keys each query sees. Where it sees none, its part is ignored.
 
     Keys have the positions last: then a score is a sum over the rows of a matrix, which a CPU reads in memory order.
     """
     score_BKGTC = _masked_scores(q_BKGTH, k_BKHC, mask_BTC)
-    max_BKGT = jax.lax.stop_gradient(jnp.max(score_BKGTC, axis=-1))
+    max_BKGT = jnp.max(score_BKGTC, axis=-1)
     weight_BKGTC = jnp.exp(score_BKGTC - max_BKGT[..., None])
-    acc_BKGTH = _einsum("BKGTC,BKCH->BKGTH", weight_BKGTC.astype(v_BKCH.dtype), v_BKCH)
+    acc_BKGTH = einsum_f32("BKGTC,BKCH->BKGTH", weight_BKGTC.astype(v_BKCH.dtype), v_BKCH)
     return OnlineSoftmax(max_BKGT, jnp.sum(weight_BKGTC, axis=-1), acc_BKGTH)
 
 
@@ -465,9 +466,10 @@ def _self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Ar
 
 def _masked_scores(q_BKGTH: Array, k_BKHC: Array, mask_BTC: Array) -> Array:
     """Scaled q · k, float32; NEG_INF where masked."""
-    score_BKGTC = _einsum("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC)
+    score_BKGTC = einsum_f32("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC)
     return jnp.where(mask_BTC[:, None, None], score_BKGTC * q_BKGTH.shape[-1] ** -0.5, NEG_INF)
 
 
-def _einsum(subscripts: str, *operands: Array) -> Array:
-    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
+def einsum_f32(subscripts: str, *operands: Array, **options: Any) -> Array:
+    """`jnp.einsum` with a float32 result."""
+    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32, **options)

@@ -97,6 +97,11 @@ class ModelConfig:
     tokenizer: str = ""
     """Folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
 
+    @property
+    def compute_itemsize(self) -> int:
+        """Bytes of a number in compute_dtype."""
+        return 2 if self.compute_dtype == "bfloat16" else 4
+
 
 @dataclass(frozen=True)
 class MeshConfig:

@@ -12,14 +12,8 @@ from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import parse_config
 
-LIBRARIES = ("torch", "transformers", "gguf")  # the extra `gguf`
+LIBRARIES = ("torch", "accelerate", "gguf")  # the extra `gguf`
 SCALED_ROPE = "rope_freqs.weight"
-
-
-def check_libraries() -> None:
-    """Raises ValueError, in one line, unless everything that reads GGUF files is installed."""
-    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"GGUF files need {', '.join(missing)}: pip install 'memsearcher_jax[gguf]'")
 
 
 def convert(file: Path, directory: Path) -> ModelConfig:
@@ -28,7 +22,8 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     The complete model is in memory. Raises FileNotFoundError or ValueError, in one line, for a file that is missing,
     damaged or of an unsupported model, and without the libraries of the extra `gguf`.
     """
-    check_libraries()
+    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"GGUF files need {', '.join(missing)}: pip install 'memsearcher_jax[gguf]'")
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

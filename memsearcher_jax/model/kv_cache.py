@@ -42,7 +42,8 @@ BUFFER_AXES = ("layers", "batch", "kv", None, None)
 Rotation = tuple[Array, Array]
 """(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
 
-ROW, TABLE = ("batch",), ("batch", None)
+CHUNK_AXES, TABLE_AXES = ("batch",), ("batch", None)
+"""Logical axes of what there is one of per chunk, and of a page table."""
 
 MAX_ROWS_TOGETHER = 8
 """Chunks whose pages are read together, up to the length of the longest; chunks are sorted by length first."""
@@ -93,9 +94,9 @@ class CacheView:
 
         Chunks of one context are adjacent, each full except the last; each reads what was cached before the first.
         """
-        argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (ROW,), ROW)
+        argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (CHUNK_AXES,), CHUNK_AXES)
         order_A = argsort(-length_A)
-        common = shard_map_per_device(partial(common_pages, cache.page_tokens), (ROW, TABLE), ROW)
+        common = shard_map_per_device(partial(common_pages, cache.page_tokens), (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)
         shared_A = common(length_A, page_table_AN)
         return cls(cache, page_table_AN, start_A, length_A, order_A, argsort(order_A), shared_A)
 
@@ -121,7 +122,7 @@ class CacheView:
         cache, pools = self.cache, (CACHE_AXES, CACHE_AXES)
         write = shard_map_per_device(
             write,
-            (*pools, BUFFER_AXES, BUFFER_AXES, TABLE, ROW, ROW),
+            (*pools, BUFFER_AXES, BUFFER_AXES, TABLE_AXES, CHUNK_AXES, CHUNK_AXES),
             pools,
             (cache.k_LPKHE.shape, cache.v_LPKEH.shape),
         )
@@ -147,7 +148,7 @@ class CacheView:
 
         attention = shard_map_per_device(
             attend,
-            (query_axes, CACHE_AXES, CACHE_AXES, (), TABLE, ROW, ROW, ROW, ROW),
+            (query_axes, CACHE_AXES, CACHE_AXES, (), TABLE_AXES, CHUNK_AXES, CHUNK_AXES, CHUNK_AXES, CHUNK_AXES),
             OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
             OnlineSoftmax._make((q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape)),
         )
@@ -225,7 +226,7 @@ class DecodeCache:
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
         pools, buffers = (CACHE_AXES,) * 2, (BUFFER_AXES,) * 2
-        axes = (angles, angles, heads, kv, kv, *pools, *buffers, TABLE, (), TABLE, ROW)
+        axes = (angles, angles, heads, kv, kv, *pools, *buffers, TABLE_AXES, (), TABLE_AXES, CHUNK_AXES)
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
         view, buffer, cache = self.view, self.buffer, self.view.cache
         arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ)
@@ -276,7 +277,7 @@ def copy_pages(cache: Cache, source_A: Array, target_A: Array) -> Cache:
 
         return jax.lax.fori_loop(0, source_A.shape[0], copy_page, x_LP)
 
-    copy = shard_map_per_device(copy, (CACHE_AXES, ROW, ROW), CACHE_AXES)
+    copy = shard_map_per_device(copy, (CACHE_AXES, CHUNK_AXES, CHUNK_AXES), CACHE_AXES)
     k_LPKHE, v_LPKEH = (copy(x_LP, source_A, target_A) for x_LP in (cache.k_LPKHE, cache.v_LPKEH))
     return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
 

@@ -17,7 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memsearcher_jax.model.attention import NEG_INF, OnlineSoftmax
+from memsearcher_jax.model.attention import NEG_INF, OnlineSoftmax, einsum_f32
 
 GROUP_HEADS = 8
 """Chunks are computed in groups with up to this many (chunk, kv head) pairs, so that one waits less for another."""
@@ -217,7 +217,7 @@ def _attention_kernel(
         acc_KMH, size = scale_KM1 * acc_RKMH[r], score_KMC.shape[2] // len(values)
         for i, value in enumerate(values):
             part_KMC = weight_KMC[..., i * size : (i + 1) * size].astype(value.dtype)
-            acc_KMH += _einsum(f"KMC,{v_axes}->KMH", part_KMC, value)
+            acc_KMH += einsum_f32(f"KMC,{v_axes}->KMH", part_KMC, value)
         max_RKM1[r] = max_KM1
         sum_RKM1[r] = scale_KM1 * sum_RKM1[r] + jnp.sum(weight_KMC, axis=-1, keepdims=True)
         acc_RKMH[r] = acc_KMH
@@ -248,8 +248,8 @@ def _attention_kernel(
             k_RKWH[r], v_RKWH[r] = key_KWH, value_KWH
             cos_MH, sin_MH = (jnp.concatenate([x_WH] * (M // W)) if W > 1 else x_WH for x_WH in (cos_WH, sin_WH))
             rotated_RKMH[r] = _rotate(q_RKMH[r], cos_MH, sin_MH).astype(rotated_RKMH.dtype)
-            attend(r, _einsum("KMH,KWH->KMW", rotated_RKMH[r], key_KWH), token_MW <= query_MW, [value_KWH])
-            score_KMJ = _einsum("KMH,KJH->KMJ", rotated_RKMH[r], new.k_RKJH[r])
+            attend(r, einsum_f32("KMH,KWH->KMW", rotated_RKMH[r], key_KWH), token_MW <= query_MW, [value_KWH])
+            score_KMJ = einsum_f32("KMH,KJH->KMJ", rotated_RKMH[r], new.k_RKJH[r])
             attend(r, score_KMJ, new.visible_R1J[r] > 0, [new.v_RKJH[r]])
         q_RKMH = rotated_RKMH
 
@@ -263,7 +263,7 @@ def _attention_kernel(
         copies(group, block, buffer, lambda copy: copy.wait())
         entry_1C = block * block_pages * E + jax.lax.broadcasted_iota(jnp.int32, (1, block_pages * E), 1)
         for r in range(R):
-            scores_KME = [_einsum("KMH,KHE->KME", q_RKMH[r], k_buffers[buffer, r, i]) for i in range(block_pages)]
+            scores_KME = [einsum_f32("KMH,KHE->KME", q_RKMH[r], k_buffers[buffer, r, i]) for i in range(block_pages)]
             values, v_axes = [v_buffers[buffer, r, i] for i in range(block_pages)], "KCH" if H >= LANES else "KHC"
             attend(r, jnp.concatenate(scores_KME, axis=-1), entry_1C < length_A[group * R + r], values, v_axes)
         buffer_1[0] = 1 - buffer
@@ -384,7 +384,7 @@ def _append_kernel(
 
 def _place(subscripts: str, new_KWH: Array, place: Array) -> Array:
     precision = jax.lax.Precision.HIGHEST if new_KWH.dtype == jnp.float32 else None
-    return _einsum(subscripts, new_KWH, place.astype(new_KWH.dtype), precision=precision)
+    return einsum_f32(subscripts, new_KWH, place.astype(new_KWH.dtype), precision=precision)
 
 
 def _copy_all(copies: Sequence[Any]) -> None:
@@ -397,7 +397,3 @@ def _copy_all(copies: Sequence[Any]) -> None:
 def _as_stored(v_LPK: Array, head_size: int) -> Array:
     """The values with the last dimensions as the compiler stores them, [E, H] or [H, E]; and back."""
     return v_LPK if head_size >= LANES else jnp.swapaxes(v_LPK, 3, 4)
-
-
-def _einsum(subscripts: str, *operands: Array, **options: Any) -> Array:
-    return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32, **options)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.stages import Lowered, Wrapped
+from jax.stages import Wrapped
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.axes import AXIS_RULES, MESH_AXES, Axes, partition_spec
@@ -92,12 +92,7 @@ def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
 
 def reshard_params(params: Params, shardings: Params, dtype: str) -> Params:
     """A copy of `params` in `dtype` with these shardings over the same devices."""
-    return _jit_cast(shardings)(params, dtype=dtype)
-
-
-def lower_reshard_params(params: Params, shardings: Params, dtype: str) -> Lowered:
-    """The program of `reshard_params`; `params` may be shapes."""
-    return _jit_cast(shardings).lower(params, dtype=dtype)
+    return cast_program(shardings)(params, dtype=dtype)
 
 
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
@@ -135,7 +130,8 @@ def _by_host(devices: Sequence[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
-def _jit_cast(shardings: Params) -> Wrapped:
+def cast_program(shardings: Params) -> Wrapped:
+    """(params, dtype=...) -> a copy of the weights in that type, with these shardings."""
     return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)
 
 

@@ -188,7 +188,8 @@ def tensors(config: ModelConfig) -> list[Tensor]:
     specs = {param_path(path): spec for path, spec in jax.tree.leaves_with_path(qwen.param_specs(config))}
 
     def tensor(path: str, layer: int | None = None) -> Tensor:
-        shape = _tensor_shape(specs[path])
+        whole = _tensor_slices(specs[path], [range(size) for size in specs[path].shape])
+        shape = tuple(part.stop for part in whole)
         return Tensor(NAMES[path].format(layer), path, layer, shape, math.prod(shape) * specs[path].dtype.itemsize)
 
     stacked = [path for path in NAMES if path.startswith("layers.") and path in specs]
@@ -208,10 +209,6 @@ def read_shard(files: Files, path: str, spec: ParamSpec, index: tuple[slice, ...
         name = NAMES[path].format(layer)
         layer_shard[...] = files[name].get_slice(name)[slices].reshape(layer_shard.shape)
     return shard
-
-
-def _tensor_shape(spec: ParamSpec) -> tuple[int, ...]:
-    return tuple(part.stop for part in _tensor_slices(spec, [range(size) for size in spec.shape]))
 
 
 def _tensor_slices(spec: ParamSpec, ranges: list[range]) -> tuple[slice, ...]:

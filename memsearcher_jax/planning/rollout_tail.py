@@ -1,9 +1,9 @@
 """How long the rollout of a step takes until its last trajectory has ended, with and without `rl.carry_over`.
 
-Tokens divided by throughput know no tail: the contexts of a trajectory follow one another, however many slots there
-are. The simulation runs the schedule of training itself (`rl/carry_over.py`) on a driver whose contexts take a given
-time instead of being sampled. While decoding is bound by memory, a token takes the same time in any slot, whatever the
-others do. Trajectories are drawn independently; in a run those of one problem are more alike.
+Total tokens divided by throughput ignores the slowest trajectories: the contexts of a trajectory follow one another,
+however many slots there are. The simulation runs the schedule of training itself (`rl/carry_over.py`) on a driver whose
+contexts take a given time instead of being sampled. While decoding is bound by memory, a token takes the same time in
+any slot, whatever the others do. Trajectories are drawn independently; in a run those of one problem are more alike.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWork
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
+STEPS = 40  # whose mean is taken
+
 
 @dataclass(frozen=True)
 class SimulatedStep:
@@ -38,11 +40,9 @@ def sampled_tokens(scored: Iterable[ScoredTrajectory]) -> list[list[int]]:
     return [[sum(context.sampled) for context in one.trajectory.contexts] for one in scored if one.trajectory.contexts]
 
 
-def drawn_tokens(
-    trajectories: int, *, max_turns: int, mean_tokens: float, max_tokens: int, seed: int = 0
-) -> list[list[int]]:
+def drawn_tokens(trajectories: int, *, max_turns: int, mean_tokens: float, max_tokens: int) -> list[list[int]]:
     """As `sampled_tokens`, drawn: any number of turns is as likely, and lengths are exponential, cut at a limit."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     turns = rng.integers(1, max_turns, trajectories, endpoint=True)
     return [np.clip(rng.exponential(mean_tokens, count), 1, max_tokens).astype(int).tolist() for count in turns]
 
@@ -57,26 +57,22 @@ def context_seconds(
     ]
 
 
-def mean_step(
-    seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig, steps: int = 40
-) -> SimulatedStep:
-    """The mean of some steps of `simulate`, without those in which nothing is carried yet, or no longer."""
+def mean_step(seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig) -> SimulatedStep:
+    """The mean of STEPS steps of `simulate`, without those in which nothing is carried yet, or no longer."""
     edge = settings.carry_over + 1
-    settings = replace(settings, steps=steps + 2 * edge)
+    settings = replace(settings, steps=STEPS + 2 * edge)
     simulated = simulate(seconds, slots=slots, hosts=hosts, settings=settings)[edge:-edge]
     return SimulatedStep(*np.mean([astuple(step) for step in simulated], axis=0).tolist())
 
 
-def simulate(
-    seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig, seed: int = 0
-) -> list[SimulatedStep]:
+def simulate(seconds: Sequence[Sequence[float]], *, slots: int, hosts: int, settings: RLConfig) -> list[SimulatedStep]:
     """`settings.steps` steps of one of the hosts; its trajectories are drawn from those whose contexts take `seconds`.
 
     Raises ValueError without any, or where one has no context.
     """
     if not seconds or not all(seconds):
         raise ValueError("there are no trajectories to draw from, or one of them has no context")
-    driver = _SimulatedDriver(seconds, slots, seed)
+    driver = _SimulatedDriver(seconds, slots)
     carried = carry_over.nothing_carried(0, settings.prompts_per_step).share(0, hosts)
     key, steps = jax.random.key(0), []
     for step in range(settings.steps):
@@ -102,7 +98,6 @@ class _SimulatedDriver:
 
     seconds: Sequence[Sequence[float]]
     slots: int
-    seed: int
 
     def run_while(
         self,
@@ -110,13 +105,13 @@ class _SimulatedDriver:
         params: Params,
         key: jax.Array,
         *,
-        goes_on: Callable[[], bool],
+        should_continue: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
         queue = deque((job, paused.contexts) for job, paused in jobs)
         running: list[tuple[float, int, Job, tuple[Context, ...]]] = []  # by the end of the context
         now, busy, interrupted, context = 0.0, 0.0, 0.0, Context((), (), (), version)
-        while (running or queue) and goes_on():
+        while (running or queue) and should_continue():
             while queue and len(running) < self.slots:
                 job, contexts = queue.popleft()
                 end = now + self._plan(job)[len(contexts)]
@@ -126,7 +121,7 @@ class _SimulatedDriver:
             busy += (end - now) * (len(running) + 1)
             now = end
             if len(contexts) == len(plan):
-                yield job, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts, "")
+                yield job, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts)
             else:
                 heapq.heappush(running, (now + plan[len(contexts)], number, job, contexts))
         for end, _, job, contexts in running:
@@ -140,5 +135,5 @@ class _SimulatedDriver:
 
     def _plan(self, job: Job) -> Sequence[float]:
         step, index = map(int, job.problem.id.split("/"))
-        rng = np.random.default_rng([self.seed, step, index, job.rollout])
+        rng = np.random.default_rng([0, step, index, job.rollout])
         return self.seconds[int(rng.integers(len(self.seconds)))]

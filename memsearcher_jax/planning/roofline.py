@@ -127,7 +127,7 @@ def matmul_params(model: ModelConfig) -> float:
 
 def matmul_param_bytes(model: ModelConfig) -> float:
     """Their size in compute_dtype."""
-    return matmul_params(model) * (2 if model.compute_dtype == "bfloat16" else 4)
+    return matmul_params(model) * model.compute_itemsize
 
 
 def contexts_per_step(config: RunConfig, workload: Workload) -> float:
@@ -183,9 +183,16 @@ def attention_pairs_per_row(config: RunConfig, workload: Workload) -> float:
 
 
 def training_phases(
-    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, *, tensor: int, sent_bytes: Mapping[str, float]
+    config: RunConfig,
+    workload: Workload,
+    tpu_slice: TpuSlice,
+    *,
+    tensor: int,
+    sent_bytes: Mapping[str, float],
+    data: int = 1,
 ) -> list[Phase]:
-    """The phases after the rollout. `sent_bytes`: of one device per micro-batch, by program."""
+    """The phases after the rollout. `tensor`, `data`: sizes of these mesh axes. `sent_bytes`: of one device per
+    micro-batch, by program."""
     model, training = config.model, config.training
     micro_rows, count = training.minibatch_rows // training.grad_accum_steps, microbatches_per_step(config, workload)
     device_rows = micro_rows * count / tpu_slice.devices  # fractional if "tensor" splits rows
@@ -202,7 +209,8 @@ def training_phases(
         )
     passes = 2 if model.remat == "none" else 3
     updates = updates_per_step(config, workload)
-    optimizer_bytes = 28 * matmul_params(model) / tpu_slice.devices * updates  # weights, moments and gradient
+    # Weights, moments and gradient; adapters have next to none.
+    optimizer_bytes = 0 if model.lora_rank else 28 * matmul_params(model) * data / tpu_slice.devices * updates
     flops_per_device, sent = device_rows * training_flops(model, flops), sent_bytes.get("update", 0) * count
     phases.append(tpu_slice.phase("update", flops_per_device, passes * gathered + optimizer_bytes, sent))
     return phases
@@ -244,7 +252,7 @@ def sampling_phases(
     prefill_calls = prefilled / (sampling.prefill_buckets[-1] * (host_devices // sampling.tensor))
     cached_tokens = workload.context_tokens * 0.75  # of a context, on average while it decodes
     read_entries = cached_tokens + sampling.page_tokens / 2  # whole pages
-    cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * 2 * read_entries
+    cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * read_entries
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
     logits = tokens * model.vocab_size / host_devices
 

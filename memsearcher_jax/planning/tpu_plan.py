@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -116,9 +117,11 @@ def find_topology(name: str) -> Topology:
     generation, _, shape = name.partition(":")
     if generation not in CHIPS:
         raise ValueError(f"--topology {name}: begin it with one of {', '.join(f'{name}:' for name in CHIPS)}")
+    if not re.fullmatch(r"\d+(x\d+)*", shape):
+        raise ValueError(f"--topology {name}: give the chips along each axis, such as {generation}:4x8")
+    lengths = [int(length) for length in shape.split("x")]
     try:
         devices = topologies.get_topology_desc(name, platform="tpu").devices
-        lengths = [int(length) for length in shape.split("x")]
         # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
         coords = [device.coords for device in devices if device.process_index == devices[0].process_index]
         host_shape = "x".join(str(len(set(values))) for values in list(zip(*coords, strict=True))[: len(lengths)])
@@ -214,7 +217,7 @@ def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     # The sampler has released its old weights and its slots.
     shardings = sharding.per_host_shardings(model, local, tuple(meshes.train.devices.flat))
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    lowered = sharding.lower_reshard_params(weights, shardings, model.compute_dtype)
+    lowered = sharding.cast_program(shardings).lower(weights, dtype=model.compute_dtype)
     arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
     yield _compile("publish", lowered, memory.training - arguments, 0.0, hlo)
 
@@ -308,7 +311,7 @@ class Candidate:
         """The config with the settings of this candidate."""
         training = replace(config.training, seq_len=self.seq_len)
         config = replace(config, mesh=self.mesh, model=replace(config.model, remat=self.remat), training=training)
-        return with_rows(config, self.rows, math.prod(vars(self.mesh).values()))
+        return with_rows(config, self.rows, self.mesh.data * self.mesh.fsdp * self.mesh.tensor)
 
     def needs_more_memory_than(self, other: Candidate) -> bool:
         """Whether it certainly needs at least as much: the same mesh, as many tokens, and as much saved for each."""
@@ -339,13 +342,17 @@ def candidates(config: RunConfig, workload: Workload, tpu_slice: TpuSlice) -> li
 
 
 def min_row_bytes(config: RunConfig) -> float:
-    """At least so much is saved per row for the backward pass: each layer's input, and what the remat policy names."""
+    """A lower bound of the bytes saved per row for the backward pass: each layer's input, and what the policy names."""
     model, saved = config.model, REMAT[::-1].index(config.model.remat)
     heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
     # Split over the axis "tensor". "none" saves all four arrays of the feed-forward block.
     split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved])
-    itemsize = 2 if model.compute_dtype == "bfloat16" else 4
-    return itemsize * model.layers * config.training.seq_len * (model.embed_size + split / config.mesh.tensor)
+    return (
+        model.compute_itemsize
+        * model.layers
+        * config.training.seq_len
+        * (model.embed_size + split / config.mesh.tensor)
+    )
 
 
 def _meshes(config: RunConfig, devices: int) -> Iterator[MeshConfig]:
@@ -368,14 +375,18 @@ def _seconds(config: RunConfig, workload: Workload, tpu_slice: TpuSlice) -> floa
     all_gather = param_bytes * (mesh.fsdp - 1) / mesh.fsdp
     # Gathered forward, and again for recomputation; gradients are scattered.
     passes = 2 if model.remat == "none" else 3
-    sent_bytes = {"update": passes * all_gather, "reference": all_gather}
-    sent_bytes["update"] += 0.0 if mesh.data == 1 else 2 * 2 * param_bytes / mesh.fsdp
-    phases = roofline.training_phases(config, workload, tpu_slice, tensor=mesh.tensor, sent_bytes=sent_bytes)
+    forwards = bool(training.kl_coefficient) + (training.old_logprobs != "sampler")
+    sent_bytes = {"update": passes * all_gather, "reference": forwards * all_gather}
+    if mesh.data > 1 and not model.lora_rank:
+        sent_bytes["update"] += 2 * 2 * param_bytes / mesh.fsdp
+    phases = roofline.training_phases(
+        config, workload, tpu_slice, tensor=mesh.tensor, data=mesh.data, sent_bytes=sent_bytes
+    )
     # Tensor parallelism: two all-reduces of activations per layer and pass. Unlike gathers, which run ahead, they wait
     # for a product, and the next product waits for them.
     rows = training.minibatch_rows // training.grad_accum_steps // (mesh.data * mesh.fsdp)
     layer_inputs = min_row_bytes(replace(config, model=replace(model, remat="nothing_saveable"))) * rows
     all_reduce = 2 * 2 * (mesh.tensor - 1) / mesh.tensor * layer_inputs
-    passes += bool(training.kl_coefficient) + (training.old_logprobs != "sampler")
+    passes += forwards
     waiting = passes * all_reduce * roofline.microbatches_per_step(config, workload)
     return math.fsum(phase.seconds for phase in phases) + tpu_slice.phase("", 0, 0, waiting).links

@@ -62,7 +62,7 @@ class Context:
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, of which at most all but the last are cached."""
         self.logprob_C[length:], self.log_kept_C[length:], self.sampled_C[length:] = 0.0, 0.0, False
-        self.length, self.cached = length, min(self.cached, length - 1)
+        self.length, self.cached, self.lost = length, min(self.cached, length - 1), min(self.lost, length - 1)
 
     def generate(self, max_tokens: int, find_stop: FindStop | None) -> None:
         """Starts a generation after the last token."""

@@ -69,9 +69,9 @@ def decode(
         call.rng_stream_A2
     )
     # The numbers of all positions that this call may draw for: fewer operations than step by step.
-    position_AX = call.length_A[:, None] + jnp.arange((steps + 1) * window)
-    key_AX = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_A, position_AX)
-    uniform_AX = jax.vmap(jax.vmap(jax.random.uniform))(key_AX)
+    position_AJ = call.length_A[:, None] + jnp.arange(steps * window)
+    key_AJ = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_A, position_AJ)
+    uniform_AJ = jax.vmap(jax.vmap(jax.random.uniform))(key_AJ)
     # One rule for each column of the window, in the order of the flattened logits.
     rules = [jnp.repeat(rule_A, window) for rule_A in (call.temperature_A, call.top_k_A, call.top_p_A)]
 
@@ -100,15 +100,16 @@ def decode(
         logits_ATV = qwen.logits(qwen.output_embedding(params, model), hidden_ATD)
         position_AT = length_A[:, None] + column_T
         offset_A1 = position_AT[:, :1] - call.length_A[:, None]
-        uniform_AT = jnp.take_along_axis(uniform_AX, offset_A1 + column_T, axis=1)
+        uniform_AT = jnp.take_along_axis(uniform_AJ, offset_A1 + column_T, axis=1)
         drawn = sample(logits_ATV.reshape(-1, logits_ATV.shape[-1]), uniform_AT.reshape(-1), *rules)
         token_AT, logprob_AT, log_kept_AT = (x.reshape(position_AT.shape) for x in drawn)
 
         is_stop_AT = jnp.isin(token_AT, jnp.array(stop_ids, jnp.int32))
         is_finite_AT = jnp.isfinite(logprob_AT)
         accepted_AT = segment_AT & accepted(token_AT, draft_AW, is_stop_AT | ~is_finite_AT)
+        accepted_AT &= column_T < remaining_A[:, None]
         finite_A &= ~jnp.any(accepted_AT & ~is_finite_AT, axis=1)
-        accepted_AT &= is_finite_AT & (column_T < remaining_A[:, None])
+        accepted_AT &= is_finite_AT
         count_A = jnp.sum(accepted_AT, axis=1, dtype=jnp.int32)
         continues_A = finite_A & ~jnp.any(accepted_AT & is_stop_AT, axis=1)
 

@@ -18,9 +18,10 @@ ROWS, LANES = 8, 128
 COLUMNS = 16
 """Registers that one loop iteration reads, so that their operations overlap."""
 
-ZEROS = (((ROWS, 1), jnp.float32), ((ROWS, 1), jnp.int32), ((ROWS, LANES), jnp.float32))
-
 VMEM_BYTES = 64 << 20
+
+ORDERED_MINUS_INF, ORDERED_INF = -0x7F800001, 0x7F800000
+"""The bits of the infinities, as `largest_threshold` orders them."""
 
 
 def draw(
@@ -30,7 +31,6 @@ def draw(
     top_k_S: Array,
     top_p_S: Array,
     *,
-    largest_threshold: Callable[[tuple[int, ...], Callable[[Array], Array]], Array],
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
     """(token_S, logprob_S, log_kept_S), as `logits.sample` describes."""
@@ -44,7 +44,7 @@ def draw(
     )
     block = (X, ROWS, V + lanes)
     drawn_S3 = pl.pallas_call(
-        partial(_kernel, vocab=V, largest_threshold=largest_threshold),
+        partial(_kernel, vocab=V),
         out_shape=jax.ShapeDtypeStruct((S + rows, 3), jnp.float32),
         grid=((S + rows) // ROWS,),
         in_specs=[pl.BlockSpec(block, lambda i: (0, i, 0)), pl.BlockSpec((ROWS, 4), lambda i: (i, 0))],
@@ -65,7 +65,6 @@ def _kernel(
     weight_XRV: Any,
     *,
     vocab: int,  # columns of each of the X blocks that are no padding
-    largest_threshold: Callable[[tuple[int, ...], Callable[[Array], Array]], Array],
 ):
     X, _, V = logits_XRV.shape
     uniform_R1, temperature_R1, top_k_R1, top_p_R1 = (rules_R4[:, i : i + 1] for i in range(4))
@@ -165,7 +164,7 @@ def _kernel(
         is_found_R1 = jnp.where(sum_R1 + added_R1 > target_R1, 1, is_found_R1)
         return sum_R1 + added_R1, is_found_R1, *kept
 
-    zero_R1, no_R1, zero_RC = (jnp.zeros(shape, dtype) for shape, dtype in ZEROS)
+    zero_R1, no_R1, zero_RC = jnp.zeros((ROWS, 1)), jnp.zeros((ROWS, 1), jnp.int32), jnp.zeros((ROWS, LANES))
     *_, before_R1, first_R1, weight_RC, scaled_RC = scan_columns(
         locate, (zero_R1, no_R1, zero_R1, no_R1, zero_RC, zero_RC)
     )
@@ -180,5 +179,30 @@ def _kernel(
     drawn_R1 = jnp.sum(jnp.where(lane_RC == lane_R1, scaled_RC, 0.0), axis=1, keepdims=True)
     token_R1 = jnp.where(is_greedy_R1, greedy_R1, first_R1 + lane_R1)
     drawn_R3[:, :1] = token_R1.astype(jnp.float32)
-    drawn_R3[:, 2:] = jnp.where(is_greedy_R1, 0.0, jnp.log(kept_R1 / sum_R1 * mass_R1))
+    truncates_R1 = jnp.maximum(threshold_k_R1, threshold_p_R1) > -jnp.inf
+    drawn_R3[:, 2:] = jnp.where(truncates_R1, jnp.log(kept_R1 / sum_R1 * mass_R1), 0.0)
     drawn_R3[:, 1:2] = jnp.where(is_greedy_R1, max_R1, drawn_R1) - max_R1 - jnp.log(sum_R1)
+
+
+def largest_threshold(shape: tuple[int, ...], predicate: Callable[[Array], Array]) -> Array:
+    """The largest float32 threshold per row for which `predicate(threshold_S) -> bool_S` is true, or minus infinity.
+
+    The predicate must be true for all small thresholds and false for all large ones. The bits of a float32, read as an
+    integer with the order of negative numbers reversed, are ordered like the floats: 32 bisections are exact.
+    """
+
+    def bisect(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low_S, high_S = bounds
+        # The mean of two int32 without overflow.
+        middle_S = (low_S >> 1) + (high_S >> 1) + (low_S & high_S & 1)
+        is_true_S = predicate(_float_from_ordered(middle_S))
+        return jnp.where(is_true_S, middle_S, low_S), jnp.where(is_true_S, high_S, middle_S)
+
+    bounds = jnp.full(shape, ORDERED_MINUS_INF, jnp.int32), jnp.full(shape, ORDERED_INF, jnp.int32)
+    low_S, _ = jax.lax.fori_loop(0, 32, bisect, bounds)
+    return _float_from_ordered(low_S)
+
+
+def _float_from_ordered(ordered: Array) -> Array:
+    bits = jnp.where(ordered < 0, ordered ^ jnp.int32(0x7FFFFFFF), ordered)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -16,12 +16,10 @@ from jax import Array
 
 from memsearcher_jax.model.axes import constrain, on_tpu, shard_count, shard_map_per_device
 from memsearcher_jax.sampling import draw_kernel
+from memsearcher_jax.sampling.draw_kernel import largest_threshold
 
 BLOCK = 64
 """Tokens summed together first: one cumulative sum runs over the blocks, a second one inside the selected block."""
-
-ORDERED_MINUS_INF, ORDERED_INF = -0x7F800001, 0x7F800000
-"""The bits of the infinities, as `largest_threshold` orders them."""
 
 
 def sample(
@@ -53,7 +51,7 @@ def sample(
 
 def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array, Array]:
     if on_tpu():
-        return draw_kernel.draw(jnp.swapaxes(logits_SXV, 0, 1), *per_row, largest_threshold=largest_threshold)
+        return draw_kernel.draw(jnp.swapaxes(logits_SXV, 0, 1), *per_row)
     return draw(logits_SXV.reshape(len(logits_SXV), -1), *per_row)
 
 
@@ -82,7 +80,7 @@ def draw(
     )
     token_logit_S1 = jnp.take_along_axis(logits_SV, token_S[:, None], axis=-1)
     logprob_S1 = token_logit_S1 - max_S1 - jnp.log(sum_S)[:, None]
-    return token_S, logprob_S1[:, 0], jnp.where(is_greedy_S, 0.0, jnp.log(kept_S / sum_S))
+    return token_S, logprob_S1[:, 0], jnp.where(truncates_S, jnp.log(kept_S / sum_S), 0.0)
 
 
 def inverse_cdf(weight_SV: Array, uniform_S: Array) -> Array:
@@ -145,27 +143,3 @@ def truncate(logits_SV: Array, top_k_S: Array, top_p_S: Array) -> Array:
 
     threshold_S = threshold(top_p_S < 1.0, holds_nucleus)
     return jnp.where(at_least(probability_SV, threshold_S), logits_SV, -jnp.inf)
-
-
-def largest_threshold(shape: tuple[int, ...], predicate: Callable[[Array], Array]) -> Array:
-    """The largest float32 threshold per row for which `predicate(threshold_S) -> bool_S` is true, or minus infinity.
-
-    The predicate must be true for all small thresholds and false for all large ones. The bits of a float32, read as an
-    integer with the order of negative numbers reversed, are ordered like the floats: 32 bisections are exact.
-    """
-
-    def bisect(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low_S, high_S = bounds
-        # The mean of two int32 without overflow.
-        middle_S = (low_S >> 1) + (high_S >> 1) + (low_S & high_S & 1)
-        is_true_S = predicate(_float_from_ordered(middle_S))
-        return jnp.where(is_true_S, middle_S, low_S), jnp.where(is_true_S, high_S, middle_S)
-
-    bounds = jnp.full(shape, ORDERED_MINUS_INF, jnp.int32), jnp.full(shape, ORDERED_INF, jnp.int32)
-    low_S, _ = jax.lax.fori_loop(0, 32, bisect, bounds)
-    return _float_from_ordered(low_S)
-
-
-def _float_from_ordered(ordered: Array) -> Array:
-    bits = jnp.where(ordered < 0, ordered ^ jnp.int32(0x7FFFFFFF), ordered)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)

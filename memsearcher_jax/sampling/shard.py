@@ -1,4 +1,4 @@
-"""The contexts and pages of one data-parallel replica: who may run, who waits for pages, who gives them back.
+"""The contexts and pages of one data-parallel replica: which contexts run, wait for pages, or are preempted.
 
 A context with a generation to make *runs* while it holds pages for it, else it *waits*. Waiting contexts are admitted
 in the order in which they were opened, while pages are free. If a running context needs a page and none is free, the
@@ -61,13 +61,13 @@ class Shard:
         """Keeps the first `length` tokens of a context, and the pages that hold them."""
         context.truncate(length)
         full, tail = divmod(context.cached, self.pool.page_tokens)
-        if tail and full < len(context.pages) and self.pool.is_shared(context.pages[full]):
+        if tail and self.pool.is_shared(context.pages[full]):
             tail = 0  # another context needs the rest of this page
         kept = full + (tail > 0)
         self.pool.release(context.pages[kept:])
         del context.pages[kept:]
-        context.cached = min(context.cached, full * self.pool.page_tokens + tail)
-        if tail and context.pages:
+        context.cached = full * self.pool.page_tokens + tail
+        if tail:
             self.pool.truncate(context.pages[full], tail)
 
     def grow(self) -> None:

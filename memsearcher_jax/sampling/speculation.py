@@ -21,8 +21,9 @@ def propose(ids_SC: Array | None, length_S: Array, draft_tokens: int) -> tuple[A
     """(draft_SW int32, drafted_S int32): the tokens after the previous occurrence of the context's last NGRAM tokens.
 
     Only the first `drafted_S` of the W = `draft_tokens` columns are drafts: none where there is no such occurrence.
+    `ids_SC` is None where nothing is to be drafted.
     """
-    if draft_tokens == 0 or ids_SC is None:
+    if ids_SC is None:
         return jnp.zeros((*length_S.shape, 0), jnp.int32), jnp.zeros_like(length_S)
     S, C = ids_SC.shape
     column_C = jnp.arange(C)

@@ -18,8 +18,8 @@ class TrainingConfig:
     seq_len: Count = 8_192
     """Length T of a packed row; every context must fit into one."""
     minibatch_contexts: Count = 640
-    """Contexts per optimiser step: the contexts of a step are shared evenly by as many updates as that makes. An update
-    has at least one micro-batch of rows, and never more than minibatch_rows."""
+    """Contexts per optimiser step: a step makes ceil(contexts / minibatch_contexts) updates of about equal size. An
+    update has at least one micro-batch of rows, and never more than minibatch_rows."""
     minibatch_rows: Count = 256
     """Most packed rows per optimiser step; rows that stay empty cost nothing."""
     grad_accum_steps: Count = 1
@@ -68,7 +68,7 @@ class TrainingConfig:
     """Count top-p and top-k of the sampler as part of the sampling policy: the probability of a token, where it is a
     denominator of the ratio or of the importance weight, is divided by that of the set that was kept."""
     kl_coefficient: NonNegative = 0.001
-    """Weight of the k3 divergence from the initial weights; 0: no reference model."""
+    """Weight of the k3 divergence from the initial weights, with LoRA from those in model.path; 0: no reference."""
     offload_reference: bool = False
     """Keep the reference model in the pinned memory of the host between uses. With LoRA it is the frozen base of every
     update, and stays on the devices."""

@@ -139,7 +139,7 @@ def _prefix_groups(
     mask = PackedMask(seq_len)
     limits = np.array([_first_trained(example) - 1 for example in examples])
     width = min(int(limits.max()), mask.max_prefix)
-    # Behind its limit no two are equal.
+    # From its limit on, each example has an id of its own, so that no two agree there.
     ids = np.repeat(-1 - np.arange(len(examples), dtype=np.int32)[:, None], width, axis=1)
     for index, (example, limit) in enumerate(zip(examples, limits, strict=True)):
         ids[index, :limit] = example.ids[: min(limit, width)]
@@ -193,12 +193,14 @@ def _assign_rows(
     Rows of a micro-batch have similar numbers, so that its devices compute equally many logits.
     """
     num_microbatches = -(-len(trained) // micro_rows)
-    rows_U = np.array([len(part) for part in np.array_split(np.arange(num_microbatches), updates)]) * micro_rows
+    rows_per_update = (
+        np.array([len(part) for part in np.array_split(np.arange(num_microbatches), updates)]) * micro_rows
+    )
     # Each mini-batch takes rows at even distances, jittered, from the list sorted by trained tokens.
-    turn = np.concatenate([(np.arange(rows) + rng.random(rows)) / rows for rows in rows_U])
-    update_of_rank = np.repeat(np.arange(updates), rows_U)[np.argsort(turn)]
+    turn = np.concatenate([(np.arange(rows) + rng.random(rows)) / rows for rows in rows_per_update])
+    update_of_rank = np.repeat(np.arange(updates), rows_per_update)[np.argsort(turn)]
     row_of_rank = np.empty(len(update_of_rank), np.int64)
-    for update, rows in enumerate(rows_U):
+    for update, rows in enumerate(rows_per_update):
         microbatch = np.arange(rows) // micro_rows
         device = rng.permuted(np.tile(np.arange(micro_rows), (rows // micro_rows, 1)), axis=1).ravel()
         # `microbatches.split` is strided: neighbouring rows belong to different micro-batches.

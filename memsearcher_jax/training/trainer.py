@@ -100,7 +100,7 @@ class Trainer:
         probabilities = []
         with jax.set_mesh(self.mesh):
             for batch in self._pack(examples, rng).split(self.config.minibatch_rows):
-                logprob_BT = _gather(self.logprob_fn(params, self._shard(batch)))
+                logprob_BT = multihost_utils.process_allgather(self.logprob_fn(params, self._shard(batch)), tiled=True)
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
                     probabilities.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
         return np.concatenate(probabilities)
@@ -175,7 +175,8 @@ def make_trainer(
 
 
 def reports_mismatch(config: TrainingConfig, method: str) -> bool:
-    """Whether the update's log-probabilities are those to compare with the sampler's: no other program has some."""
+    """Whether the mismatch metrics come from the update: with old_logprobs sampler no other program computes the
+    trainer's log-probabilities."""
     return method == "grpo" and config.old_logprobs == "sampler"
 
 
@@ -190,7 +191,8 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
     sampler_X, number_X, log_kept_X = (
         np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT, batch.log_kept_BT)
     )
-    diff_X = np.abs(_gather(logprob_BT)[mask_BT] - sampler_X).astype(np.float64)
+    trainer_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
+    diff_X = np.abs(trainer_BT[mask_BT] - sampler_X).astype(np.float64)
     if not len(diff_X):
         return {"logprob_diff_mean": 0.0, "logprob_diff_max": 0.0}
     turn_X = np.minimum(number_X + 1, LAST_TURN)
@@ -201,13 +203,6 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
         **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
         "kept_mass": float(np.exp(log_kept_X.astype(np.float64)).mean()),
     }
-
-
-def _gather(x: jax.Array) -> np.ndarray:
-    """The whole array on every host. Collective."""
-    if not x.is_fully_addressable:
-        return multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)
 
 
 def check_offload(config: TrainingConfig, mesh: Mesh) -> None:

@@ -26,7 +26,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path, capsys
 def test_the_command_needs_a_directory_to_write(tmp_path, capsys):
     with pytest.raises(SystemExit):
         import_gguf.main([str(tmp_path / "x.gguf")])
-    assert "--out is missing" in capsys.readouterr().err
+    assert "missing: --out" in capsys.readouterr().err
 
 
 @pytest.fixture

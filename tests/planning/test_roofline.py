@@ -80,6 +80,15 @@ def test_training_time_is_that_of_its_flops():
     assert again.compute / update.compute == pytest.approx(4 / 3, rel=0.1)
 
 
+def test_every_replica_updates_its_copy_of_the_state_and_adapters_have_next_to_none():
+    def memory(model=CONFIG.model, data=1):
+        config = replace(CONFIG, model=model)
+        return roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={}, data=data)[-1].memory
+
+    lora = memory(replace(CONFIG.model, lora_rank=8))
+    assert memory(data=4) - lora == pytest.approx(4 * (memory() - lora))
+
+
 def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
     def names(config):
         return [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={})]

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.sampling import draw_kernel, logits
-from memsearcher_jax.sampling.logits import largest_threshold
+from memsearcher_jax.sampling.draw_kernel import largest_threshold
 
 
 def truncate(logits_SV, top_k, top_p):
@@ -187,10 +187,14 @@ def test_the_kernel_draws_the_same(X, V):
     uniform_S = rng.random(S).astype(np.float32)
     uniform_S[3] = 1 - 2.0**-24
     token_S, *scores = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
-    kernel = jax.jit(partial(draw_kernel.draw, largest_threshold=largest_threshold, interpret=True))
+    kernel = jax.jit(partial(draw_kernel.draw, interpret=True))
     drawn = [np.asarray(x) for x in kernel(np.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)]
     token_S, *scores = (np.asarray(x) for x in (token_S, *scores))
     np.testing.assert_array_equal(drawn[0][: bad[0]], token_S[: bad[0]])
     np.testing.assert_allclose(drawn[1], scores[0], rtol=1e-5)
     np.testing.assert_allclose(drawn[2][: bad[0]], scores[1][: bad[0]], rtol=1e-5, atol=1e-6)
     assert np.isnan(drawn[1][bad[0] :]).all()
+    # Rows without a rule record no set: their exact zeros are left out of what hosts exchange and of the files.
+    temperature_S, top_k_S, top_p_S = (np.asarray(rule_S)[: bad[0]] for rule_S in rules_S)
+    whole_S = (temperature_S == 0) | ((top_k_S == 0) | (top_k_S >= X * V)) & (top_p_S >= 1)
+    assert whole_S.any() and not scores[1][: bad[0]][whole_S].any() and not drawn[2][: bad[0]][whole_S].any()
