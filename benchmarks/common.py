@@ -123,21 +123,11 @@ def random_params(model: ModelConfig, mesh) -> dict:
 def transformers_model(model: ModelConfig):
     """The same architecture in transformers, with random weights. Needs the extra `parity`."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from memsearcher_jax.model.hf_config import config_json
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=model.vocab_size,
-        hidden_size=model.embed_size,
-        intermediate_size=model.ffn_size,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        max_position_embeddings=model.max_positions,
-        rope_theta=model.rope_theta,
-        tie_word_embeddings=model.tie_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return Qwen2ForCausalLM(config).to(getattr(torch, model.param_dtype)).eval()
+    settings = config_json(model) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    return AutoModelForCausalLM.from_config(config).to(getattr(torch, model.param_dtype)).eval()

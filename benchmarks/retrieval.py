@@ -106,17 +106,17 @@ def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list
     """Vectors of a corpus and its questions, and the share of supporting titles that each search method finds."""
     config = RetrievalConfig(corpus=str(wiki / "corpus.jsonl"), encoder=encoder)
     load = partial(text_encoder.load, config)
-    folder = cache / wiki.name
+    folder, name = cache / wiki.name, Path(encoder).name
     methods = {
-        "MiniLM exact": replace(config, index_type="exact"),
-        "MiniLM ScaNN": config,
+        f"{name} exact": replace(config, index_type="exact"),
+        f"{name} ScaNN": config,
         "BM25": replace(config, method="bm25"),
         "hybrid": replace(config, method="hybrid"),
     }
     open_searcher(config, folder, (), load)  # builds the index if it is missing
     questions = {
-        name: list(map(json.loads, (wiki / name / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
-        for name in QUESTIONS
+        dataset: list(map(json.loads, (wiki / dataset / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
+        for dataset in QUESTIONS
     }
     searchers = {method: open_searcher(settings, folder, (), load) for method, settings in methods.items()}
     source = searchers["hybrid"].source
@@ -125,12 +125,12 @@ def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list
         searchers[f"hybrid, links x {weight:g}"] = Searcher(replace(source, retriever=retriever))
     table = []
     for method, searcher in searchers.items():
-        shares = {name: _support(searcher, rows) for name, rows in questions.items()}
+        shares = {dataset: _support(searcher, rows) for dataset, rows in questions.items()}
         table.append({"method": method} | shares)
-        print(f"{method:18}", "  ".join(f"{name} {share:.3f}" for name, share in shares.items()), flush=True)
+        print(f"{method:18}", "  ".join(f"{dataset} {share:.3f}" for dataset, share in shares.items()), flush=True)
     queries_QD = load(encoder).queries([row["question"] for rows in questions.values() for row in rows])
-    vectors_RD = searchers["MiniLM exact"].source.retriever.index.vectors_RD
-    return Dataset(f"{wiki.name}, MiniLM", vectors_RD, queries_QD), table
+    vectors_RD = searchers[f"{name} exact"].source.retriever.index.vectors_RD
+    return Dataset(f"{wiki.name}, {name}", vectors_RD, queries_QD), table
 
 
 def _support(searcher: Searcher, rows: Sequence[dict]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import resource
 import statistics
 import sys
 import tempfile
@@ -38,7 +39,6 @@ from memsearcher_jax.types import Problem, StopReason, Stream, TokenCounter, Tra
 STORY_CHUNKS = 130
 FIRST_SEED = 10_000_000  # of the stories; no policy has seen them
 WARM_UP = 20  # chunks whose time and memory are not looked at
-PAGE = 4_096
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Read(cli.Command):
 
 
 @dataclass(frozen=True)
-class Long:
+class LongStream:
     """A stream, and by the text of each of its questions the sentence that answers it."""
 
     problem: Problem
@@ -69,7 +69,7 @@ class Long:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChunkMeasurement:
     """What was seen when a chunk was about to be read."""
 
     began: float  # processor seconds of all threads: the reply to the chunk before is there
@@ -96,7 +96,7 @@ def measure(config: RunConfig, tokens: int, items: int) -> dict[str, str]:
     long = long_stream(config.data.streams, tokens, tokenizer)
     with tempfile.TemporaryDirectory() as workspace:
         run = setup.prepare(config, Path(workspace), training=False, questions=[long.problem])
-    driver, marks = setup.make_driver(run, evaluation=True), list[Mark]()
+    driver, marks = setup.make_driver(run, evaluation=True), list[ChunkMeasurement]()
     settings = {"agent": config.agent, "config": config.memalpha, "prompts": run.prompts, "token_counter": tokenizer}
     start = partial(memalpha, **settings, initial=memory_of(items, config.memalpha.core_tokens, tokenizer))
     driver = replace(driver, make_workflow=lambda one: with_marks(start(one.stream), marks))
@@ -115,7 +115,7 @@ def measure(config: RunConfig, tokens: int, items: int) -> dict[str, str]:
     )
 
 
-def long_stream(settings: SyntheticStreamConfig, tokens: int, token_counter: TokenCounter) -> Long:
+def long_stream(settings: SyntheticStreamConfig, tokens: int, token_counter: TokenCounter) -> LongStream:
     """Stories joined until they have `tokens` tokens, without the questions that two sentences answer."""
     stories, held = list[Story](), 0
     while held < tokens:
@@ -129,7 +129,7 @@ def long_stream(settings: SyntheticStreamConfig, tokens: int, token_counter: Tok
     questions = [question for story in stories for question in story.questions if occurrences[question.text] == 1]
     chunks = [chunk for story in stories for chunk in story.stream.chunks]
     problem = Problem.of_stream("long", Stream(SOURCE, tuple(chunks), tuple(questions)))
-    return Long(problem, {statement.question.text: statement.text for statement in statements})
+    return LongStream(problem, {statement.question.text: statement.text for statement in statements})
 
 
 def memory_of(items: int, core_tokens: int, token_counter: TokenCounter) -> Memory:
@@ -141,7 +141,7 @@ def memory_of(items: int, core_tokens: int, token_counter: TokenCounter) -> Memo
     return memory
 
 
-def with_marks(workflow: Workflow, marks: list[Mark]) -> Workflow:
+def with_marks(workflow: Workflow, marks: list[ChunkMeasurement]) -> Workflow:
     """The same workflow; records time and resident memory before each of its contexts."""
     answer = None
     while True:
@@ -150,7 +150,7 @@ def with_marks(workflow: Workflow, marks: list[Mark]) -> Workflow:
             request = workflow.send(answer)
         except StopIteration as end:
             return end.value
-        marks.append(Mark(began, time.thread_time() - busy, resident_bytes()))
+        marks.append(ChunkMeasurement(began, time.thread_time() - busy, resident_bytes()))
         answer = yield request
 
 
@@ -176,18 +176,18 @@ def context_rows(trajectory: Trajectory) -> dict[str, str]:
     }
 
 
-def time_rows(marks: Sequence[Mark]) -> dict[str, str]:
+def time_rows(marks: Sequence[ChunkMeasurement]) -> dict[str, str]:
     whole = [(after.began - before.began) * 1e3 for before, after in itertools.pairwise(marks[WARM_UP:])]
     host = [mark.host_seconds * 1e3 for mark in marks[WARM_UP:]]
     return {
         "processor time of a chunk, median of the first and of the last third": first_and_last_third(
             whole, statistics.median, "{:.1f} ms"
         ),
-        "of it the workflow on the host": first_and_last_third(host, statistics.median, "{:.2f} ms"),
+        "host part of it, the workflow": first_and_last_third(host, statistics.median, "{:.2f} ms"),
     }
 
 
-def memory_rows(trajectory: Trajectory, marks: Sequence[Mark]) -> dict[str, str]:
+def memory_rows(trajectory: Trajectory, marks: Sequence[ChunkMeasurement]) -> dict[str, str]:
     """Growth of the process while it reads, and the sizes of the values that explain it."""
     outcome, seen = trajectory.outcome, set[int]()
     held_bytes(trajectory.problem, seen)  # was there before
@@ -199,11 +199,12 @@ def memory_rows(trajectory: Trajectory, marks: Sequence[Mark]) -> dict[str, str]
     }
     fifths = [marks[place].resident for place in np.linspace(WARM_UP, len(marks) - 1, 6).astype(int)]
     read_part = (len(marks) - WARM_UP) / len(marks)
+    held = sum(sizes.values()) * read_part
     growth = ", ".join(f"{(after - before) / 1e6:.1f}" for before, after in itertools.pairwise(fifths))
     return {
         "resident memory after the first chunks and at the end": f"{fifths[0] / 1e6:,.0f}, {fifths[-1] / 1e6:,.0f} MB",
-        "by which it grew in each fifth of the stream": f"{growth} MB",
-        "what the trajectory holds of that": f"{sum(sizes.values()) * read_part / 1e6:.1f} MB",
+        "growth in each fifth of the stream": f"{growth} MB",
+        "part of this growth that the trajectory's objects account for": f"{held / 1e6:.1f} MB",
         **{f"- {name}": f"{size / 1e6:.1f} MB" for name, size in sizes.items()},
     }
 
@@ -220,21 +221,20 @@ def index_rows(trajectory: Trajectory, retriever: EvidenceRetriever) -> dict[str
     }
 
 
-def question_rows(long: Long, retriever: EvidenceRetriever) -> dict[str, str]:
+def question_rows(long: LongStream, retriever: EvidenceRetriever) -> dict[str, str]:
     """Fractions of questions whose answering sentence is in the memory, and is retrieved."""
     stored = {item.text for store in ITEM_STORES for item in retriever.memory.items(store)}
-    parts = thirds(retriever.stream.questions)
-    sentences = [[long.sentences[question.text] for question in part] for part in parts]
-    found = [
-        [sentence in retriever.retrieve(question.text) for question, sentence in zip(part, some, strict=True)]
-        for part, some in zip(parts, sentences, strict=True)
+    questions_by_third = thirds(retriever.stream.questions)
+    retrieved = [
+        [long.sentences[question.text] in retriever.retrieve(question.text) for question in questions]
+        for questions in questions_by_third
     ]
-    about = f"of {len(retriever.stream.questions)} questions, about each third of the stream,"
+    about = f"of {len(retriever.stream.questions)} questions, by thirds of the stream:"
     return {
-        f"{about} what answers them is in the memory word for word": shares(
-            [[sentence in stored for sentence in some] for some in sentences]
+        f"{about} the answering sentence is in the memory word for word": shares(
+            [[long.sentences[question.text] in stored for question in questions] for questions in questions_by_third]
         ),
-        "and is found": shares(found),
+        "and is retrieved": shares(retrieved),
     }
 
 
@@ -243,7 +243,7 @@ def answer_rows(trajectory: Trajectory, grade: Callable[[Trajectory], float]) ->
     stream = trajectory.problem.stream
     asked = [replace(stream, questions=part) for part in thirds(stream.questions)]
     scores = [grade(replace(trajectory, problem=Problem.of_stream("long", one))) for one in asked]
-    return {"and is answered": ", ".join(f"{score:.2f}" for score in scores)}
+    return {"and is answered correctly": ", ".join(f"{score:.2f}" for score in scores)}
 
 
 def thirds(values: Sequence[Any]) -> list[Any]:
@@ -256,10 +256,10 @@ def shares(several: Sequence[Sequence[bool]]) -> str:
     return ", ".join(f"{statistics.fmean(some):.2f}" for some in several)
 
 
-def first_and_last_third(values: Sequence[float], mean: Callable[[Sequence[float]], float], form: str) -> str:
+def first_and_last_third(values: Sequence[float], mean: Callable[[Sequence[float]], float], template: str) -> str:
     """The mean of the first third and of the last."""
     first, _, last = thirds(values)
-    return f"{form.format(mean(first))}, {form.format(mean(last))}"
+    return f"{template.format(mean(first))}, {template.format(mean(last))}"
 
 
 def milliseconds(do: Callable[[], object]) -> float:
@@ -270,7 +270,7 @@ def milliseconds(do: Callable[[], object]) -> float:
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def held_bytes(value: object, seen: set[int]) -> int:

@@ -13,7 +13,6 @@ from memsearcher_jax.types import (
     FinishReason,
     Generate,
     Outcome,
-    Passage,
     Problem,
     Prompt,
     Query,
@@ -123,10 +122,3 @@ class NumberTokenizer:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split()))
-
-
-class OnePassageIndex:
-    """Returns the same passage for every query: the observations are in the plans."""
-
-    def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
-        return [[Passage("0", "")] for _ in queries]

@@ -20,8 +20,9 @@ def qwen(model: ModelConfig, *, tensor: int, grad_accum_steps: int) -> RunConfig
     A host decodes up to 256 contexts in the memory of 64 complete ones: 2,048 tokens each, of which they need 1,340 on
     average. 16 tokens per call keep the decode buffer of 256 slots, and with it all temporary memory, below 0.1 GB.
 
-    662 steps are one epoch of the 169,615 training questions of NQ and HotpotQA, 256 per step; for other data set
-    `--rl.epochs 1`. An update has the original's 640 contexts: seven updates per step with 3.5 contexts per trajectory.
+    662 steps are one epoch of the 169,615 training questions of NQ and HotpotQA, 256 per step; for other data,
+    set `--rl.epochs 1`. An update has the original's 640 contexts: seven updates per step with 3.5 contexts per
+    trajectory.
     """
     return RunConfig(
         published_model=True,

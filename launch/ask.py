@@ -20,6 +20,7 @@ from rich.console import Console
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report import console as show
@@ -52,7 +53,7 @@ class Ask(cli.Command):
     """Directory to keep the answer, data and index in; it must be new. Default: nothing is kept."""
     human: bool = False
     """Write the replies yourself instead of a model."""
-    files: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    files: cli.Directory = None
     """memalpha: read the Markdown, text, HTML and PDF files of this directory into a memory, and answer from it."""
 
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
         outcome = answer(problem, console)
     show.show_end(outcome, problem, console, reward=None, reason="")
     if outcome.stop is StopReason.ANSWERED and not streams:
-        show.show_sources(outcome, cli.RULES.normalize, console)
+        show.show_sources(outcome, normalize, console)
     result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
     outputs.write_json(flags.out and flags.out / "answer.json", result)

@@ -39,7 +39,7 @@ from memsearcher_jax.runtime.run_dir import INDEX, is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
-RULES = MemoryRules(reward.normalize, protocol.memory)  # how reports measure memories
+MEMORY_RULES = MemoryRules(reward.normalize, protocol.memory)  # how reports measure memories
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
 INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
@@ -293,7 +293,8 @@ def unknown_flag(word: str, kind: Any) -> str:
         hint = "settings are written --section.field value" if has_settings else "--help lists all flags"
         return f"unexpected argument {word!r}: {hint}"
     name = word.split("=")[0]
-    fields = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    fields = [one.name for one in fields if "Positional" not in str(one.type)]
     flags = [*fields, *settings(RunConfig())] if has_settings else fields
     written = name.replace("-", "_").replace("__", "--", 1)
     close = difflib.get_close_matches(written, [f"--{flag}" for flag in flags if flag != "run"], n=1)

@@ -19,12 +19,11 @@ from rich.console import Console
 
 from memsearcher_jax.agent.reward import answer_scores
 from memsearcher_jax.config import differences, settings
-from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluations, show_comparison
 from memsearcher_jax.report.console import make_table, safe_text
-from memsearcher_jax.report.evaluation import RESULTS_FILE
+from memsearcher_jax.report.evaluation import read_results
 from memsearcher_jax.report.expected import (
     CheckedMetric,
     check_metrics,
@@ -37,7 +36,7 @@ from memsearcher_jax.runtime.card import card_differences, read_card
 from memsearcher_jax.runtime.run_dir import read_run_config
 
 PUBLISHED = "published.toml"  # in the directory of the presets
-FREE = ("seed", "model.path", "evaluation.", "mesh.")  # settings that may differ from the preset without a remark
+IGNORED_SETTINGS = ("seed", "model.path", "evaluation.", "mesh.")  # may differ from the preset without a remark
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
             )
             show_card_differences(different, console)
             return
-        first, second = read_evaluations(flags.first, flags.second, cli.RULES, answer_scores)
+        first, second = read_evaluations(flags.first, flags.second, cli.MEMORY_RULES, answer_scores)
         comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
         outputs.write_json(flags.json, comparison.to_json() | {"seed": flags.seed})
     show_comparison(comparison, console, max_questions=flags.show)
@@ -98,16 +97,13 @@ def check_expected(folder: Path, preset: str, console: Console) -> list[CheckedM
 
     Raises ValueError or OSError for a folder without results, or with settings for which nothing is published.
     """
-    config, file = read_run_config(folder), folder / RESULTS_FILE
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
-    results = parse_object(str(file), file.read_bytes())
+    config, results = read_run_config(folder), read_results(folder)
     streams = {name: group["accuracy"] for name, group in results.get("streams", {}).items()}
     experiment = find_experiment(read_experiments(cli.PRESETS / PUBLISHED), preset, settings(config))
     checked = check_metrics(experiment, results["metrics"] | streams)
     show_checked(checked, console)
     changed = [name for name, *_ in differences(cli.load_preset(preset), config)]
-    if other := [name for name in changed if not name.startswith(FREE) and name not in experiment.settings]:
+    if other := [name for name in changed if not name.startswith(IGNORED_SETTINGS) and name not in experiment.settings]:
         console.print(f"settings that differ from {preset}: {', '.join(other)}")
     return checked
 

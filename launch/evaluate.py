@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
         if sweeps:
             sweep.run(flags, Console(highlight=False), job)
             return
-        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, until=job, shard=shard, hosts=hosts)
+        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, locks=job, shard=shard, hosts=hosts)
         if hosts.first:
             outputs.write_json(flags.json, evaluated.result)
         evaluated.show()  # last: everything is written, should this fail
@@ -151,12 +151,12 @@ def evaluate(
     out: Path | None,
     *,
     resume: bool,
-    until: contextlib.ExitStack,
+    locks: contextlib.ExitStack,
     workspace: Path | None = None,
     shard: tuple[int, int] = (0, 1),
     hosts: Hosts | None = None,
 ) -> Evaluated:
-    """Runs one evaluation in `out`, which is locked from then on `until` that stack closes, and writes its results.
+    """Runs one evaluation in `out`, which is locked until `locks` closes, and writes its results.
 
     `workspace` keeps data and index; default: `out`. This process answers `shard` (index, count) of the questions. With
     several `hosts` the first one writes the results. Errors of the user exit in one line.
@@ -164,9 +164,9 @@ def evaluate(
     with cli.one_line_errors(), contextlib.ExitStack() as startup:
         if resume and out:
             require_same_evaluation(out, config)
-            until.enter_context(outputs.output_lock(out, shard))
+            locks.enter_context(outputs.output_lock(out, shard))
         else:
-            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", until=until, shard=shard))
+            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks, shard=shard))
 
         # JAX takes seconds to import; --help and errors do not need it.
         from memsearcher_jax.rl import evaluate as evaluation
@@ -183,13 +183,15 @@ def evaluate(
         index = cli.reusable_index(config)
         run = hosts.in_turn(lambda: setup.prepare(settings, workspace or out, training=False, index=index))
         share, folder, problems = evaluation.Shard(*shard), out / TRAJECTORIES, evaluation.evaluation_problems(run)
-        evaluation.forget_lost(folder, share)
+        evaluation.drop_lost_trajectories(folder, share)
         done = evaluation.read_summaries(folder, problems, share)
-        jobs = evaluation.missing_jobs(problems, [id for id in done if not done[id].stop.is_fault], share)
+        # Rows of other shards that were lost count as missing on every host, whoever has removed them by now.
+        answered = [id for id in done if not done[id].stop.is_fault]
+        jobs = evaluation.missing_jobs(problems, answered, share)
         streams = WORKFLOWS[config.agent.workflow].reads_streams
         answers: Iterator[tuple[str, TrajectorySummary]] = iter(())
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
-        if jobs or (hosts.count > 1 and len(done) < len(problems)):
+        if jobs or (hosts.count > 1 and len(answered) < len(problems)):
             params = setup.publish(run, init_state.initial_params(run))
             driver = setup.make_driver(run, evaluation=True)
             reward_fn = init_state.open_reward_fn(run, evaluation=True)
@@ -197,6 +199,8 @@ def evaluate(
             answers = evaluation.evaluate_to_folder(run, driver, params, jobs, folder, share, reward_fn, chunk)
         if hosts.first:
             cli.print_skipped(run.problems)
+            if len(answered) < len(problems):
+                (out / RESULTS_FILE).unlink(missing_ok=True)  # of the evaluation that lost these questions
             if not resume:
                 outputs.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)

@@ -21,15 +21,13 @@ class ImportGGUF:
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """GGUF file of a Qwen2, Qwen3 or Llama model; quantised weights become float32."""
-    out: cli.Directory = None
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory to write; it must be new."""
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(ImportGGUF, argv)
-        if flags.out is None:
-            raise ValueError("--out is missing: give the directory to write")
         with outputs.new_output_dir(flags.out, "import") as out:
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.model import gguf_file

@@ -37,9 +37,9 @@ def main() -> None:
 
 
 def run_command(argv: Sequence[str]) -> None:
-    name, *rest = [*argv, ""]
+    name, rest = (argv[0], argv[1:]) if argv else ("", ())
     if name in COMMANDS:
-        sys.argv = [f"memsearcher {name}", *rest[:-1]]  # tyro prints the first word as the program's name
+        sys.argv = [f"memsearcher {name}", *rest]  # tyro prints the first word as the program's name
         importlib.import_module(f"memsearcher_jax.launch.{COMMANDS[name][0]}").main(sys.argv[1:])
         return
     usage = "\n".join(f"    {command:<16} {summary}" for command, (_, summary) in COMMANDS.items())

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax import file_lock
+from memsearcher_jax.jsonl import encode_floats
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.runtime.run_dir import is_run, is_vacant
 
 
 @contextlib.contextmanager
 def new_output_dir(
-    out: Path | None, kind: str, until: contextlib.ExitStack | None = None, shard: tuple[int, int] = (0, 1)
+    out: Path | None, kind: str, locks: contextlib.ExitStack | None = None, shard: tuple[int, int] = (0, 1)
 ) -> Iterator[Path]:
     """The directory to write: `out`, or a dated one under runs/, locked as by `output_lock`.
 
-    The lock is released at the end of the block, or of `until`. If the block raises, what it wrote is removed.
+    The lock is released at the end of the block, or when `locks` closes. If the block raises, what it wrote is removed.
     Raises ValueError or OSError if another process writes there, or if the directory is not empty.
     """
     folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -41,7 +42,7 @@ def new_output_dir(
             on_error.callback(_remove_all_but, folder, set(folder.iterdir()))
         yield folder
         on_error.pop_all()
-        (until or on_error).push(lock)
+        (locks or on_error).push(lock)
 
 
 def require_vacant(folder: Path) -> None:
@@ -64,6 +65,8 @@ def require_writable(file: Path, flag: str) -> None:
     """Raises OSError if the file that `flag` names cannot be written after the work."""
     if file.is_dir():
         raise IsADirectoryError(f"{flag} {file} is a directory: choose a file")
+    if file.exists() and not file.is_file():  # as root the rename at the end would replace a device
+        raise OSError(f"{flag} {file} is no regular file: choose another")
     folder = next(folder for folder in file.absolute().parents if folder.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise OSError(f"{flag} {file} cannot be written: {folder} is not a writable directory")
@@ -79,18 +82,19 @@ def output_lock(folder: Path, shard: tuple[int, int] = (0, 1), *, wait: float = 
     # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
     lock = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
     busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
-    with contextlib.ExitStack() as locks:
-        locks.enter_context(file_lock.locked(lock, busy, shared=count > 1, wait=wait))
+    with contextlib.ExitStack() as held:
+        held.enter_context(file_lock.locked(lock, busy, shared=count > 1, wait=wait))
         if count > 1:
             busy = busy.replace("--out", f"shard {index}/{count} of --out")
-            locks.enter_context(file_lock.locked(lock.with_name(f"{lock.name}.{index}"), busy, wait=wait))
+            held.enter_context(file_lock.locked(lock.with_name(f"{lock.name}.{index}"), busy, wait=wait))
         yield
 
 
 def write_json(file: Path | None, result: dict[str, Any]) -> None:
-    """Writes the result for --json atomically."""
+    """Writes the result for --json atomically; "?" for lone surrogates, which UTF-8 cannot represent."""
     if file:
-        atomic_write(file, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(encode_floats(result), indent=2, ensure_ascii=False, allow_nan=False)
+        atomic_write(file, f"{text}\n".encode(errors="replace"))
 
 
 def _remove_all_but(folder: Path, kept: set[Path]) -> None:

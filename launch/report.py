@@ -48,7 +48,8 @@ def follow(run: Path, out: Path, write: Callable[..., object]) -> None:
     """Writes the page whenever the run has advanced, until it has ended."""
     written = None
     while not has_ended(run):
-        if written != (written := state(run)):
+        if (current := state(run)) != written:
+            written = current
             write(reload_seconds=RELOAD_SECONDS)
             print(f"{out}: written; Ctrl-C ends", file=sys.stderr, flush=True)
         time.sleep(FOLLOW_SECONDS)
@@ -64,7 +65,7 @@ def has_ended(run: Path) -> bool:
 
 def state(run: Path) -> dict[Path, int]:
     """The size of each file that the page shows."""
-    files = [run / METRICS_FILE, *(run / "trajectories").glob("*")]
+    files = [run / METRICS_FILE, *(run / "trajectories").glob("*.jsonl.gz")]
     return {file: file.stat().st_size for file in files if file.exists()}
 
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
         if out.suffix != ".html":
             raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
         shown = {"compare": flags.compare, "max_trajectories": flags.max_trajectories}
-        write = partial(write_page, flags.run, out, cli.RULES, **shown)
+        write = partial(write_page, flags.run, out, cli.MEMORY_RULES, **shown)
         if flags.follow:
             follow(flags.run, out, write)
         counts = write()

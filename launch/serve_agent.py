@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 
         from memsearcher_jax.serving.app import make_app
 
-        name = flags.name or Path(flags.run.model.path).name
+        name = flags.name or Path(flags.run.model.path).resolve().name.partition("@")[0]  # of the Hub: NAME@COMMIT
         run_server(make_app(agent, name, key, flags.host), flags.limits, listener, f"the agent {name}")
 
 

@@ -32,7 +32,7 @@ class SplitQuestions:
 
     files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE")]
     """Questions in FlashRAG's layout: DATASET/SPLIT.jsonl, with supporting pages in the metadata."""
-    out: cli.Directory = None
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory to write; it must be new."""
     questions: QuestionKind = "all"
     """Questions to use, see data.questions."""
@@ -57,8 +57,6 @@ class SplitQuestions:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(SplitQuestions, argv)
-        if flags.out is None:
-            raise ValueError("--out is missing: give the directory to write")
         problems = [with_source(problem, file.parent.name) for file in flags.files for problem in read_problems(file)]
         problems = [problem for problem in problems if of_kind(problem, flags.questions)]
         test, tune, train = split(problems, (flags.test, flags.tune), flags.seed)

@@ -45,6 +45,8 @@ class SubsetStreams:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(SubsetStreams, argv)
+        if not flags.files:
+            raise ValueError("FILE is missing: give at least one file of streams")
         outputs.require_new_file(flags.out)
 
         from memsearcher_jax.rl.tokenizer import ChatTokenizer

@@ -25,6 +25,7 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.report.plots import running_mean
 from memsearcher_jax.report.sweep import SweepPoint, show_sweep, write_sweep_page
 from memsearcher_jax.runtime.run_dir import is_run, write_run_config
 
@@ -75,11 +76,11 @@ def is_sweep(folder: Path | None) -> bool:
     return folder is not None and (folder / SWEEP_FILE).is_file()
 
 
-def run(flags: Evaluate, console: Console, until: contextlib.ExitStack) -> None:
-    """Evaluates every value, then writes and prints the table. --out is locked `until` that stack closes."""
+def run(flags: Evaluate, console: Console, locks: contextlib.ExitStack) -> None:
+    """Evaluates every value, then writes and prints the table. --out is locked until `locks` closes."""
     from memsearcher_jax.launch.evaluate import evaluate
 
-    sweep, configs, out = open_sweep(flags, until)
+    sweep, configs, out = open_sweep(flags, locks)
     workspace = None if sweep.setting.startswith(DATA_SETTINGS) else out
     tokens = configs[sweep.values[0]].sampling.context_tokens
     if not sweep.setting.startswith("sampling.") and tokens > flags.run.sampling.context_tokens:
@@ -88,13 +89,13 @@ def run(flags: Evaluate, console: Console, until: contextlib.ExitStack) -> None:
     for value, config in configs.items():
         console.rule(f"{sweep.setting} {value}", align="left")
         folder = out / sweep.folder(value)
-        evaluated = evaluate(config, folder, resume=is_run(folder), until=until, workspace=workspace)
+        evaluated = evaluate(config, folder, resume=is_run(folder), locks=locks, workspace=workspace)
         evaluated.show()
         points.append(sweep_point(value, evaluated, config.seed))
     write_sweep(flags, sweep, out, points, f"Evaluations of {flags.run.model.path}.", console)
 
 
-def train(flags: Train, progress_type: type[Progress], console: Console, until: contextlib.ExitStack) -> None:
+def train(flags: Train, progress_type: type[Progress], console: Console, locks: contextlib.ExitStack) -> None:
     """As `run`, but trains every value, too. Finished values are not repeated."""
     from memsearcher_jax.launch import tpu_train
     from memsearcher_jax.launch.evaluate import evaluate
@@ -105,22 +106,22 @@ def train(flags: Train, progress_type: type[Progress], console: Console, until: 
             raise ValueError("--sweep evaluates every value: set data.test to files of questions")
         if flags.run.rl.method == "sft":
             raise ValueError("--sweep compares rewards: it needs rl.method grpo")
-    sweep, configs, out = open_sweep(flags, until)
+    sweep, configs, out = open_sweep(flags, locks)
     points = []
     for value, config in configs.items():
         console.rule(f"{sweep.setting} {value}", align="left")
         folder = out / sweep.folder(value)
         one = replace(flags, run=config, out=folder, resume=is_run(folder), json=None)
         tpu_train.train(one, None, progress_type)
-        trained = replace(config, model=replace(config.model, path=str(folder), tokenizer=""))
-        evaluated = evaluate(trained, folder / TEST, resume=is_run(folder / TEST), until=until)
+        trained = replace(config, model=replace(config.model, path=str(folder), tokenizer="", adapter=""))
+        evaluated = evaluate(trained, folder / TEST, resume=is_run(folder / TEST), locks=locks)
         evaluated.show()
         points.append(replace(sweep_point(value, evaluated, config.seed), curve=learning_curve(folder)))
     about = f"Training runs from {flags.run.model.path or 'random weights'}, evaluated on the test questions."
     write_sweep(flags, sweep, out, points, about, console)
 
 
-def open_sweep(flags: Evaluate | Train, until: contextlib.ExitStack) -> tuple[Sweep, dict[str, RunConfig], Path]:
+def open_sweep(flags: Evaluate | Train, locks: contextlib.ExitStack) -> tuple[Sweep, dict[str, RunConfig], Path]:
     """The sweep, the config of each value, and the locked directory, which is new or holds the same sweep."""
     with cli.one_line_errors(), contextlib.ExitStack() as startup:
         out = flags.out
@@ -129,9 +130,9 @@ def open_sweep(flags: Evaluate | Train, until: contextlib.ExitStack) -> tuple[Sw
         if flags.resume and out:
             require_same_sweep(out, sweep)
             cli.require_same_settings(out, flags.run, "sweep")
-            until.enter_context(outputs.output_lock(out))
+            locks.enter_context(outputs.output_lock(out))
         else:
-            out = startup.enter_context(outputs.new_output_dir(out, "sweep", until=until))
+            out = startup.enter_context(outputs.new_output_dir(out, "sweep", locks=locks))
             outputs.write_json(out / SWEEP_FILE, {"setting": sweep.setting, "values": sweep.values})
             write_run_config(out, flags.run)
     return sweep, configs, out
@@ -145,8 +146,6 @@ def sweep_point(value: str, evaluated: Evaluated, seed: int) -> SweepPoint:
 
 def learning_curve(folder: Path) -> tuple[float, ...]:
     """Exact match of a run's steps, or their reward, as a running mean."""
-    from memsearcher_jax.report.plots import running_mean
-
     steps = read_metrics(folder / METRICS_FILE)
     values = [step.get(MetricName.EXACT_MATCH, step[MetricName.REWARD]) for step in steps]
     return tuple(running_mean(np.array(values, float), CURVE_WINDOW).tolist())

@@ -22,9 +22,12 @@ from rich.console import Console
 
 from memsearcher_jax.config import differences, to_dict
 from memsearcher_jax.launch import cli, outputs, remote_output, sweep
+from memsearcher_jax.launch.report import has_ended
 from memsearcher_jax.report import trackers
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from memsearcher_jax.report.page.html import write_page
+from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 from memsearcher_jax.report.progress import Progress, format_metrics
 from memsearcher_jax.report.statistics import bootstrap_mean
 from memsearcher_jax.runtime import preemption
@@ -95,7 +98,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 job.enter_context(outputs.output_lock(out, wait=RESTART_SECONDS if flags.start_or_resume else 0.0))
             elif hosts.first or out is None:
                 kind = Path(flags.config or "train").stem
-                out = startup.enter_context(outputs.new_output_dir(out, kind, until=job))
+                out = startup.enter_context(outputs.new_output_dir(out, kind, locks=job))
             place = remote.address if remote else out
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
@@ -115,6 +118,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if done is not None and done >= steps:
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
+                    if not has_ended(out):  # a stop came between the last checkpoint and the report
+                        finish(out, place, remote)
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
@@ -149,13 +154,19 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 assert writer is not None, "rl.method sft runs on one host"
                 last = sft.train(run, state, out, writer, progress, hosts)
         if hosts.first:
-            write_report(out)
-            add_results(out, last_steps(out))
-            if remote:
-                with cli.one_line_errors():
-                    remote.send()
+            hint = f"; read {place}/report.html" if finish(out, place, remote) else ""
             outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
-            print(f"{place}: step {steps} done, {format_metrics(last)}; read {place}/report.html")
+            print(f"{place}: step {steps} done, {format_metrics(last)}{hint}")
+
+
+def finish(out: Path, place: object, remote: RemoteDir | None) -> bool:
+    """Writes the report and the results on the card of a trained run; returns whether there is a report."""
+    reported = write_report(out, place)
+    add_results(out, last_steps(out))
+    if remote:
+        with cli.one_line_errors():
+            remote.send()
+    return reported
 
 
 def last_steps(out: Path) -> dict[str, Any]:
@@ -182,17 +193,17 @@ def stop_in_one_line(place: object) -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def write_report(out: Path) -> None:
+def write_report(out: Path, place: object) -> bool:
     """Writes the learning curves and the report of a finished run, which a failure does not fail."""
-    from memsearcher_jax.report.page.html import write_page
-    from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-
     try:
         training_curves(out / METRICS_FILE, out / CURVES_FILE)
-        write_page(out, out / "report.html", cli.RULES, max_trajectories=REPORT_TRAJECTORIES)
+        write_page(out, out / "report.html", cli.MEMORY_RULES, max_trajectories=REPORT_TRAJECTORIES)
     except Exception as error:  # whatever is wrong with what it shows, the weights are trained
         reason = cli.printable(f"{type(error).__name__}: {error}")
-        print(f"{out}: no report ({reason}); once that is fixed: launch/report.py {out}", file=sys.stderr, flush=True)
+        hint = f"once that is fixed: launch/report.py {place}"
+        print(f"{place}: no report ({reason}); {hint}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 if __name__ == "__main__":

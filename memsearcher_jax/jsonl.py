@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,12 @@ def checked_text(where: str, name: str, value: Any) -> str:
     return value
 
 
-def id_field(where: str, row: dict[str, Any]) -> str:
-    """Return the field `id`. Published files hold text or whole numbers there: a number becomes its decimal text."""
-    value = row.get("id")
+def id_field(where: str, row: dict[str, Any], name: str = "id") -> str:
+    """Return the field `name`. Published files hold text or whole numbers there: a number becomes its decimal text."""
+    value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return text_field(where, row, "id")
+    return text_field(where, row, name)
 
 
 def encode_line(record: dict[str, Any]) -> str:
@@ -100,6 +100,15 @@ def encode_line(record: dict[str, Any]) -> str:
 def encode_float(value: float) -> float | str:
     """Return `value`, or its name in `NON_FINITE`, as `json` spells it."""
     return value if math.isfinite(value) else json.dumps(float(value))
+
+
+def encode_floats(value: Any) -> Any:
+    """`value` with `encode_float` applied to every float in its mappings and sequences."""
+    if isinstance(value, Mapping):
+        return {str(name): encode_floats(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode_floats(one) for one in value]
+    return encode_float(value) if isinstance(value, float) else value
 
 
 def decode_float(value: Any) -> float:

@@ -1,7 +1,4 @@
-"""Fakes that ship with the package, so that the whole loop runs in a test in seconds and without a file.
-
-Nothing here imports JAX but through the types it returns.
-"""
+"""Fakes that ship with the package, so that the whole loop runs in a test in seconds and without a file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 from memsearcher_jax.rl.completers import ChatService, open_openai_completer
-from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.runtime import run_dir
 from memsearcher_jax.types import Passage
 
@@ -226,6 +226,15 @@ def test_an_api_key_is_not_in_any_repr(monkeypatch):
     completer = open_openai_completer(config, section="judge", max_tokens=1, temperature=0)
     assert completer.service.headers == {"Authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(completer) + repr(config)
+
+
+def test_a_key_is_read_without_the_line_break_of_a_mounted_secret(monkeypatch):
+    monkeypatch.setenv("THE_KEY", "s3cret\n")
+    assert read_key("THE_KEY", "judge.api_key_env") == "s3cret"
+    monkeypatch.setenv("THE_KEY", "s3\ncret")
+    with pytest.raises(ValueError, match=r"judge\.api_key_env: the key has characters") as error:
+        read_key("THE_KEY", "judge.api_key_env")
+    assert "cret" not in str(error.value)
 
 
 def test_a_key_given_as_variable_name_is_not_repeated(monkeypatch):

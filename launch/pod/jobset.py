@@ -37,6 +37,7 @@ NOT_PASSED = {
     **{flag: BEFORE_DASHES for flag in ("--config", "--out")},
     **{flag: "every start resumes the run in --out" for flag in ("--resume", "--start_or_resume")},
     "--checkpoint": "give the weights with --model.path",
+    "--sweep": "it cannot write to a bucket: start one run for each value",
     "--json": "the metrics are in the run directory",
     **{flag: "run launch/tpu_train.py --help" for flag in ("--help", "-h")},
 }
@@ -80,12 +81,14 @@ class Jobset:
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, trainers = cli.split_passthrough(argv)
-        flags = cli.parse_flags(Jobset, ours)
+        own_flags, trainer_flags = cli.split_passthrough(argv)
+        flags = cli.parse_flags(Jobset, own_flags)
         if flags.dry_run and flags.manifest:
             raise ValueError("--dry_run and --manifest exclude each other: omit one")
-        check(flags, trainers)
-        jobset = manifest(flags, trainers)
+        check(flags, trainer_flags)
+        if flags.manifest:
+            outputs.require_writable(flags.manifest, "--manifest")
+        jobset = manifest(flags, trainer_flags)
         if flags.dry_run:
             print(as_shell(jobset))
         elif flags.manifest:
@@ -95,8 +98,8 @@ def main(argv: Sequence[str]) -> None:
             cli.run_program(CREATE, install_hint=INSTALL_HINT, stdin=as_json(jobset))
 
 
-def check(flags: Jobset, trainers: Sequence[str]) -> None:
-    """Checks our flags and the trainer's. Raises ValueError in one line."""
+def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
+    """Checks the flags and the trainer's. Raises ValueError in one line."""
     if not flags.image or re.search(r"\s", flags.image):
         raise ValueError(f"--image {flags.image!r}: give the image as for docker push")
     check_address(flags.out)
@@ -104,7 +107,7 @@ def check(flags: Jobset, trainers: Sequence[str]) -> None:
         if not re.fullmatch(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?", getattr(flags, name)):
             raise ValueError(f"--{name} {getattr(flags, name)!r}: give the name of a {kind}")
     check_name(flags.name, flags.slices, find_slice(flags.topology).hosts)
-    check_trainer(flags.config, trainers)
+    check_trainer(flags.config, trainer_flags)
 
 
 def check_name(name: str, slices: int, hosts: int) -> None:
@@ -125,10 +128,13 @@ def check_trainer(config: str, words: Sequence[str]) -> None:
         flag = word.split("=")[0]
         if flag in NOT_PASSED:
             raise ValueError(f"{flag} is not allowed after --: {NOT_PASSED[flag]}")
-    cli.require_inputs(cli.parse(tpu_train.Train, ["--config", config, *words]).run, questions="data.train")
+    run = cli.parse(tpu_train.Train, ["--config", config, *words]).run
+    if run.rl.method == "sft":
+        raise ValueError("rl.method sft cannot write to a bucket: train without a JobSet, with a local --out")
+    cli.require_inputs(run, questions="data.train")
 
 
-def manifest(flags: Jobset, trainers: Sequence[str]) -> dict[str, Any]:
+def manifest(flags: Jobset, trainer_flags: Sequence[str]) -> dict[str, Any]:
     """The JobSet of checked flags. Fields are those of jobset.x-k8s.io/v1alpha2."""
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -142,7 +148,7 @@ def manifest(flags: Jobset, trainers: Sequence[str]) -> dict[str, Any]:
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": failure_policy(flags.max_restarts),
             "replicatedJobs": [
-                {"name": JOB, "replicas": flags.slices, "template": {"spec": slice_job(flags, trainers)}},
+                {"name": JOB, "replicas": flags.slices, "template": {"spec": slice_job(flags, trainer_flags)}},
             ],
         },
     }
@@ -163,7 +169,7 @@ def failure_policy(max_restarts: int) -> dict[str, Any]:
     }
 
 
-def slice_job(flags: Jobset, trainers: Sequence[str]) -> dict[str, Any]:
+def slice_job(flags: Jobset, trainer_flags: Sequence[str]) -> dict[str, Any]:
     """The Job of one slice, a pod on each of its VMs. The failure of one pod ends the Job."""
     hosts = find_slice(flags.topology).hosts
     stopped = {"operator": "In", "values": [STOPPED], "containerName": CONTAINER}
@@ -179,15 +185,15 @@ def slice_job(flags: Jobset, trainers: Sequence[str]) -> dict[str, Any]:
                 {"action": "FailJob", "onExitCodes": stopped},
             ]
         },
-        "template": {"spec": pod(flags, trainers)},
+        "template": {"spec": pod(flags, trainer_flags)},
     }
 
 
-def pod(flags: Jobset, trainers: Sequence[str]) -> dict[str, Any]:
+def pod(flags: Jobset, trainer_flags: Sequence[str]) -> dict[str, Any]:
     """The pod of one VM, with all of its chips. GKE adds the environment that describes the slice."""
     slice_ = find_slice(flags.topology)
     # JobSet repeats this command at every restart.
-    args = ["--config", flags.config, "--out", flags.out, "--start_or_resume", *trainers]
+    args = ["--config", flags.config, "--out", flags.out, "--start_or_resume", *trainer_flags]
     chips = {"google.com/tpu": slice_.chips_per_host}
     claim = {"claimName": flags.data_claim, "readOnly": True}
     volumes = [{"name": "data", "persistentVolumeClaim": claim}] if flags.data_claim else []

@@ -111,8 +111,8 @@ class Ssh(Request):
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, remote = cli.split_passthrough(argv)
-        action: Create | Status | Ssh | Delete = cli.parse_flags(Create | Status | Ssh | Delete, ours)  # type: ignore
+        own_flags, remote = cli.split_passthrough(argv)
+        action: Create | Status | Ssh | Delete = cli.parse_flags(Create | Status | Ssh | Delete, own_flags)  # type: ignore
         command = gcloud(action, remote)
         if action.dry_run:
             print(shlex.join(command))

@@ -184,20 +184,12 @@ class ProblemLoader:
         if not self.problems:
             raise ValueError("there are no training problems: set data.train to a file of questions")
 
-    def batch(self, position: int, count: int, *, host: int = 0, num_hosts: int = 1) -> list[Problem]:
-        """This host's contiguous share of the problems [position, position + count) of the sequence.
-
-        Positions count the problems of all hosts together, so a run can resume on a different number of hosts.
-        """
-        if not 0 <= host < num_hosts:
-            raise ValueError(f"host {host} is not one of {num_hosts} hosts")
-        start, stop = (position + count * index // num_hosts for index in (host, host + 1))
-        size = len(self.problems)
+    def batch(self, position: int, count: int) -> list[Problem]:
+        """The problems [position, position + count) of the sequence."""
         batch: list[Problem] = []
-        while (next_position := start + len(batch)) < stop:
-            epoch, offset = divmod(next_position, size)
-            rows = self._epoch(epoch)[offset : offset + stop - next_position]
-            batch += [self.problems[int(row)] for row in rows]
+        while len(batch) < count:
+            epoch, offset = divmod(position + len(batch), len(self.problems))
+            batch += [self.problems[int(row)] for row in self._epoch(epoch)[offset : offset + count - len(batch)]]
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:

@@ -156,7 +156,7 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
     for name, values in (("num_chunks", chunks), ("num_questions", questions)):
         if row.get(name) is not None and row[name] != len(values):
             raise MalformedRow(f'{where}: field "{name}" is {row[name]}, but there are {len(values)}')
-    instance = id_field(where, {"id": row.get("instance_id")})
+    instance = id_field(where, row, "instance_id")
     stream = Stream(source, tuple(map(_replace_surrogates, chunks)), questions)
     return Problem.of_stream(f"{source}/{instance}", stream)
 

@@ -17,9 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.report.console import make_table, safe_text, shorten
-from memsearcher_jax.report.evaluation import RESULTS_FILE, WEIGHTS_FILE
+from memsearcher_jax.report.evaluation import RESULTS_FILE, WEIGHTS_FILE, read_results
 from memsearcher_jax.report.memory_quality import MemoryRules, memory_quality
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.published_results import ScoreAnswer, find_published, match_problems, read_published
@@ -41,7 +40,7 @@ class AnsweredQuestion:
     metrics: dict[str, float]  # the scores and all other metrics
 
     def to_json(self) -> dict[str, Any]:
-        return {"answer": _encodable(self.answer), "stop": self.stop.value, "scores": self.scores}
+        return {"answer": self.answer, "stop": self.stop.value, "scores": self.scores}
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ class EvaluationComparison:
         problem = self.first.questions[id].problem
         return {
             "id": id,
-            "question": _encodable(problem.question),
-            "golden_answers": [_encodable(answer) for answer in problem.golden_answers],
+            "question": problem.question,
+            "golden_answers": problem.golden_answers,
             "first": self.first.questions[id].to_json(),
             "second": self.second.questions[id].to_json(),
         }
@@ -105,12 +104,9 @@ def read_evaluation(folder: Path, rules: MemoryRules) -> FinishedEvaluation:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    file = folder / RESULTS_FILE
-    if not file.is_file():
-        if (folder / WEIGHTS_FILE).is_file():
-            raise FileNotFoundError(f"{folder} is not finished: run launch/evaluate.py --resume --out {folder}")
-        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
-    results = parse_object(str(file), file.read_bytes())
+    if (folder / WEIGHTS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
+        raise FileNotFoundError(f"{folder} is not finished: run launch/evaluate.py --resume --out {folder}")
+    results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}
     for shard in sorted((folder / "trajectories").glob("*.jsonl.gz")):
         for scored in read_trajectories(shard):
@@ -137,9 +133,10 @@ def read_evaluations(
     """
     sides: dict[Path, FinishedEvaluation] = {}
     problems: list[Problem] = []
+    published = {path: find_published(path) for path in (first, second)}
     # Files of published results come last: they have no ids of their own.
-    for path in sorted((first, second), key=lambda path: find_published(path) is not None):
-        file = find_published(path)
+    for path in sorted(published, key=lambda path: published[path] is not None):
+        file = published[path]
         sides[path] = _published_evaluation(file, problems, score) if file else read_evaluation(path, rules)
         problems = [question.problem for question in sides[path].questions.values()]
     return sides[first], sides[second]
@@ -275,11 +272,6 @@ def _answer_cell(question: AnsweredQuestion) -> Text:
     if question.stop is StopReason.ANSWERED:
         return safe_text(shorten(question.answer, MAX_ANSWER_CHARACTERS))
     return Text(question.stop.value, style="dim")
-
-
-def _encodable(text: str) -> str:
-    """`text` without lone surrogates, which a model may write and UTF-8 cannot represent."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _some_ids(evaluation: FinishedEvaluation) -> str:

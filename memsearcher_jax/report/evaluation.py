@@ -12,12 +12,14 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.report.statistics import (
     CONFIDENCE_LEVEL,
@@ -40,6 +42,14 @@ SCORES = {
 }
 """The scores of an answer, with their labels."""
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of the finished evaluation in `folder`. Raises FileNotFoundError or ValueError in one line."""
+    file = folder / RESULTS_FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
+    return parse_object(str(file), file.read_bytes())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, parse_object
 from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trackers import TrackerName, open_tracker
+from memsearcher_jax.report.trackers import TensorBoard, TrackerName, WeightsAndBiases
 
 METRICS_FILE = "metrics.jsonl"
 Metrics = dict[str, float]
@@ -46,8 +46,10 @@ class MetricsWriter:
         if resume_step is not None and path.exists():
             self._last_step = _drop_steps(path, resume_step)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close())
+        settings = settings or {}
         self._trackers = [
-            open_tracker(name, directory, resume_step=resume_step, settings=settings or {}) for name in trackers
+            TensorBoard(directory, resume_step) if name == "tensorboard" else WeightsAndBiases(directory, settings)
+            for name in trackers
         ]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -80,8 +80,8 @@ def match_problems(answers: Sequence[PublishedAnswer], problems: Sequence[Proble
     """
     known = dict(zip(question_keys(problem.question for problem in problems), problems, strict=True))
     matched = []
-    for number, (key, row) in enumerate(zip(question_keys(row.question for row in answers), answers, strict=True)):
-        problem = known.get(key) or Problem(f"{file}:{number + 1}", row.question, row.golden_answers)
+    for number, (key, row) in enumerate(zip(question_keys(row.question for row in answers), answers, strict=True), 1):
+        problem = known.get(key) or Problem(f"{file}:{number}", row.question, row.golden_answers)
         if row.golden_answers and set(row.golden_answers) != set(problem.golden_answers):
             raise ValueError(
                 f"{file}: the golden answers of question {row.question!r} are {list(row.golden_answers)} and not "

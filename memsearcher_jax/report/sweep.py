@@ -105,7 +105,8 @@ def write_sweep_page(path: Path, setting: str, points: Sequence[SweepPoint], abo
         ]
         for point in points
     ]
-    note = f"Percent with {CONFIDENCE_LEVEL:.0%} bootstrap intervals over questions; macro averages over benchmarks."
+    scored, groups = ("streams", "sources") if "accuracy" in points[0].scores else ("questions", "benchmarks")
+    note = f"Percent with {CONFIDENCE_LEVEL:.0%} bootstrap intervals over {scored}; macro averages over {groups}."
     page = string.Template(web_file("sweep.html")).substitute(
         policy=content_security_policy(style),
         style=style,
@@ -134,7 +135,7 @@ def _curves(points: Sequence[SweepPoint]) -> list[str]:
         for color, point in enumerate(points)
         if len(point.curve) > 1
     ]
-    unit = "exact match of the step's trajectories, or their reward; running mean of eight steps"
+    unit = "exact match of the step's trajectories, or their reward; running mean"
     return [line_chart("Learning curves", unit, "step", lines, y_min=0)] if lines else []
 
 
@@ -151,7 +152,7 @@ def _plot(setting: str, points: Sequence[SweepPoint], color: int, score: str) ->
         point_labels=[point.value for point in ordered],
         connected=False,
     )
-    unit = f"mean over questions, {CONFIDENCE_LEVEL:.0%} interval; labels: {setting}"
+    unit = f"mean, {CONFIDENCE_LEVEL:.0%} interval; labels: {setting}"
     return line_chart(f"{LABELS[score]} against tokens", unit, LABELS[tokens], [dots], y_min=0)
 
 

@@ -24,15 +24,6 @@ TABLE_ROWS = 32
 TABLE_COLUMNS = ("question", "golden answers", "answer", "reward", "stop", "turns", "searches", "last memory")
 
 
-def open_tracker(
-    name: TrackerName, directory: Path, *, resume_step: int | None, settings: Mapping[str, Any]
-) -> TensorBoard | WeightsAndBiases:
-    """The tracker of the run in `directory`. Raises ValueError in one line if it cannot start."""
-    if name == "tensorboard":
-        return TensorBoard(directory, resume_step)
-    return WeightsAndBiases(directory, settings)
-
-
 def check_installed(names: tuple[TrackerName, ...]) -> None:
     """Raises ValueError in one line if the library of a tracker is missing."""
     if "wandb" in names and importlib.util.find_spec("wandb") is None:

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, numbered_lines, parse_object
-from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -67,19 +66,10 @@ def step_path(directory: str | Path, step: int) -> Path:
     return Path(directory) / "trajectories" / f"step_{step:06d}.jsonl.gz"
 
 
-def write_trajectories(path: str | Path, scored: Iterable[ScoredTrajectory]) -> None:
-    """Write a file atomically, replacing an earlier one: a resumed run replays its steps.
-
-    Raises:
-        ValueError: a problem's metadata contains a value that JSON cannot represent.
-    """
-    atomic_write(Path(path), compress_trajectories(scored))
-
-
 def compress_trajectories(scored: Iterable[ScoredTrajectory]) -> bytes:
     """The content of a file; equal trajectories give equal bytes. Concatenated contents are a valid file too.
 
-    Raises ValueError as `write_trajectories` does.
+    Raises ValueError if a problem's metadata contains a value that JSON cannot represent.
     """
     content = io.BytesIO()
     # The gzip header would otherwise contain the time and the file name.

@@ -62,7 +62,7 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
-    def place(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int]:
         """Groups begin, and are trained, in this order."""
         return self.step, self.index
 
@@ -79,11 +79,18 @@ class Carried:
     groups: tuple[Group, ...] = ()  # begun and not trained, in order
 
     def share(self, index: int, count: int) -> Carried:
-        """The part of one of `count` hosts: as `ProblemLoader.batch` divides the problems of a step."""
+        """The part of one of `count` hosts: a contiguous share of the problems of a step."""
         total = len(self.next_steps)
         first, last = (total * number // count for number in (index, index + 1))
         groups = tuple(group for group in self.groups if first <= group.index < last)
         return Carried({number: self.next_steps[number] for number in range(first, last)}, groups)
+
+    def restarted(self, step: int) -> Carried:
+        """The same problems, none of whose rollouts has begun, as if the rollout of `step` had taken them up."""
+        fresh = [
+            replace(group, begun=step, rollouts=(PausedWorkflow(),) * len(group.rollouts)) for group in self.groups
+        ]
+        return replace(self, groups=tuple(fresh))
 
 
 def step_problems(loader: ProblemLoader, step: int, position: int, settings: RLConfig) -> Problems:
@@ -120,7 +127,7 @@ class Driver(Protocol):
         params: Params,
         key: jax.Array,
         *,
-        goes_on: Callable[[], bool],
+        should_continue: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, Rollout], None, RolloutStats]: ...
 
@@ -141,7 +148,7 @@ def rollout(
     groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
     due = {position for position, group in enumerate(groups) if group.begun <= step - settings.carry_over}
     complete = {position for position, group in enumerate(groups) if group.complete}
-    phase = _Phase(groups, len(carried.next_steps), step, due, complete)
+    step_rollout = _StepRollout(groups, len(carried.next_steps), step, due, complete)
     waiting = {
         _draw_number(group, copy, settings): (position, copy, one)
         for position, group in enumerate(groups)
@@ -151,7 +158,7 @@ def rollout(
     jobs = [
         (Job(number, groups[position].problem, copy), paused) for number, (position, copy, paused) in waiting.items()
     ]
-    ended = driver.run_while(jobs, params, key, goes_on=phase.goes_on, version=step)
+    ended = driver.run_while(jobs, params, key, should_continue=step_rollout.should_continue, version=step)
     with contextlib.closing(ended):
         while True:
             try:
@@ -160,9 +167,9 @@ def rollout(
                 stats = end.value
                 break
             position, copy, _ = waiting[job.number]
-            phase.put(position, copy, one)
-            notify(f"{phase.finished}/{phase.quota * settings.group_size} trajectories")
-    trained, kept = phase.divided()
+            step_rollout.record(position, copy, one)
+            notify(f"{step_rollout.finished}/{step_rollout.quota * settings.group_size} trajectories")
+    trained, kept = step_rollout.split_trained()
     next_steps = dict(carried.next_steps)
     for group in (*trained, *kept):
         next_steps[group.index] = max(next_steps[group.index], group.step + 1)
@@ -176,7 +183,7 @@ def rollout(
 
 
 @dataclass
-class _Phase:
+class _StepRollout:
     """The groups of one step's rollout: all that have begun, then those that may."""
 
     groups: list[Group]
@@ -184,14 +191,14 @@ class _Phase:
     step: int
     due: set[int]  # positions of groups that must be complete
     complete: set[int]  # positions of groups that are
-    begun: set[int] = field(default_factory=set)  # positions of groups that held slots in this phase
+    begun: set[int] = field(default_factory=set)  # positions of groups that held slots in this rollout
     finished: int = 0
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Whether the step needs more: too few groups are complete, or one that has to be is not."""
         return len(self.complete) < self.quota or not self.due <= self.complete
 
-    def put(self, position: int, copy: int, one: Rollout) -> None:
+    def record(self, position: int, copy: int, one: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
         group = self.groups[position]
         rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
@@ -201,16 +208,16 @@ class _Phase:
             self.complete.add(position)
         self.finished += isinstance(one, FinishedWorkflow)
 
-    def divided(self) -> tuple[list[Group], list[Group]]:
+    def split_trained(self) -> tuple[list[Group], list[Group]]:
         """The groups to train, those that are due first and then by their order, and those to carry on."""
-        first = sorted(self.complete, key=lambda position: (position not in self.due, self.groups[position].place))
+        first = sorted(self.complete, key=lambda position: (position not in self.due, self.groups[position].order))
         trained = set(first[: max(self.quota, len(self.due))])
         kept = [
             group
             for position, group in enumerate(self.groups)
             if position not in trained and (position in self.begun or group.begun < self.step)
         ]
-        return sorted((self.groups[position] for position in trained), key=lambda group: group.place), kept
+        return sorted((self.groups[position] for position in trained), key=lambda group: group.order), kept
 
 
 def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLConfig) -> list[Group]:
@@ -250,8 +257,12 @@ def to_text(carried: Carried, hosts: Hosts) -> str:
     return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
 
 
-def check_carried(text: str, step: int, settings: RLConfig) -> None:
-    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on in `step`."""
+def check_carried(text: str, step: int, settings: RLConfig, changed: Sequence[str] = ()) -> None:
+    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on in `step`.
+
+    `changed`: names of all settings that differ from those of the run that saved `text`. Other problems would get the
+    answers of these, and workflows would not repeat what they did.
+    """
     content = _content(text)
     next_steps, groups = content["next_steps"], content["groups"]
     group_size = len(groups[0]["rollouts"]) if groups else settings.group_size
@@ -260,6 +271,8 @@ def check_carried(text: str, step: int, settings: RLConfig) -> None:
             f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
             f"rl.group_size {group_size}: leave them"
         )
+    if groups and (names := [name for name in changed if name.startswith(("agent.", "memalpha.", "data.", "seed"))]):
+        raise ValueError(f"{names[0]} cannot change while the checkpoint carries trajectories: leave it")
     if (needed := max((step - one["begun"] for one in groups), default=0)) > settings.carry_over:
         raise ValueError(
             f"the checkpoint carries trajectories that began {needed} steps ago, and rl.carry_over is "
@@ -322,7 +335,7 @@ def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) 
         outcome = Outcome(StopReason(fields["fault"]["stop"]), error=fields["fault"]["error"])
     else:
         outcome = driver.outcome(problem, responses)
-    return FinishedWorkflow(outcome, contexts, driver.transcript(contexts), responses)
+    return FinishedWorkflow(outcome, contexts, responses)
 
 
 def _response(fields: Any) -> Response:

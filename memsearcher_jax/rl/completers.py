@@ -18,7 +18,7 @@ from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import CircuitBreaker, JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, WorkflowExecutor
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, PausedWorkflow, WorkflowExecutor
 from memsearcher_jax.types import Completion, Prompt, StopReason
 
 
@@ -43,7 +43,8 @@ class EngineCompleter:
         """
         numbers = _distinct([int.from_bytes(_digest(prompt)[:4]) for prompt in prompts])
         workflows = (
-            (number, generate_once(prompt, self.max_tokens)) for number, prompt in zip(numbers, prompts, strict=True)
+            (number, generate_once(prompt, self.max_tokens), PausedWorkflow())
+            for number, prompt in zip(numbers, prompts, strict=True)
         )
         finished = dict(self.executor.run(workflows, self.params, key, _completion))
         self.executor.engine.release()  # the update has the memory of its cache
@@ -60,8 +61,9 @@ def _distinct(numbers: Sequence[int]) -> list[int]:
     return list(seen)
 
 
-def _completion(number: int, finished: FinishedWorkflow) -> tuple[int, Completion]:
-    outcome = finished.outcome
+def _completion(number: int, ended: FinishedWorkflow | PausedWorkflow) -> tuple[int, Completion]:
+    assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
+    outcome = ended.outcome
     if outcome.stop is StopReason.ANSWERED:
         return number, Completion(outcome.answer)
     return number, Completion(error=outcome.error or outcome.stop.value)

@@ -54,7 +54,8 @@ class RLConfig:
     evaluate_every: CountOrZero = 0
     """Steps between evaluations on the test questions; 0: no evaluation during training."""
     search_timeout: Positive = 60.0
-    """Seconds after which a search has failed. The other searches of its batch are repeated one by one."""
+    """Seconds after which a batch of searches has failed; each of its searches is then repeated alone, once, with the
+    same limit."""
     max_search_outage: NonNegative = 600.0
     """Seconds for which searches are repeated while the search service answers none, before they fail; 0: they fail at
     once. Their trajectories keep their slots meanwhile."""
@@ -89,9 +90,11 @@ class CompleterConfig:
 
 def read_key(variable: str, setting: str) -> str:
     """The key in an environment variable that `setting` names. Raises ValueError if there is none."""
-    if not (secret := os.environ.get(variable)):
+    if not (secret := os.environ.get(variable, "").strip()):  # mounted secrets often end with a line break
         # The message omits the value: a user who passes the key itself must not find it in a log.
         raise ValueError(f"{setting}: the environment holds no variable of that name")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ValueError(f"{setting}: the key has characters that an HTTP header cannot have")
     return secret
 
 

@@ -75,8 +75,13 @@ def evaluate_together(
 ) -> Sequence[TrajectorySummary]:
     """`evaluate` by all hosts: the summaries of all questions on each of them; none if the run is to stop."""
     batch = None
+
+    def notify_unless_stopped(line: str) -> None:
+        hosts.check()  # rewards that are sampled take minutes
+        notify(line)
+
     with suppress(Interrupted):
-        scored = evaluate(run, driver, params, notify, reward_fn, Shard(hosts.index, hosts.count))
+        scored = evaluate(run, driver, params, notify_unless_stopped, reward_fn, Shard(hosts.index, hosts.count))
         batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
     joined = exchange(hosts, batch)
     return joined.summaries if joined else ()
@@ -103,7 +108,7 @@ def read_summaries(folder: Path, problems: Sequence[Problem], shard: Shard) -> d
     return summaries
 
 
-def forget_lost(folder: Path, shard: Shard) -> None:
+def drop_lost_trajectories(folder: Path, shard: Shard) -> None:
     """Removes the trajectories that were lost to faults from the files of this shard: their questions are asked again.
 
     Raises ValueError if a file is damaged.
@@ -117,6 +122,7 @@ def forget_lost(folder: Path, shard: Shard) -> None:
 
 def missing_jobs(problems: Sequence[Problem], done: Collection[str], shard: Shard) -> list[Job]:
     """The jobs of this shard whose questions' ids are not in `done`."""
+    done = frozenset(done)
     return [job for job in make_jobs(problems, 1) if shard.holds(job.number) and job.problem.id not in done]
 
 

@@ -12,6 +12,7 @@ import jax
 
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts
 from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.config import differences
 from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.carry_over import check_carried
 from memsearcher_jax.rl.reward_fn import RewardFn, answer_rewards
@@ -19,7 +20,7 @@ from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
 from memsearcher_jax.rl.stream_reward import open_stream_reward_fn
-from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runtime import hub, load_weights
 from memsearcher_jax.runtime.health import HealthState, RunAborted
 from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, read_run_config
 from memsearcher_jax.training import checkpoint, update
@@ -123,7 +124,8 @@ def restored_state(run: Run, folder: Path) -> RunState:
         except FileNotFoundError:  # the run was stopped before its first checkpoint
             return initial_state(run)
         if carried := meta.get("carried", ""):
-            check_carried(carried, step, run.config.rl)
+            changed = differences(hub.local(read_run_config(folder)), run.config)
+            check_carried(carried, step, run.config.rl, [name for name, *_ in changed])
         source = meta.get("initial_step")
         health = HealthState(**meta.get("health", {}))
         trainer = _after_rollbacks(run, _open_trainer(run, initial_params(run, source)), health)

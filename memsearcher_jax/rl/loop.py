@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from memsearcher_jax.agent.registry import WORKFLOWS
@@ -50,7 +49,7 @@ from memsearcher_jax.rl.rollout import RolloutDriver, group_numbers
 from memsearcher_jax.rl.setup import Run, make_driver, publish
 from memsearcher_jax.rl.stream_reward import for_evaluation
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted
-from memsearcher_jax.runtime.health import HealthMonitor
+from memsearcher_jax.runtime.health import HealthMonitor, RunAborted
 from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training.checkpoint import Checkpoints
@@ -94,35 +93,43 @@ def train(
         if not summaries:
             return {}
         test_metrics = trajectory_metrics(summaries, reads_streams=reads_streams)
-        health.evaluated(step, test_metrics[MetricName.REWARD])
+        health.record_evaluation(step, test_metrics[MetricName.REWARD])
         return {f"test/{name}": value for name, value in test_metrics.items()}
 
     def sample(
-        step: int, begins: Carried, problems: Problems, timer: Timer, refill: int = 0
+        step: int, carried: Carried, problems: Problems, timer: Timer, refill: int = 0
     ) -> tuple[RolloutBatch | None, Carried]:
-        """1 to 4: the contexts of all hosts, None if one was asked to stop, and what this host has not finished."""
-        batch, key = None, named_key(config.seed, "rollout", step)
+        """Steps 1 to 4 of the module. Returns the batch of all hosts, None if one was asked to stop, and what this host
+        carries on."""
+        batch = None
+        # Of every step: a completion in the cache of an answerer is the one that a resumed run samples anew.
+        key = named_key(config.seed, "rewards", 0)
+
+        def notify_reward(line: str) -> None:
+            hosts.check()  # rewards that are sampled take minutes
+            notify(line)
+
         with suppress(Interrupted):
             with timer("rollout"):
                 draws = rollout_key(config.seed, step, rl, refill)
-                trajectories, begins, stats = rollout(driver, begins, problems, params, draws, step, rl, notify)
+                trajectories, carried, stats = rollout(driver, carried, problems, params, draws, step, rl, notify)
             engine.release()  # rewards and the update have the memory of the sampler's cache
             with timer("rewards"):
-                rewarded = reward_fn(trajectories, key, notify)
+                rewarded = reward_fn(trajectories, key, notify_reward)
             examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
             summaries = [summarize_trajectory(one) for one in rewarded]
             kept = compress_trajectories(rewarded) if rl.save_trajectories else b""
             batch = RolloutBatch(examples, summaries, stats, kept)
         with timer("gather"):
-            return exchange(hosts, batch), begins
+            return exchange(hosts, batch), carried
 
     with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints, best=lambda: health.state.best_step) as checkpoints:
         if eval_driver and health.state.evaluated != start.step:
             # A rollback needs something to restore, and a stop may have interrupted the evaluation.
             was_due = start.step > 0 and start.step % rl.evaluate_every == 0
-            if was_due or (health.guards and health.state.best_step is None):
+            if was_due or (health.rolls_back and health.state.best_step is None):
                 evaluate(eval_driver, start.step)
-            if health.guards and checkpoints.newest is None:
+            if health.rolls_back and checkpoints.newest is None:
                 save(start.step)
         for step in range(start.step, rl.steps):
             at_step(step)
@@ -133,8 +140,8 @@ def train(
                 if not (missing := rl.prompts_per_step - batch.mixed_groups(rl.group_size).count(True)):
                     break
                 further, refills = loader.batch(position + taken, missing), refills + 1
-                begins = nothing_carried(step, missing).share(hosts.index, hosts.count)
-                more, _ = sample(step, begins, lambda _, further=further: further, timer, refills)
+                none = nothing_carried(step, missing).share(hosts.index, hosts.count)
+                more, _ = sample(step, none, lambda _, further=further: further, timer, refills)
                 batch = more and concatenate([batch, more], sum)
                 taken += missing
             if batch is None:
@@ -162,14 +169,19 @@ def train(
                 metrics |= {"refills": float(refills), "replaced_groups": float(mixed.count(False))}
             if rl.carry_over:
                 metrics |= staleness_metrics(batch.summaries, step, batch.stats)
-            metrics |= health.check(step, metrics)
+            try:
+                metrics |= health.check(step, metrics)
+            except RunAborted:
+                if writer:
+                    writer.write(step, metrics | timer.metrics)
+                raise
             if health.must_roll_back:
                 progress.note(f"step {step}: rollback to the checkpoint of step {health.state.best_step}")
                 with timer("rollback"):
                     del state, params  # the restored ones take their memory
                     trainer, state = rolled_back(run, trainer, checkpoints, health.state)
                     params = publish(run, trainer.weights(state))
-                carried = replace(carried, groups=())  # the policy that has sampled them is gone
+                carried = carried.restarted(step)  # the policy that has sampled them is gone
             if eval_driver and (step + 1) % rl.evaluate_every == 0:
                 with timer("evaluate"):
                     metrics |= evaluate(eval_driver, step + 1)

@@ -71,6 +71,8 @@ def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
         "appended_tokens": float(sampler.appended_tokens),
         "prefilled_tokens": float(sampler.prefilled_tokens),
         "prefix_hit_rate": sampler.prefix_hit_rate,
+        "preemptions": float(sampler.preempted),
+        "recomputed_tokens": float(sampler.recomputed_tokens),
         **latencies,
         **stats.device_memory,
     }

@@ -73,7 +73,6 @@ class FinishedWorkflow:
 
     outcome: Outcome
     contexts: tuple[Context, ...]
-    transcript: str  # ChatML text of the last context
     responses: tuple[Response, ...] = ()  # to all of its requests, in order
 
 
@@ -114,48 +113,32 @@ class WorkflowExecutor:
 
     def run(
         self,
-        workflows: Iterable[tuple[int, Workflow]],
-        params: Params,
-        key: jax.Array,
-        result: Callable[[int, FinishedWorkflow], Result],
-    ) -> Generator[Result, None, RolloutStats]:
-        """Yields `result(number, finished workflow)` in the order in which they end, and returns the statistics.
-
-        Each workflow comes with a number, which seeds its draws together with `key`: what it generates depends on
-        `params`, `key` and its number alone. `params` are on the engine's mesh, in its compute type. A workflow that
-        raises ends with StopReason.FAULT, one whose logits are not finite with StopReason.NOT_FINITE; a failed search
-        is a result. Every slot is free at the end, also when the caller stops early.
-        """
-
-        def finished_result(number: int, ended: FinishedWorkflow | PausedWorkflow) -> Result:
-            assert isinstance(ended, FinishedWorkflow), "nothing is paused while the rollout goes on"
-            return result(number, ended)
-
-        started = ((number, workflow, PausedWorkflow()) for number, workflow in workflows)
-        return (yield from self.run_while(started, params, key, finished_result))
-
-    def run_while(
-        self,
         workflows: Iterable[tuple[int, Workflow, PausedWorkflow]],
         params: Params,
         key: jax.Array,
         result: Callable[[int, FinishedWorkflow | PausedWorkflow], Result],
         *,
-        goes_on: Callable[[], bool] = lambda: True,
+        should_continue: Callable[[], bool] = lambda: True,
         version: int = 0,
     ) -> Generator[Result, None, RolloutStats]:
-        """As `run`, for workflows that were paused before, and only while `goes_on()`.
+        """Yields `result(number, ended workflow)` in the order in which they end, and returns the statistics.
 
-        When it returns False, the workflows under way are paused where they opened their current context, which is
-        dropped. Workflows that are still in the queue yield no result. `version` is recorded in the contexts. Workflows
-        that another thread appends to `workflows`, where that is a deque, take part.
+        Each workflow comes with a number, which seeds its draws together with `key`: what it generates depends on
+        `params`, `key` and its number alone. It begins where it was paused. `params` are on the engine's mesh, in its
+        compute type. A workflow that raises ends with StopReason.FAULT, one whose logits are not finite with
+        StopReason.NOT_FINITE; a failed search is a result. Every slot is free at the end, also when the caller stops
+        early. `version` is recorded in the contexts. Workflows that another thread appends to `workflows`, where that
+        is a deque, take part.
+
+        When `should_continue()` returns False, the workflows under way are paused where they opened their current
+        context, which is dropped. Workflows that are still in the queue yield no result.
         """
         began = time.monotonic()
         self.engine.start(params, key)
         limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
         searches = SearchExecutor[_Active](self.searcher, *limits)
         queue = workflows if isinstance(workflows, deque) else deque(workflows)
-        run = _Run(self, queue, searches, goes_on, version)
+        run = _Run(self, queue, searches, should_continue, version)
         try:
             for number, ended in run.ended():
                 yield result(number, ended)
@@ -169,19 +152,19 @@ class WorkflowExecutor:
 
 @dataclass
 class _Run:
-    """One call of `WorkflowExecutor.run_while`."""
+    """One call of `WorkflowExecutor.run`."""
 
     shared: WorkflowExecutor
     queue: deque[tuple[int, Workflow, PausedWorkflow]]
     searches: SearchExecutor[_Active]
-    goes_on: Callable[[], bool]
+    should_continue: Callable[[], bool]
     version: int
     active: dict[int, _Active] = field(default_factory=dict)  # by slot
     step_seconds: float = 0.0  # of the engine's last step
     kept_tokens: int = 0  # sampled, of complete contexts
 
     def ended(self) -> Iterator[tuple[int, FinishedWorkflow | PausedWorkflow]]:
-        while (self.active or self.queue) and self.goes_on():
+        while (self.active or self.queue) and self.should_continue():
             self.shared.check()
             for active, answer in self._answers():
                 request = self._advance(active, answer)
@@ -293,8 +276,7 @@ class _Run:
         self._close_context(active)
         if outcome.stop is StopReason.NOT_FINITE:
             active.contexts.pop()  # a trainer's forward pass over it would not be finite either
-        transcript = self.shared.tokenizer.transcript(active.contexts[-1].ids) if active.contexts else ""
-        return FinishedWorkflow(outcome, tuple(active.contexts), transcript, tuple(active.responses))
+        return FinishedWorkflow(outcome, tuple(active.contexts), tuple(active.responses))
 
 
 def _find_stop(find_stop: FindStop | None, progress: Callable[[Sequence[int]], bool], ids: Sequence[int]) -> int | None:
@@ -305,10 +287,11 @@ def _find_stop(find_stop: FindStop | None, progress: Callable[[Sequence[int]], b
 
 def _replay(active: _Active, responses: Sequence[Response]) -> Response | None:
     """Sends the workflow all responses but the last, which it returns; None for a workflow that has not begun."""
-    for response in (None, *responses[:-1]) if responses else ():
-        active.responses += [] if response is None else [response]
+    *earlier, last = (None, *responses)
+    for response in earlier:
         active.workflow.send(response)
-    return responses[-1] if responses else None
+    active.responses += responses[:-1]
+    return last
 
 
 @dataclass(frozen=True)
@@ -324,11 +307,12 @@ class RolloutDriver:
         """Yields trajectories as they end and returns the statistics; see `WorkflowExecutor.run`."""
         job_by_number = {job.number: job for job in jobs}
 
-        def trajectory(number: int, finished: FinishedWorkflow) -> tuple[Job, Trajectory]:
+        def trajectory(number: int, ended: FinishedWorkflow | PausedWorkflow) -> tuple[Job, Trajectory]:
+            assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
             job = job_by_number[number]
-            return job, self.trajectory(job.problem, job.rollout, finished)
+            return job, self.trajectory(job.problem, job.rollout, ended)
 
-        workflows = ((job.number, self._workflow(job.problem)) for job in jobs)
+        workflows = ((job.number, self._workflow(job.problem), PausedWorkflow()) for job in jobs)
         return (yield from self.executor.run(workflows, params, key, trajectory))
 
     def run_while(
@@ -337,27 +321,29 @@ class RolloutDriver:
         params: Params,
         key: jax.Array,
         *,
-        goes_on: Callable[[], bool],
+        should_continue: Callable[[], bool],
         version: int,
     ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
-        """Yields what became of each job that has begun or gone on; see `WorkflowExecutor.run_while`."""
+        """Yields what became of each job that has begun or gone on; see `WorkflowExecutor.run`."""
         jobs = list(jobs)
         job_by_number = {job.number: job for job, _ in jobs}
         workflows = ((job.number, self._workflow(job.problem), paused) for job, paused in jobs)
         return (
-            yield from self.executor.run_while(
+            yield from self.executor.run(
                 workflows,
                 params,
                 key,
                 lambda number, ended: (job_by_number[number], ended),
-                goes_on=goes_on,
+                should_continue=should_continue,
                 version=version,
             )
         )
 
     def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory:
         """A finished workflow as one of the problem's rollouts."""
-        return Trajectory(problem, rollout, finished.outcome, finished.contexts, finished.transcript)
+        last_ids = finished.contexts[-1].ids if finished.contexts else ()
+        transcript = self.executor.tokenizer.transcript(last_ids)
+        return Trajectory(problem, rollout, finished.outcome, finished.contexts, transcript)
 
     def outcome(self, problem: Problem, responses: Sequence[Response]) -> Outcome:
         """What the problem's workflow returns after these responses."""
@@ -368,10 +354,6 @@ class RolloutDriver:
         except StopIteration as end:
             return end.value
         raise ValueError(f"the workflow of problem {problem.id!r} does not end with the responses of its checkpoint")
-
-    def transcript(self, contexts: Sequence[Context]) -> str:
-        """ChatML text of the last context; "" if there is none."""
-        return self.executor.tokenizer.transcript(contexts[-1].ids) if contexts else ""
 
     def rollout(
         self, jobs: Sequence[Job], params: Params, key: jax.Array, notify: Callable[[str], None]

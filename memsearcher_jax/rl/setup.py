@@ -105,8 +105,8 @@ def open_meshes(config: RunConfig) -> Meshes:
 
 
 def check_training(config: RunConfig, train: Mesh) -> None:
-    """Raises ValueError if the problems of a step do not reach every host, the rows every device, or the reference
-    not the memory of the host."""
+    """Raises ValueError if a step has fewer problems than hosts, if its rows do not divide over the devices, or if the
+    reference cannot be offloaded to host memory."""
     hosts = jax.process_count()
     if config.rl.prompts_per_step < hosts:
         raise ValueError(
@@ -210,10 +210,8 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
     problems = data.load(config.data, folder)
     if training and not problems.train:
         raise ValueError("there are no questions to train on: set data.train to files of questions")
-    if config.rl.evaluate_every and training and not problems.test:
-        raise ValueError("rl.evaluate_every needs test questions: set data.test to files of questions, or set it to 0")
-    if not training and not problems.test:
-        raise ValueError("there are no test questions: set data.test to files of questions, or --data to one")
+    if not problems.test and (not training or config.rl.evaluate_every):
+        raise ValueError("there are no test questions: set data.test to files of questions")
     return problems
 
 

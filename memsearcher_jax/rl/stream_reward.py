@@ -192,7 +192,7 @@ class StreamRewardFn:
             memory_tokens=outcome.counts["memory_tokens"],
             stream_tokens=outcome.counts["stream_tokens"],
             calls_C=[calls_reward(results, self.config.reward) for results in outcome.results_C],
-            content_C=None if verdicts_C is None else [_content_reward(calls) for calls in verdicts_C],
+            content_C=None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C],
             config=self.config.reward,
         )
         scores |= {"compression": reward.compression, "calls_reward": float(np.mean(reward.calls_C))}
@@ -310,12 +310,6 @@ def _complete(
     if len(completions) >= MIN_PROMPTS and all(one.error for one in completions):
         raise ConnectionError(f"none of {len(completions)} {what} came; the last failure: {completions[-1].error}")
     return completions
-
-
-def _content_reward(verdicts: Sequence[Verdict]) -> float:
-    """r4 over the calls that have a verdict; NaN where there were calls and all verdicts failed."""
-    known = [verdict for verdict in verdicts if verdict is not None]
-    return math.nan if verdicts and not known else content_reward(known)
 
 
 def _by_kind(stream: Stream, score_Q: Sequence[float | None]) -> dict[str, float]:

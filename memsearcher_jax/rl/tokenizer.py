@@ -11,21 +11,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.types import Completion, FinishReason, Prompt, TextSpan
 
 CHATML_TOKENS = IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-CHATML = (
-    "<|im_start|>system\n",
-    "<|im_end|>\n<|im_start|>user\n",
-    "<|im_end|>\n<|im_start|>assistant\n",
-    "\n<|im_start|>user\n",  # after the end token of a reply
-)
+CHATML = (SYSTEM, END + USER, END + ASSISTANT, "\n" + USER)  # the last one after the end token of a reply
 """What opens each message of a conversation. Trusted text and transcripts are written with it, for every model."""
 
 
@@ -53,7 +50,7 @@ class ChatTokenizer:
             library = transformers().PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
             ends = _generation_ends(Path(folder))
         except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
-            raise ValueError(f"{folder}/tokenizer.json is not a tokenizer: {' '.join(str(error).split())}") from error
+            raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
         known, markup, end = tokenizer._specials.values(), CHATML, IM_END
         if library.chat_template:
             *opening, after_reply = _render(library, folder)
@@ -202,16 +199,13 @@ class ChatTokenizer:
         the transcript where the model was not deceived. Such text is written as `< |im_start|>`.
         """
         markup = re.compile("|".join(map(re.escape, {*self._specials.values(), *CHATML_TOKENS})))
-        shown, run = [], []
-        for id in (*ids, None):
-            if id is not None and id not in self._specials:
-                run.append(id)
-                continue
-            text = self._template.decode(run, skip_special_tokens=False)
-            shown.append(markup.sub(lambda match: match[0][:1] + " " + match[0][1:], text))
-            run = []
-            if id is not None:
-                shown.append(self._specials[id])
+        shown = []
+        for special, run in groupby(ids, self._specials.__contains__):
+            if special:
+                shown += [self._specials[id] for id in run]
+            else:
+                text = self._template.decode(list(run), skip_special_tokens=False)
+                shown.append(markup.sub(lambda match: match[0][:1] + " " + match[0][1:], text))
         return _substitute("".join(shown), self._chatml)
 
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.data.benchmarks import resolve
-from memsearcher_jax.jsonl import encode_float, parse_object
+from memsearcher_jax.jsonl import encode_floats, parse_object
 from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, file_sha256
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS, is_run, located
 
@@ -84,16 +84,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _write(folder: Path, card: Mapping[str, Any]) -> None:
-    atomic_write(folder / CARD_FILE, (json.dumps(_finite(card), indent=2) + "\n").encode())
-
-
-def _finite(value: Any) -> Any:
-    """The value with floats as strict JSON has them."""
-    if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return encode_float(value) if isinstance(value, float) else value
+    atomic_write(folder / CARD_FILE, (json.dumps(encode_floats(card), indent=2) + "\n").encode())
 
 
 def _program() -> dict[str, str]:
@@ -120,14 +111,14 @@ def _commit(file: Path) -> str:
 
 
 def _data(config: RunConfig) -> dict[str, str]:
-    """By entry of the training data and of data.test."""
+    """The checksum of each entry of the training data and of data.test."""
     data = config.data
     entries = [("train", entry) for entry in data.train_entries] + [("test", entry) for entry in data.test]
-    return {f"{split} {entry}": _digest(resolve(entry, split, data.root)[0]) for split, entry in entries}
+    return {f"{split} {entry}": file_sha256(resolve(entry, split, data.root)[0]) for split, entry in entries}
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """Of an index of vectors; {} for BM25 and for a search service."""
+    """What identifies a vector index; {} for BM25 and for a search service."""
     file = folder / MANIFEST
     if not file.is_file():
         return {}
@@ -147,7 +138,7 @@ def _weights(path: str, step: int | None) -> str:
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Of the contents of files and their order by name; "" for none."""
+    """SHA-256 of the names, sizes and contents of files, in the order of their names; "" for no files."""
     digest, ordered = hashlib.sha256(), sorted(files)
     for file in ordered:
         size = file.stat().st_size
@@ -158,8 +149,3 @@ def fingerprint(files: Iterable[Path]) -> str:
                 content.seek(start)
                 digest.update(content.read(_BLOCK))
     return digest.hexdigest() if ordered else ""
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

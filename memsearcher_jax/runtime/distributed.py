@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Hosts:
-    """By default a run on one host."""
+    """This host of the run, and how many there are: by default one."""
 
     index: int = 0
     count: int = 1

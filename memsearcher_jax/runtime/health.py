@@ -85,11 +85,11 @@ class HealthMonitor:
         self.must_roll_back = False  # after the last check
 
     @property
-    def guards(self) -> bool:
+    def rolls_back(self) -> bool:
         """Whether an alarm needs a checkpoint to restore."""
         return self._config.on_collapse == "rollback"
 
-    def evaluated(self, step: int, reward: float) -> None:
+    def record_evaluation(self, step: int, reward: float) -> None:
         """Records the mean reward of an evaluation of the weights after `step` training steps."""
         state = self.state
         state.evaluated = step
@@ -117,10 +117,10 @@ class HealthMonitor:
         if self.must_roll_back:
             state.rollbacks += 1
             state.consecutive_skips, state.consecutive_steps, state.rewards = 0.0, {}, []
-        return {"alarms": float(len(exceeded))} | ({"rollbacks": float(state.rollbacks)} if self.guards else {})
+        return {"alarms": float(len(exceeded))} | ({"rollbacks": float(state.rollbacks)} if self.rolls_back else {})
 
     def _roll_back(self, message: str) -> None:
-        if not self.guards:
+        if not self.rolls_back:
             return
         if self.state.best_step is None:
             raise RunAborted(f"{message}; no checkpoint was evaluated that could be restored")
@@ -149,7 +149,7 @@ class HealthMonitor:
                 f"step {step}: {state.consecutive_skips:.0f} consecutive updates had a gradient that is not finite "
                 "(health.max_skipped_updates)"
             )
-            if not self.guards:
+            if not self.rolls_back:
                 raise RunAborted(message)
             self._roll_back(message)
 

@@ -135,8 +135,8 @@ def _references(config: RunConfig) -> list[_Reference]:
 def _replaced(config: RunConfig, resolve: Callable[[_Reference], str]) -> RunConfig:
     for reference in _references(config):
         section, field = reference.setting.split(".")
-        part = replace(getattr(config, section), **{field: resolve(reference)})
-        config = replace(config, **{section: part})
+        changed = replace(getattr(config, section), **{field: resolve(reference)})
+        config = replace(config, **{section: changed})
     return config
 
 

@@ -92,7 +92,7 @@ def trained_model(folder: str | Path) -> ModelConfig:
 
 
 def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> str:
-    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the folder of their weights.
+    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model.
 
     Raises ValueError or OSError in one line.
     """

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.config import settings
-from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.report.evaluation import RESULTS_FILE
+from memsearcher_jax.report.evaluation import read_results
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.card import CARD_FILE, read_card
@@ -28,10 +27,7 @@ def read_evaluation(folder: Path | None) -> dict[str, Any]:
     """Benchmark -> its results, of a directory that launch/evaluate.py wrote. Raises FileNotFoundError, ValueError."""
     if folder is None:
         return {}
-    file = folder / RESULTS_FILE
-    if not file.is_file():
-        raise FileNotFoundError(f"--evaluation {folder} has no {RESULTS_FILE}: name one that launch/evaluate.py wrote")
-    results = parse_object(str(file), file.read_bytes())
+    results = read_results(folder)
     if "evaluation" not in results:
         raise ValueError(f"--evaluation {folder} is one of streams, whose results have no place in a model card")
     return results["evaluation"]["benchmarks"]
@@ -59,7 +55,7 @@ def write_model_card(
         lines.append(f"A {config.agent.workflow} agent, trained by {config.rl.method} with memsearcher_jax{origin}.\n")
     lines += [*_evaluation(evaluation), *_training(directory, run), "## Use\n", USE.format(name=name or directory)]
     if config:
-        values = json.dumps({key: _without_folders(value) for key, value in settings(config).items()}, indent=2)
+        values = json.dumps({key: _public(value) for key, value in settings(config).items()}, indent=2)
         lines.append(f"<details><summary>Settings</summary>\n\n```json\n{values}\n```\n\n</details>\n")
     (directory / MODEL_CARD).write_text("\n".join(lines), encoding="utf-8")
 
@@ -97,8 +93,12 @@ def _interval(value: Mapping[str, float], scale: int = 1) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def _without_folders(value: Any) -> Any:
-    """The value with local paths cut to their last word: a card is public."""
+def _public(value: Any) -> Any:
+    """The value without what a public card must not show: folders of local paths, and addresses of services."""
     if isinstance(value, list | tuple):
-        return [_without_folders(one) for one in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        return [_public(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith(("http://", "https://")):
+        return ""
+    return Path(value).name if Path(value).is_absolute() else value

@@ -29,7 +29,10 @@ BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the other
 JOIN_SECONDS = 3_600  # between the starts of the first and of the last host: a pod may wait for its node or its image
 MAX_JOIN_SECONDS = 7 * 86_400
 SHUTDOWN_SECONDS = 1_800  # in which hosts wait for each other at the end: the first one still writes the report
-HOST_LOSS_MESSAGES = ("Gloo ", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "onnection", "heartbeat")
+HOST_LOSS_MESSAGES = (
+    *("Gloo ", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat"),
+    "onnection",  # with either case of its first letter
+)
 MISSING = "a host is missing or lost; restart all hosts"  # during startup
 JOIN_LOSS_MESSAGES = tuple(set(HOST_LOSS_MESSAGES) - {"UNAVAILABLE"})  # a missing TPU is UNAVAILABLE, too
 
@@ -140,13 +143,10 @@ class _Job:
         self._when(FAILED_KEY, self._on_failure)
 
     def on_sigterm(self) -> None:
-        """Before all hosts have joined there is nothing to save, and nobody to ask."""
+        """Asks all hosts to stop. Before they have joined there is nothing to save, and nobody to ask."""
         if not self._started:
             self._exit("stopped during startup (SIGTERM)", STOPPED)
-        self.ask_to_stop(f"SIGTERM on host {self.hosts.index}")
-
-    def ask_to_stop(self, reason: str) -> None:
-        """Asks all hosts to stop."""
+        reason = f"SIGTERM on host {self.hosts.index}"
         self.hosts.stop(reason)
         if self.client:
             with contextlib.suppress(Exception):  # the job ends in any case

@@ -113,7 +113,9 @@ def _one_line_errors(address: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise OSError(f"{address} is unreachable ({reason}): check that it exists and that you have access") from error
+        raise OSError(
+            f"{address}: transfer failed ({reason}): check the address, your access and the local disk"
+        ) from error
 
 
 def _file_system() -> Any:

@@ -201,7 +201,8 @@ def _block_len(tokens: int, limit: int) -> int:
 def _encoder_name(config: EncoderConfig, params: Params, tokenizer_json: str) -> str:
     """Identify the vectors by a hash of weights, tokenizer and config.
 
-    The hash omits the length limits, and the computation type, which matters less than the type of stored embeddings.
+    The hash omits the length limits, the query prompt, which does not change stored vectors, and the computation type,
+    which matters less than the type of stored embeddings.
     """
     relevant = asdict(replace(config, compute_dtype="float32", query_prompt="", max_tokens=0))
     digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode() + tokenizer_json.encode())

@@ -1,11 +1,10 @@
 """A scripted search agent for real questions, which knows the answer and the titles of the pages that hold it.
 
-It thinks what the next page has to answer, and looks up the page that the question, or what is left of it, names. From
-the page it copies the answer to the memory, behind what was asked, with what to do next: look up the page that this
-names, for what is then left of the question, or give the answer. So the wording of the question decides whether to
-search on, and each page is read for one relation. Both memories are alike up to the answer, and the thought says how
-they go on: a model that has to decide by the question alone takes every first answer for the last one. An agent that
-keeps its history writes into its next thought what would be its memory.
+Each turn states in its thought what the next page must answer, searches for the page that the question names, and
+copies the answer into the memory as "QUESTION ANSWER. Next: STEP.", where STEP is the rest of the question or "answer
+ANSWER". So the wording of the question decides whether to search again, and each page is read for one relation. The
+thought says whether another step follows: a model that has to decide by the memory's question alone takes every first
+answer for the last one. An agent that keeps its history writes the same text into its next thought.
 """
 
 from __future__ import annotations

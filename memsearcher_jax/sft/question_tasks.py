@@ -73,4 +73,5 @@ def make_demonstrations(run: Run, problems: Sequence[Problem]) -> list[Demonstra
     """One demonstration per problem, in order."""
     start_workflow = workflow_factory(run.config, run.prompts, run.tokenizer)
     trajectories = demonstrate(problems, start_workflow, QuestionDemonstrator, run.searcher, run.tokenizer)
-    return [Demonstration(score_answer(trajectory)) for trajectory in trajectories]
+    config = run.config
+    return [Demonstration(score_answer(one, config.reward, config.agent.workflow)) for one in trajectories]

@@ -69,7 +69,7 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
         *tasks.extraction_examples(rng, sft.extraction_examples),
         *tasks.action_examples(rng, sft, sft.action_examples),
     ]
-    scored = map(score_answer, demonstrations[0])
+    scored = [score_answer(one, config.reward, config.agent.workflow) for one in demonstrations[0]]
     return examples, answer_metrics([summarize_trajectory(trajectory) for trajectory in scored])
 
 

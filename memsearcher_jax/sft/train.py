@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from memsearcher_jax.agent.registry import WORKFLOWS
@@ -17,6 +18,7 @@ from memsearcher_jax.rl.init_state import RunState
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.health import HealthMonitor
 from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.sft import question_tasks, search_tasks, stream_tasks
@@ -55,6 +57,7 @@ def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress:
         if (fitting := [example for example in examples if len(example.ids) <= config.training.seq_len])
     }
     trainer, state = start.trainer, start.state
+    health = HealthMonitor(replace(config.health, on_collapse="warn"), progress.note, start.health)
     metrics: Metrics = {}
     with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
         for step in range(start.step, rl.steps):
@@ -68,16 +71,18 @@ def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress:
                 rng = named_rng(config.seed, "rows", step)
                 state, update_metrics = trainer.step(state, fitting, rng, progress.activity)
             metrics = metrics | update_metrics | {"dropped_examples": float(len(examples) - len(fitting))}
+            metrics |= health.check(step, metrics)
             if (step + 1) % config.sft.measure_every == 0 or last:
                 with timer("measure"):
+                    params = trainer.weights(state)
                     for name, samples in held_out.items():
                         rng = named_rng(config.seed, name, step)
-                        probabilities = trainer.sequence_probabilities(trainer.weights(state), samples, rng)
+                        probabilities = trainer.sequence_probabilities(params, samples, rng)
                         metrics[f"probability/{name}"] = float(probabilities.mean())
             stopping = hosts.stopping.is_set() and not last
             with timer("write"):
                 if (step + 1) % rl.checkpoint_every == 0 or last or stopping:
-                    checkpoints.save(step + 1, state, config.model, start.meta(0, "", start.health))
+                    checkpoints.save(step + 1, state, config.model, start.meta(0, "", health.state))
             metrics |= timer.metrics
             writer.write(step, metrics)
             progress.advance(metrics)

@@ -47,27 +47,6 @@ def test_loader_needs_problems():
         ProblemLoader([], 0)
 
 
-@given(sizes, seeds, counts, counts, st.integers(1, 7))
-def test_host_shares_partition_the_batch_evenly(size, seed, position, count, num_hosts):
-    loader = make_loader(size, seed)
-    shares = [loader.batch(position, count, host=host, num_hosts=num_hosts) for host in range(num_hosts)]
-    assert [problem for share in shares for problem in share] == loader.batch(position, count)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_run_resumes_on_another_number_of_hosts():
-    loader = make_loader(40, 0)
-    first = [p for host in range(4) for p in loader.batch(0, 20, host=host, num_hosts=4)]
-    rest = [p for host in range(3) for p in loader.batch(20, 20, host=host, num_hosts=3)]
-    assert sorted(p.id for p in first + rest) == sorted(p.id for p in loader.problems)
-
-
-@pytest.mark.parametrize("host", [-1, 2])
-def test_host_index_out_of_range(host):
-    with pytest.raises(ValueError, match=f"host {host} is not one of 2 hosts"):
-        make_loader(4, 0).batch(0, 2, host=host, num_hosts=2)
-
-
 mixtures = st.lists(st.tuples(st.integers(1, 12), st.floats(0.1, 10)), min_size=1, max_size=4)
 
 
@@ -102,13 +81,11 @@ def test_the_problems_of_a_source_are_used_equally_often(mixture, seed, epochs):
         assert max(uses) - min(uses) <= 1
 
 
-@given(mixtures, seeds, counts, counts, counts, st.integers(1, 5))
-def test_a_mixture_resumes_and_divides_over_hosts(mixture, seed, position, first, second, hosts):
+@given(mixtures, seeds, counts, counts, counts)
+def test_a_mixture_resumes(mixture, seed, position, first, second):
     loader = make_mixture(mixture, seed)
     whole = loader.batch(position, first + second)
     assert loader.batch(position, first) + loader.batch(position + first, second) == whole
-    shares = [loader.batch(position, first + second, host=host, num_hosts=hosts) for host in range(hosts)]
-    assert [problem for share in shares for problem in share] == whole
 
 
 def test_the_order_of_a_mixture_is_stable_across_versions():

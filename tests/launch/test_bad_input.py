@@ -77,7 +77,7 @@ def workdir(tmp_path, monkeypatch) -> Path:
         ),
         (
             "--data.train good.jsonl --retrieval.corpus corpus.jsonl --rl.evaluate_every 2",
-            "rl.evaluate_every needs test questions: set data.test",
+            "there are no test questions: set data.test",
         ),
         (
             "--data.train good.jsonl --data.test good.jsonl good.jsonl --retrieval.corpus corpus.jsonl "
@@ -103,7 +103,7 @@ def workdir(tmp_path, monkeypatch) -> Path:
         ("--checkpoint words", "words/config.json: It looks like the config file"),
         ("--checkpoint gpt", "gpt/config.json: model_type is 'gpt2', expected one of qwen2, qwen3, llama"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
-        ("--model.tokenizer tokenizer", "tokenizer/tokenizer.json is not a tokenizer"),
+        ("--model.tokenizer tokenizer", "the tokenizer in tokenizer cannot be read"),
         ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
         # prompts and lengths
         ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a packaged set (brief, "),

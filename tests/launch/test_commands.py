@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -69,6 +70,22 @@ def test_resume_of_a_finished_run_changes_nothing(flags, run, snapshot, capsys, 
     assert "is already done; raise --rl.steps to continue" in capsys.readouterr().out
     assert snapshot(run) == before
     assert len(json.loads((tmp_path / "x.json").read_text())["metrics"]) == 2
+
+
+def test_resume_writes_the_report_that_a_stop_prevented(run, tmp_path):
+    """The stop came between the last checkpoint and the curves."""
+    stopped = tmp_path / "stopped"
+    shutil.copytree(run, stopped)
+    for name in ("curves.png", "report.html"):
+        (stopped / name).unlink()
+    tpu_train.main(["--resume", "--out", str(stopped)])
+    assert (stopped / "curves.png").is_file() and (stopped / "report.html").is_file()
+
+
+def test_results_are_strict_json_without_surrogates(tmp_path):
+    outputs.write_json(tmp_path / "x.json", {"reward": math.nan, "answers": ["a\ud800"]})
+    written = (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert json.loads(written, parse_constant=pytest.fail) == {"reward": "NaN", "answers": ["a?"]}
 
 
 def test_resume_accepts_the_flags_of_the_first_start(small, run, capsys):

@@ -11,7 +11,8 @@ import pytest
 
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.launch import cli, compare, evaluate
-from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.trajectories import compress_trajectories
 from memsearcher_jax.runtime.card import write_card
 from memsearcher_jax.types import (
     Context,
@@ -43,7 +44,7 @@ def question(number, correct, *, answer="Ada", stop=StopReason.ANSWERED, turns=2
 def write(folder: Path, *shards, **results) -> Path:
     """A folder as launch/evaluate.py leaves it."""
     for number, shard in enumerate(shards):
-        write_trajectories(folder / "trajectories" / f"shard_{number:04d}.jsonl.gz", shard)
+        atomic_write(folder / "trajectories" / f"shard_{number:04d}.jsonl.gz", compress_trajectories(shard))
     defaults = {"checkpoint": f"/w/{folder.name}", "step": 7, "questions": sum(map(len, shards)), "metrics": {}}
     (folder / "weights.json").write_text("{}")
     (folder / "results.json").write_text(json.dumps(defaults | results, indent=2))

@@ -131,6 +131,7 @@ def test_a_user_preset_file_is_loaded(tmp_path):
             "--checkpoint is missing: give a run directory or a Hugging Face directory, or write the",
         ),
         (ask, "--human", "the question is missing"),
+        (ask, "--question Who?", "no setting '--question': --help lists all settings"),
         (ask, "--human --resume --out x Who?", "no setting '--resume'"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),
         (evaluate, "--checkpoint missing_folder", "--checkpoint missing_folder: no such directory"),

@@ -37,7 +37,7 @@ def test_a_failed_start_leaves_no_empty_directory(tmp_path):
 
 def test_the_lock_outlives_the_start(tmp_path):
     with contextlib.ExitStack() as job:
-        with outputs.new_output_dir(tmp_path / "a", "train", until=job):
+        with outputs.new_output_dir(tmp_path / "a", "train", locks=job):
             pass
         with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "a"):
             pass

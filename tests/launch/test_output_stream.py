@@ -52,7 +52,7 @@ def test_a_failing_report_does_not_fail_the_run(tmp_path, capsys):
     from memsearcher_jax.launch import tpu_train
 
     (tmp_path / "metrics.jsonl").write_text("damaged\x1b\n")
-    tpu_train.write_report(tmp_path)
+    tpu_train.write_report(tmp_path, tmp_path)
     line = capsys.readouterr().err
     assert line.startswith(f"{tmp_path}: no report (")
     assert line.endswith(f"launch/report.py {tmp_path}\n")

@@ -14,7 +14,8 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, with_rows
-from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.trajectories import compress_trajectories
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
@@ -120,7 +121,7 @@ def test_rollouts_are_simulated_from_the_trajectories_of_a_run(tmp_path, capsys)
     lengths = [
         ScoredTrajectory(Trajectory(Problem("q", "?", ()), 0, outcome, (context, context)[:n], ""), 1.0) for n in (0, 2)
     ]
-    write_trajectories(tmp_path / "file.jsonl.gz", lengths)
+    atomic_write(tmp_path / "file.jsonl.gz", compress_trajectories(lengths))
     flags = cli.parse(
         plan_tpu.PlanTpu,
         ["--config", "qwen7b", "--trajectories", str(tmp_path / "file.jsonl.gz"), "--sampling.slots", "160"],

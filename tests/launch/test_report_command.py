@@ -6,9 +6,10 @@ import shutil
 import pytest
 
 from memsearcher_jax.launch import report
+from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.metrics import METRICS_FILE
 from memsearcher_jax.report.plots import CURVES_FILE
-from memsearcher_jax.report.trajectories import write_trajectories
+from memsearcher_jax.report.trajectories import compress_trajectories
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
@@ -19,7 +20,7 @@ def evaluated(tmp_path):
     problems = [Problem(f"q{number}", "Who?", ("Ada",)) for number in range(3)]
     trajectories = [Trajectory(problem, 0, outcome, (Context((1,), (0.0,), (True,)),), "") for problem in problems]
     scored = [ScoredTrajectory(trajectory, 1.0, scores={"exact_match": 1.0}) for trajectory in trajectories]
-    write_trajectories(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", scored)
+    atomic_write(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(scored))
     (tmp_path / "ev" / "results.json").write_text(json.dumps({"metrics": {"exact_match": 1.0}}))
     return tmp_path / "ev"
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.trajectories import failure, read_trajectories, step_path, write_trajectories
+from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.trajectories import compress_trajectories, failure, read_trajectories, step_path
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -84,13 +85,13 @@ def simple(**changes):
 @given(st.lists(scored, max_size=3))
 def test_round_trip(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("round") / "step.jsonl.gz"
-    write_trajectories(path, records)
+    atomic_write(path, compress_trajectories(records))
     assert list(read_trajectories(path)) == records
 
 
 def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
     path = step_path(tmp_path, 12)
-    write_trajectories(path, [simple(scores={"kl": math.nan}), simple()])
+    atomic_write(path, compress_trajectories([simple(scores={"kl": math.nan}), simple()]))
     assert path == tmp_path / "trajectories" / "step_000012.jsonl.gz"
     first, second = gzip.decompress(path.read_bytes()).decode("ascii").splitlines()
     record = json.loads(first, parse_constant=pytest.fail)
@@ -111,33 +112,33 @@ def test_fields_that_only_a_workflows_outcome_has_are_not_stored(tmp_path):
     path, scored = tmp_path / "x.jsonl.gz", simple()
     shared = scored.trajectory.outcome
     outcome = StreamOutcome(shared.stop, shared.answer, shared.turns, shared.counts, shared.error)
-    write_trajectories(path, [replace(scored, trajectory=replace(scored.trajectory, outcome=outcome))])
+    atomic_write(path, compress_trajectories([replace(scored, trajectory=replace(scored.trajectory, outcome=outcome))]))
     assert list(read_trajectories(path)) == [scored]
 
 
 def test_equal_trajectories_give_equal_bytes(tmp_path):
-    write_trajectories(tmp_path / "one.gz", [simple()])
-    write_trajectories(tmp_path / "two.gz", [simple()])
+    atomic_write(tmp_path / "one.gz", compress_trajectories([simple()]))
+    atomic_write(tmp_path / "two.gz", compress_trajectories([simple()]))
     assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = step_path(tmp_path, 3)
-    write_trajectories(path, [simple()])
+    atomic_write(path, compress_trajectories([simple()]))
 
     def broken():
         yield simple()
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        write_trajectories(path, broken())
+        atomic_write(path, compress_trajectories(broken()))
     assert list(read_trajectories(path)) == [simple()]
     assert [one.name for one in path.parent.iterdir()] == ["step_000003.jsonl.gz"]
 
 
 def test_metadata_that_json_cannot_represent_raises(tmp_path):
     with pytest.raises(ValueError, match="problem 'q1' cannot be written as JSON"):
-        write_trajectories(tmp_path / "x.gz", [simple(metadata={"set": {1}})])
+        atomic_write(tmp_path / "x.gz", compress_trajectories([simple(metadata={"set": {1}})]))
     assert not list(tmp_path.iterdir())
 
 
@@ -148,7 +149,7 @@ def test_damaged_files_raise(tmp_path):
     path.write_bytes(b"plain text")
     with pytest.raises(ValueError, match="damaged after line 0"):
         list(read_trajectories(path))
-    write_trajectories(path, [simple()] * 50)
+    atomic_write(path, compress_trajectories([simple()] * 50))
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(ValueError, match="damaged after line"):
         list(read_trajectories(path))
@@ -165,7 +166,7 @@ def test_damaged_files_raise(tmp_path):
 )
 def test_an_invalid_line_raises(tmp_path, change, message):
     path = tmp_path / "x.jsonl.gz"
-    write_trajectories(path, [simple()])
+    atomic_write(path, compress_trajectories([simple()]))
     record = json.loads(gzip.decompress(path.read_bytes()))
     change(record)
     path.write_bytes(gzip.compress(json.dumps(record).encode()))

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.trajectories import (
     TrajectoryLog,
+    compress_trajectories,
     read_log,
     read_trajectories,
     truncate_incomplete,
-    write_trajectories,
 )
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
@@ -66,7 +67,7 @@ def test_a_file_cut_at_any_byte_keeps_its_complete_trajectories_and_accepts_more
 
 def test_a_complete_file_is_not_truncated(log, tmp_path):
     assert truncate_incomplete(log) == 0
-    write_trajectories(log, map(scored, range(50)))  # one member, as training writes it
+    atomic_write(log, compress_trajectories(map(scored, range(50))))  # one member, as training writes it
     before = log.read_bytes()
     assert truncate_incomplete(log) == 0
     assert log.read_bytes() == before

@@ -221,6 +221,24 @@ def test_settings_that_the_carried_trajectories_need_must_stay(steps):
     ):
         with pytest.raises(ValueError, match=message):
             carry_over.check_carried(text, 3, replace(run.settings, **change))
+    carry_over.check_carried(text, 3, run.settings, ["training.learning_rate"])
+    for name in ("agent.max_turns", "data.train", "seed"):
+        with pytest.raises(ValueError, match=f"{name} cannot change while the checkpoint carries trajectories"):
+            carry_over.check_carried(text, 3, run.settings, [name])
+
+
+def test_a_rollback_samples_carried_problems_again(steps):
+    """A policy that is gone has sampled what they have, but no later step would draw them."""
+    run = steps(2)
+    carried = run.run(stop=3)[-1][1]
+    restarted = carried.restarted(2)
+    assert [one.problem for one in restarted.groups] == [one.problem for one in carried.groups] != []
+    assert restarted.next_steps == carried.next_steps
+    done = run.run(restarted, start=3)
+    trained = [one.problem.id for trajectories, _ in done for one in trajectories]
+    assert {one.problem.id for one in carried.groups} <= set(trained)
+    versions = {context.version for trajectories, _ in done for one in trajectories for context in one.contexts}
+    assert min(versions) >= 3
 
 
 def test_an_interrupted_step_changes_nothing(steps):

@@ -178,7 +178,7 @@ def test_overrides_of_a_request(engine, params):
 def test_workflows_may_be_added_while_others_run(engine, params):
     queue = deque([(0, two_turns(PROBLEMS[0]), PausedWorkflow())])
     executor, numbers = WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), []
-    for number in executor.run_while(queue, params, KEY, lambda number, _: number):
+    for number in executor.run(queue, params, KEY, lambda number, _: number):
         numbers.append(number)
         if number < 3:
             queue.append((number + 1, two_turns(PROBLEMS[0]), PausedWorkflow()))

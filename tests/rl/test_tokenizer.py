@@ -103,7 +103,7 @@ def test_a_missing_or_invalid_tokenizer_is_an_error(tmp_path):
         ChatTokenizer.load(tmp_path)
     for damaged in (b"{", b'{"version": "\xff"}'):
         (tmp_path / "tokenizer.json").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
+        with pytest.raises(ValueError, match="cannot be read"):
             ChatTokenizer.load(tmp_path)
 
 

@@ -96,7 +96,7 @@ def guarded(state=None, **changes):
 
 def test_an_alarm_demands_a_bounded_number_of_rollbacks():
     monitor, decisions = guarded(), []
-    monitor.evaluated(0, 0.5)
+    monitor.record_evaluation(0, 0.5)
     for step in range(5):
         metrics = monitor.check(step, {"reward": 0.1})
         decisions.append((monitor.must_roll_back, metrics["rollbacks"]))
@@ -107,7 +107,7 @@ def test_an_alarm_demands_a_bounded_number_of_rollbacks():
 
 def test_updates_without_a_finite_gradient_demand_a_rollback():
     monitor = guarded()
-    monitor.evaluated(0, 0.5)
+    monitor.record_evaluation(0, 0.5)
     monitor.check(0, skipped_updates(4, 4))
     assert monitor.must_roll_back
     monitor.check(1, {"reward": 1.0})
@@ -116,7 +116,7 @@ def test_updates_without_a_finite_gradient_demand_a_rollback():
 
 def test_without_an_evaluated_checkpoint_a_collapse_ends_the_run():
     monitor = guarded(patience=1)
-    monitor.evaluated(0, math.nan)
+    monitor.record_evaluation(0, math.nan)
     with pytest.raises(RunAborted, match="no checkpoint was evaluated"):
         monitor.check(0, {"reward": 0.1})
 
@@ -124,7 +124,7 @@ def test_without_an_evaluated_checkpoint_a_collapse_ends_the_run():
 def test_the_best_evaluation_counts():
     monitor = guarded()
     for step, reward in enumerate((0.2, 0.6, 0.6, math.nan, 0.4)):
-        monitor.evaluated(step, reward)
+        monitor.record_evaluation(step, reward)
     assert (monitor.state.best_step, monitor.state.best_reward, monitor.state.evaluated) == (1, 0.6, 4)
 
 
@@ -137,7 +137,7 @@ def test_a_monitor_goes_on_from_its_state_in_a_checkpoint():
     for stop in range(1, len(rewards)):
         straight, first = guarded(reward_window=2), guarded(reward_window=2)
         for monitor in (straight, first):
-            monitor.evaluated(0, 0.9)
+            monitor.record_evaluation(0, 0.9)
         expected, begun = checks(straight, range(len(rewards))), checks(first, range(stop))
         resumed = guarded(HealthState(**json.loads(json.dumps(asdict(first.state)))), reward_window=2)
         assert begun + checks(resumed, range(stop, len(rewards))) == expected

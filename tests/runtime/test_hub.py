@@ -237,7 +237,7 @@ def test_an_export_is_uploaded_with_its_card(hub, tmp_path, monkeypatch, capsys)
         ("secret", True, PUSH, "out is complete; repeat with `hf upload me/agent", True),
         ("secret", False, PUSH[:2], "--push_to_hub needs --license", False),
         ("secret", False, ("--push_to_hub", "agent@v1", *PUSH[2:]), "--push_to_hub agent@v1: write OWNER/NAME", False),
-        ("secret", False, ("--evaluation", "nowhere"), "--evaluation nowhere has no results.json", False),
+        ("secret", False, ("--evaluation", "nowhere"), "nowhere has no results.json", False),
     ],
 )
 def test_what_cannot_be_uploaded_is_one_line(

@@ -124,7 +124,7 @@ def test_a_failed_upload_is_repeated_with_the_next_step(local_run, address, monk
             patch.setattr(remote_dir, "_file_system", lambda: 1 / 0)
             writer.write(0, {"reward": 0})
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("step 0 is not uploaded yet: gs://bucket/runs/a is unreachable (division by zero)")
+        assert line.startswith("step 0 is not uploaded yet: gs://bucket/runs/a: transfer failed (division by zero)")
         writer.write(1, {"reward": 1})
     assert objects(address)["/metrics.jsonl"].count("\n") == 2
 

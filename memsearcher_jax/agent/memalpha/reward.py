@@ -8,6 +8,7 @@ r4[t] the fraction whose content a judge finds valid.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ def stream_reward(
     value_C = [shared + config.calls_weight * calls for calls in calls_C]
     if content_C is not None:
         content_C = tuple(content_C)
+    if content_C is not None and config.content_weight:  # 0 x NaN would lose a context whose verdicts all failed
         value_C = [value + config.content_weight * content for value, content in zip(value_C, content_C, strict=True)]
     return StreamReward(tuple(value_C), answers, compression, tuple(calls_C), content_C)
 
@@ -97,12 +99,16 @@ def calls_reward(results: Sequence[CallResult], config: MemalphaRewardConfig) ->
     return sum(succeeded) / len(succeeded) if succeeded else 0.0
 
 
-def content_reward(verdicts: Sequence[bool]) -> float:
-    """r4 of one chunk: the fraction of all its calls whose content is valid; 0 without calls.
+def content_reward(verdicts: Sequence[bool | None]) -> float:
+    """r4 of one chunk: the fraction of its judged calls whose content is valid; 0 without calls.
 
-    `verdicts` has one entry per call; a call without content to judge is not valid.
+    `verdicts` has one entry per call, None where the judge failed; a call without content to judge is not valid. NaN
+    where there were calls and all verdicts failed.
     """
-    return sum(verdicts) / len(verdicts) if verdicts else 0.0
+    known = [verdict for verdict in verdicts if verdict is not None]
+    if not known:
+        return math.nan if verdicts else 0.0
+    return sum(known) / len(known)
 
 
 def compression_reward(memory_tokens: int, stream_tokens: int, *, clip: bool = True) -> float:
@@ -145,7 +151,8 @@ def question_score(
         expected = _first_text(gold)
         return float(bool(expected) and expected.lower() in answer.lower())
     if "eventqa" in source:
-        return float(bool(gold) and all(str(element).lower() in answer.lower() for element in gold))
+        elements = [gold] if isinstance(gold, int) else gold  # a text is taken letter by letter, as in the original
+        return float(bool(elements) and all(str(element).lower() in answer.lower() for element in elements))
     if "infbench" in source:
         return best_metrics(answer, gold, ["rougeL_f1"])["rougeL_f1"]
     if "detectiveqa" in source:

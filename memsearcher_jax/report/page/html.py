@@ -120,7 +120,7 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
     parts = [tables.results_table(run, other)] if run.results.get("metrics") else []
     if groups:
         parts.append(tables.stops_table(groups))
-        parts += [tables.accuracy_table(f"Accuracy by {name}", name, groups, key) for name, key in BY.items()]
+        parts += [tables.accuracy_table(name, groups, key) for name, key in BY.items()]
         parts += [_turn_tokens_table(groups), tables.datasets_table(groups)]
     if run.steps:
         parts.append(tables.steps_tables(run.steps))
@@ -133,7 +133,7 @@ def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup
     parts += [_curve(panel, runs[:1]) for panel in family_panels(run.steps)]
     if groups:
         parts.append(_turn_tokens_plot(groups))
-        parts += [_accuracy_plot(f"Accuracy by {name}", name, groups, key) for name, key in BY.items()]
+        parts += [_accuracy_plot(name, groups, key) for name, key in BY.items()]
     return [part for part in parts if part]
 
 
@@ -182,24 +182,24 @@ def _turn_tokens(group: TrajectoryGroup) -> dict[int, list[int]]:
     for summary in group.summaries:
         for turn, count in enumerate(summary.context_lengths, 1):
             tokens.setdefault(turn, []).append(count)
-    return dict(sorted(tokens.items()))
+    return tokens
 
 
-def _accuracy_plot(title: str, x_label: str, groups: Sequence[TrajectoryGroup], key: tables.Key) -> str:
+def _accuracy_plot(name: str, groups: Sequence[TrajectoryGroup], key: tables.Key) -> str:
     counts = tables.correct_counts(groups, key)
     if not counts:
         return ""
 
     def bar(label: str, value: int, correct: int, total: int) -> Bar | None:
         low, high = wilson_interval(correct, total)
-        tooltip = f"{label}, {x_label} {value}: {correct:,} of {total:,} correct, {low:.3f} to {high:.3f}"
+        tooltip = f"{label}, {name} {value}: {correct:,} of {total:,} correct, {low:.3f} to {high:.3f}"
         return Bar(correct / total, low, high, tooltip) if total else None
 
     series = [
         (group.label, [bar(group.label, value, *columns[number]) for value, columns in counts.items()])
         for number, group in enumerate(groups)
     ]
-    return bar_chart(title, "exact match, 95% interval", x_label, list(map(str, counts)), series)
+    return bar_chart(f"Accuracy by {name}", "exact match, 95% interval", name, list(map(str, counts)), series)
 
 
 def web_file(name: str) -> str:

@@ -118,14 +118,14 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
         description = escape_html(STOP_DESCRIPTIONS[stop])
         cells = [f'<code>{escape_html(stop.value)}</code><br><span class="description">{description}</span>']
         for color, (group, count) in enumerate(zip(groups, counts, strict=True)):
-            fraction = count[stop] / max(len(group.summaries), 1)
+            fraction = count[stop] / len(group.summaries)
             cells.append(f"{share_bar(fraction, color)}{100 * fraction:.1f}% <small>{count[stop]:,}</small>")
         rows.append(cells)
     return table("Stop reasons", ("reason", *(group.label for group in groups)), rows)
 
 
-def accuracy_table(caption: str, head: str, groups: Sequence[TrajectoryGroup], key: Key) -> str:
-    """Exact match with its interval for each value of `key`; "" if no scored trajectory has one."""
+def accuracy_table(name: str, groups: Sequence[TrajectoryGroup], key: Key) -> str:
+    """Exact match with its interval for each value of `key`, which `name` names; "" if no scored trajectory has one."""
     rows = []
     for value, counts in correct_counts(groups, key).items():
         cells = [str(value)]
@@ -135,7 +135,8 @@ def accuracy_table(caption: str, head: str, groups: Sequence[TrajectoryGroup], k
             cells.append(cell)
         rows.append(cells)
     note = "Exact match, 95% Wilson intervals."
-    return table(caption, (head, *(group.label for group in groups)), rows, note=note) if rows else ""
+    header = (name, *(group.label for group in groups))
+    return table(f"Accuracy by {name}", header, rows, note=note) if rows else ""
 
 
 def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:

@@ -1,6 +1,7 @@
 """Mem-alpha's scores and rewards: recorded behaviour, and by name what is decided otherwise."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,12 @@ def test_a_stream_by_hand():
     assert ours.value_C == pytest.approx((2.0 + 0.75 + 3.0 + 4.0, 2.0 + 0.75 + 1.5))
     unjudged = stream_reward([1.0], **(given_ | {"content_C": None}), config=config)
     assert unjudged.value_C == pytest.approx((2.0 + 0.75 + 3.0, 2.0 + 0.75 + 1.5))
+
+
+def test_failed_verdicts_lose_a_context_only_where_they_count():
+    parts = {"memory_tokens": 0, "stream_tokens": 2, "calls_C": [1.0], "content_C": [math.nan]}
+    assert math.isnan(stream_reward([1.0], **parts, config=MemalphaRewardConfig()).value_C[0])
+    assert stream_reward([1.0], **parts, config=MemalphaRewardConfig(content_weight=0.0)).value_C == (2.05,)
 
 
 def test_compression_is_clipped_by_default():
@@ -61,6 +68,8 @@ def test_calls_reward(results, ours, original):
 def test_content_reward():
     assert rewards.content_reward([True, False, False, True]) == 0.5
     assert rewards.content_reward([]) == 0.0
+    assert rewards.content_reward([True, None]) == 1.0
+    assert math.isnan(rewards.content_reward([None]))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,7 @@ def test_content_reward():
         ("eventqa_full", "a met B", ["A met", "b"], 1.0),
         ("eventqa_full", "a met B", ["A met", "c"], 0.0),
         ("eventqa_full", "a met B", [], 0.0),
+        ("eventqa_full", "room 0", 0, 1.0),
         ("detectiveqa", "so \\boxed{B {x}}", "B {x}", 1.0),
         ("detectiveqa", "\\boxed{A}", ["B"], 0.0),
         ("detectiveqa", "\\boxed{A", "A", 0.0),

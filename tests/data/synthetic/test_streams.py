@@ -83,7 +83,7 @@ def test_json_lines_and_parquet_give_the_same_problems(tmp_path):
         ({"num_chunks": 3}, 'field "num_chunks" is 3, but there are 2'),
         ({"num_questions": 1}, 'field "num_questions" is 1, but there are 2'),
         ({"data_source": ""}, 'field "data_source" is empty'),
-        ({"instance_id": None}, 'field "id" must be text'),
+        ({"instance_id": None}, 'field "instance_id" must be text'),
     ],
 )
 def test_malformed_row_is_an_error_or_skipped(tmp_path, changes, message):

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.memory_quality import MemoryRules
 from memsearcher_jax.report.metrics import MetricsWriter
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.page.records import embedded_json
-from memsearcher_jax.report.trajectories import compress_trajectories, step_path, write_trajectories
+from memsearcher_jax.report.trajectories import compress_trajectories, step_path
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -65,7 +66,7 @@ def scored(correct=True, turns=(ANSWERED,), **changes):
 
 
 def evaluation(folder, trajectories, *, results=None, settings=None):
-    write_trajectories(folder / "trajectories" / "shard_0000.jsonl.gz", trajectories)
+    atomic_write(folder / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(trajectories))
     if results is not None:
         (folder / "results.json").write_text(json.dumps(results))
     (folder / "run.json").write_text(json.dumps(settings or {"agent": {"workflow": "memsearcher"}}))
@@ -156,7 +157,9 @@ def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
         for step in range(8):
             writer.write(step, {"reward": step / 10, "kl": math.nan if step == 7 else 0.5, "time/rollout": 1.0})
     for step in range(8):
-        write_trajectories(step_path(run, step), [scored(correct=step >= 6), scored(correct=step >= 4)])
+        atomic_write(
+            step_path(run, step), compress_trajectories([scored(correct=step >= 6), scored(correct=step >= 4)])
+        )
     page, _ = page_of(run)
     assert rows(page, "Metrics of 8 steps")[1:3] == [
         ["reward", "0", "0.7", "0.35", "0", "0.7"],

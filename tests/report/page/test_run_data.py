@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.metrics import MetricsWriter
 from memsearcher_jax.report.page.run_data import (
     choose_files,
@@ -19,7 +20,7 @@ from memsearcher_jax.report.page.run_data import (
 )
 from memsearcher_jax.report.page.svg import Line, line_chart, ticks
 from memsearcher_jax.report.statistics import wilson_interval
-from memsearcher_jax.report.trajectories import context_lengths, step_path, write_trajectories
+from memsearcher_jax.report.trajectories import compress_trajectories, context_lengths, step_path
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
@@ -56,7 +57,7 @@ def test_chosen_items_are_evenly_spaced(total, limit):
 
 def test_evenly_spaced_steps_of_a_long_run_are_read(tmp_path):
     for step in range(9):
-        write_trajectories(step_path(tmp_path, step), [scored()] * 2)
+        atomic_write(step_path(tmp_path, step), compress_trajectories([scored()] * 2))
     files = sorted((tmp_path / "trajectories").iterdir())
     assert choose_files(files, 100) == files
     assert choose_files(files, 6) == [files[0], files[4], files[8]]
@@ -71,7 +72,7 @@ def test_evenly_spaced_steps_of_a_long_run_are_read(tmp_path):
 
 
 def test_runs_with_equal_names_get_distinct_labels(tmp_path):
-    write_trajectories(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", [scored()])
+    atomic_write(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories([scored()]))
     (tmp_path / "ev" / "run.json").write_text(json.dumps({"agent": {"workflow": "memsearcher"}}))
     run = read_run(tmp_path / "ev", max_trajectories=5)
     assert distinct_labels(run, run) == ("memsearcher (ev) 1", "memsearcher (ev) 2")
