@@ -15,7 +15,7 @@ from memsearcher_jax.sft.config import SFTConfig
 
 
 def tiny_warmstart() -> RunConfig:
-    """About a million parameters, a new encyclopedia for every step; 40 minutes of one CPU core."""
+    """About a million parameters, a new encyclopedia for every step; 44 minutes on one CPU core that was shared."""
     base = tiny()
     return replace(
         base,
