@@ -24,7 +24,13 @@ from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report import console as show
-from memsearcher_jax.retrieval.documents import WORD_TOKENS, find_documents, join_texts, read_passages
+from memsearcher_jax.retrieval.documents import (
+    DOCUMENT_LIBRARIES,
+    WORD_TOKENS,
+    find_documents,
+    join_texts,
+    read_passages,
+)
 from memsearcher_jax.types import (
     Completion,
     Generate,
@@ -67,6 +73,8 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError("agent.workflow memalpha reads a stream: give a directory of documents with --files")
             if flags.files and not streams:
                 raise ValueError("--files fills a memory of documents: it needs agent.workflow memalpha")
+            if flags.files:
+                cli.require_extra("documents", *DOCUMENT_LIBRARIES)
             if flags.human and streams:
                 raise ValueError("--human writes replies of search agents: choose another agent.workflow")
             if not flags.question.strip():

@@ -5,7 +5,6 @@ python launch/build_corpus.py DIR --out passages.jsonl
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import statistics
@@ -23,7 +22,14 @@ from rich.progress import track
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.retrieval.documents import READERS, WORD, UnreadableDocument, find_documents, read_passages
+from memsearcher_jax.retrieval.documents import (
+    DOCUMENT_LIBRARIES,
+    READERS,
+    WORD,
+    UnreadableDocument,
+    find_documents,
+    read_passages,
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,7 @@ def check(flags: BuildCorpus) -> None:
     if not flags.folder.is_dir():
         raise NotADirectoryError(f"{flags.folder}: no such directory")
     outputs.require_new_file(flags.out)
-    if missing := [name for name in ("markdown_it", "bs4", "pypdf") if not importlib.util.find_spec(name)]:
-        raise ValueError(f"{missing[0]} is not installed: pip install 'memsearcher_jax[documents]'")
+    cli.require_extra("documents", *DOCUMENT_LIBRARIES)
 
 
 def build(flags: BuildCorpus) -> dict[str, object]:

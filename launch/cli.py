@@ -250,6 +250,12 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
         )
 
 
+def require_extra(extra: str, *libraries: str) -> None:
+    """Raises ValueError if a library of this extra is not installed."""
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"{missing[0]} is not installed: pip install 'memsearcher_jax[{extra}]'")
+
+
 def _has_accelerator() -> bool:
     """Without JAX, which can look for a TPU only after all hosts have joined. A platform chosen by name is believed."""
     if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:

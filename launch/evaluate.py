@@ -58,7 +58,8 @@ class Evaluate(cli.Command, cli.ResumableSource):
     """Evaluate a checkpoint: EM, F1, cover-EM, precision, recall, turns, tokens and stop reasons."""
 
     data: cli.File = None
-    """JSONL file of questions (id, question, golden_answers). Default: the test questions of the settings."""
+    """File of questions (.jsonl, .jsonl.gz, .parquet), or of streams for memalpha. Default: the test questions of the
+    settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
     """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for
     the paper's seven; web_questions is held out."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.launch import cli
-from memsearcher_jax.launch.serve_search import check_server, listen, require_packages, run_server
+from memsearcher_jax.launch.serve_search import check_server, listen, run_server
 from memsearcher_jax.rl.config import read_key
 from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as resources:
         with cli.one_line_errors():
             flags = cli.parse(ServeAgent, argv)
-            require_packages("fastapi", "uvicorn", "mcp")
+            cli.require_extra("serve", "fastapi", "uvicorn", "mcp")
             check_server(flags.port, flags.limits)
             cli.require_checkpoint(flags)
             cli.require_inputs(flags.run)

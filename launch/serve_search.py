@@ -8,7 +8,6 @@ python launch/serve_search.py --checkpoint runs/NAME                     # the c
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -63,20 +62,13 @@ def main(argv: Sequence[str]) -> None:
 
 def check(flags: Serve) -> None:
     """Raises ValueError for errors that can be found before any file is opened."""
-    require_packages("fastapi", "uvicorn")
+    cli.require_extra("serve", "fastapi", "uvicorn")
     check_server(flags.port, flags.limits)
     if flags.run.retrieval.url:
         raise ValueError("retrieval.url is for clients of a service: omit it")
     retrieval = flags.run.retrieval
     if flags.run.published_model and not (retrieval.corpus or retrieval.index):
         raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
-
-
-def require_packages(*names: str) -> None:
-    """Raises ValueError for a package of the extra that is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"{name} is not installed: pip install 'memsearcher_jax[serve]'")
 
 
 def check_server(port: int, limits: ConnectionLimits) -> None:

@@ -40,7 +40,7 @@ def without_thoughts(text: str) -> str:
 
 def boxed_answer(text: str) -> str | None:
     """The content of the last box outside `<think>`, or None. `text` includes the `<think>` that the prompt opened."""
-    return last_box(without_thoughts(text))
+    return last_box(without_thoughts(text).strip())
 
 
 def final_answer(completion: Completion) -> tuple[StopReason, str]:

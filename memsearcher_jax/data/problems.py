@@ -23,7 +23,8 @@ class DataConfig:
 
     train: tuple[str, ...] = ()
     """Training data: names of benchmarks in data.root (the paper uses nq hotpotqa), or files in the format of FlashRAG
-    (JSONL with id, question, golden_answers, plain or .gz) or Search-R1 (.parquet)."""
+    (JSONL with id, question, golden_answers, plain or .gz) or Search-R1 (.parquet); for agent.workflow memalpha streams
+    in Mem-alpha's format."""
     mixture: str = ""
     """Training data with weights, in place of data.train: nq=0.5,hotpotqa=0.5. An epoch has as many problems as the
     sources together, and each source has its share of them by weight: a small source repeats, a large one goes on in
@@ -32,7 +33,7 @@ class DataConfig:
     """Test data in the same form. A benchmark's name means the split that results are reported on; name:split selects
     another one."""
     root: str = ""
-    """Folder of the benchmarks in FlashRAG's layout: nq/train.jsonl and so on."""
+    """Folder, or dataset repository of the Hub, of the benchmarks in FlashRAG's layout: nq/train.jsonl and so on."""
     questions: QuestionKind = "all"
     """Questions of the files to use: all; choice: those answered by yes, no or an option in the question, which can be
     guessed; or span: the others."""

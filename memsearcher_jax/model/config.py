@@ -82,7 +82,8 @@ class ModelConfig:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and
     values; save_qkv_attention_up: also the output of the up projection."""
     path: str = ""
-    """Hugging Face folder of the initial weights, or package:tiny, which comes with this package; empty: random
+    """Initial weights: a Hugging Face folder, a repository of the Hub (OWNER/NAME@REVISION), a run folder, or
+    package:tiny, package:tiny_baselines or package:tiny_memalpha, which come with this package; empty: random
     weights."""
     lora_rank: CountOrZero = 0
     """Rank of LoRA adapters: only they are trained, in float32, while the weights in `path` are frozen in
@@ -92,8 +93,8 @@ class ModelConfig:
     lora_targets: tuple[LoraTarget, ...] = LORA_TARGETS
     """Projections that have adapters."""
     adapter: str = ""
-    """PEFT folder of adapters for the weights in `path`. With lora_rank they are trained further, without it they are
-    merged into the weights; empty: none."""
+    """Adapters for the weights in `path`: a PEFT folder, a repository of the Hub, or package:smollm2_search. With
+    lora_rank they are trained further, without it they are merged into the weights; empty: none."""
     tokenizer: str = ""
     """Folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
 

@@ -1,6 +1,7 @@
-"""Lower bounds of the time of a step: its FLOPs, memory traffic and link traffic over the peak rates of the chips.
+"""Lower bounds of the time of a step: FLOPs, memory traffic and link traffic over the peak rates of the chips, and the
+compiler's estimate of its cycles over their clock.
 
-The times are limits, not predictions: every chip runs at its peak rate and never waits. The largest of the three limits
+The times are limits, not predictions: every chip runs at its peak rate and never waits. The largest of the four limits
 bounds a phase (`Phase.bound`).
 """
 

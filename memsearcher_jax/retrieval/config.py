@@ -20,16 +20,18 @@ class RetrievalConfig:
     """Address of a search service, such as http://host:8000, with a corpus, an index and a method of its own. Several
     services with shards of one corpus are searched together. Empty: search in this process."""
     corpus: str = ""
-    """A JSONL file of {"id", "contents"} passages, plain or .gz; empty: the synthetic encyclopedia."""
+    """A JSONL file of {"id", "contents"} passages, plain or .gz, or hf://datasets/OWNER/NAME/FILE; empty: the synthetic
+    encyclopedia."""
     index: str = ""
-    """A built index folder, which needs no corpus; empty: build one in the run's folder."""
+    """A built index folder or dataset repository of the Hub, which needs no corpus; empty: build one in the run's
+    folder."""
     method: Literal["dense", "bm25", "hybrid"] = "dense"
     """Dense vectors, BM25, or a fusion of both with titles and the links between passages (hybrid)."""
     index_type: Literal["scann", "exact"] = "scann"
     """How vectors are searched: approximately with ScaNN, or exhaustively."""
     encoder: str = HASHING
-    """Encoder of the texts: hashing, which needs no download, or a Hugging Face folder of E5 or MiniLM. Empty: it must
-    be given, as in the presets of published models."""
+    """Encoder of the texts: hashing, which needs no download, or a Hugging Face folder or repository of E5 or MiniLM.
+    Empty: it must be given, as in the presets of published models."""
     encoder_size: Count = 1_024
     """Dimensions of a hashed vector; halving them costs recall, see retrieval/hashing_encoder.py."""
     encoder_prompts: Literal["auto", "e5", "none"] = "auto"

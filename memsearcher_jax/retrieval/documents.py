@@ -15,6 +15,7 @@ from typing import Any
 
 from memsearcher_jax.types import TokenCounter
 
+DOCUMENT_LIBRARIES = ("markdown_it", "bs4", "pypdf")  # the extra `documents`
 WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into chunks of tokens
 TITLE_SEPARATOR = " > "
 PARAGRAPH_END = r"\n[ \t]*\n"

@@ -21,7 +21,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """The engine's capacity and its sampling rule. The defaults sample as the reference does in training."""
+    """The engine's capacity and its sampling rule. The defaults are those of the paper's published code."""
 
     slots: Count = 64
     """Contexts that decode concurrently, over all devices of a host."""

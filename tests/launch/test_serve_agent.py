@@ -1,5 +1,6 @@
 """launch/serve_agent.py: wrong flags are one line, and the program starts, answers and stops on SIGTERM."""
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -41,7 +42,7 @@ def test_what_is_missing_is_named(refused, tmp_path):
 
 
 def test_the_error_without_a_dependency_names_the_extra(refused, monkeypatch):
-    real = serve_agent.require_packages.__globals__["importlib"].util.find_spec
+    real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else real(name))
     assert "mcp is not installed: pip install 'memsearcher_jax[serve]'" in refused(serve_agent.main, TINY)
 

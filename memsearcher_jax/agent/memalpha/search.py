@@ -41,7 +41,10 @@ class BM25Index:
             for word, found in postings.items()
         }
         if idf:
-            replacement = EPSILON * math.fsum(idf.values()) / len(idf)
+            total = 0.0
+            for value in idf.values():  # not `fsum` or `sum`: scores are those of the original bit for bit
+                total += value
+            replacement = EPSILON * total / len(idf)
             idf = {word: value if value >= 0 else replacement for word, value in idf.items()}
         return cls([count.total() for count in counts], postings, idf)
 

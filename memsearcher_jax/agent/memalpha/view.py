@@ -83,7 +83,7 @@ class EvidenceRetriever:
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
         core = as_text(self.memory.core)
-        blocks = [f"core memory:\n{core}"] if core else []
+        blocks = [f"core memory:\n{core}"] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))
             blocks.append(f"{store.value} memory:\n{lines or EMPTY}")
