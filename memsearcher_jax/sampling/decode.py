@@ -12,7 +12,6 @@ from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.logits import sample
 from memsearcher_jax.sampling.prefill import HostArray
 from memsearcher_jax.sampling.speculation import accepted, propose
@@ -49,20 +48,21 @@ class DecodeOutput:
 
 def decode(
     model: ModelConfig,
-    settings: SamplingConfig,
+    tokens_per_call: int,
+    draft_tokens: int,
     stop_ids: tuple[int, ...],
     cache: Cache,
     params: Params,
     root_key: Array,
     call: Decode,
 ) -> tuple[Cache, DecodeOutput]:
-    """Up to `settings.tokens_per_call` tokens for every row; returns early when no generation goes on.
+    """Up to `tokens_per_call` tokens for every row, or one step of a draft; returns early when no generation goes on.
 
     A draw depends on `root_key`, the context's `rng_stream` and the token's position alone, and not on the other rows
     of the batch, on when the context was scheduled, or on whether the token was drafted.
     """
-    window = 1 + settings.speculative_tokens  # tokens that one step feeds for a context: its last one and the draft
-    steps = max(1, settings.decode_steps_per_call // window)
+    window = 1 + draft_tokens  # tokens that one step feeds for a context: its last one and the draft
+    steps = max(1, tokens_per_call // window)
     cached_A, column_T = call.length_A - 1, jnp.arange(window)
     view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
     key_A = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
@@ -82,7 +82,7 @@ def decode(
     def step(carry):
         number, last_A, length_A, remaining_A, ids_AC, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = carry
         is_active_A = remaining_A > 0
-        draft_AW, drafted_A = propose(ids_AC, length_A, settings.speculative_tokens)
+        draft_AW, drafted_A = propose(ids_AC, length_A, draft_tokens)
         ids_AT = jnp.concatenate([last_A[:, None], draft_AW], axis=1)
         segment_AT = is_active_A[:, None] & (column_T <= drafted_A[:, None])
         # Contexts that have ended read nothing.
@@ -148,7 +148,7 @@ def decode(
     )
     final = jax.lax.while_loop(any_active, step, initial)
     _, _, length_A, remaining_A, _, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = final
-    buffer = buffer.compact() if settings.speculative_tokens else buffer
+    buffer = buffer.compact() if draft_tokens else buffer
     cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ.astype(jnp.int32))
     count_A = length_A - call.length_A
     return cache, DecodeOutput(token_AJ, logprob_AJ, log_kept_AJ, count_A, remaining_A, finite_A)

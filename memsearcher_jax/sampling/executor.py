@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 
 import jax
 import numpy as np
@@ -85,13 +85,31 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
 def _programs(
     model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh
 ) -> dict[type, Wrapped]:
-    shardings = _cache_shardings(mesh)
-    jit = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
     return {
-        CopyPages: jit(copy_pages),
-        Prefill: jit(partial(prefill, model)),
-        Decode: jax.jit(partial(decode, model, settings, stop_ids), donate_argnums=0, out_shardings=(shardings, None)),
+        CopyPages: _cache_program(copy_pages, mesh),
+        Prefill: _prefill_program(model, mesh),
+        Decode: _decode_program(model, settings.decode_steps_per_call, settings.speculative_tokens, stop_ids, mesh),
     }
+
+
+# Engines of one process that differ in slots or sampling rules have the same programs: they are traced once.
+
+
+@lru_cache(maxsize=8)
+def _prefill_program(model: ModelConfig, mesh: Mesh) -> Wrapped:
+    return _cache_program(partial(prefill, model), mesh)
+
+
+@lru_cache(maxsize=8)
+def _decode_program(
+    model: ModelConfig, tokens_per_call: int, draft_tokens: int, stop_ids: tuple[int, ...], mesh: Mesh
+) -> Wrapped:
+    function = partial(decode, model, tokens_per_call, draft_tokens, stop_ids)
+    return jax.jit(function, donate_argnums=0, out_shardings=(_cache_shardings(mesh), None))
+
+
+def _cache_program(function: Callable[..., Cache], mesh: Mesh) -> Wrapped:
+    return jax.jit(function, donate_argnums=0, out_shardings=_cache_shardings(mesh))
 
 
 def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import jax
@@ -45,8 +45,7 @@ class Trainer:
     def with_learning_rate(self, learning_rate: float) -> Trainer:
         """A trainer that differs in nothing else."""
         config = replace(self.config, learning_rate=learning_rate)
-        with jax.set_mesh(self.mesh):
-            return replace(self, config=config, update=self.make_update(config))
+        return replace(self, config=config, update=self.make_update(config))
 
     def weights(self, state: TrainState) -> Params:
         """The weights of the model in this state; with LoRA a merged copy in compute_dtype."""
@@ -158,7 +157,24 @@ def make_trainer(
             frozen = _move(frozen, PINNED_HOST)
     model_config = sharding.select_attention(model_config, mesh)
 
-    def make_update(config: TrainingConfig) -> Callable[..., tuple[TrainState, Metrics]]:
+    make_update = partial(update_program, model_config, mesh, method, temperature)
+    logprob_fn = logprob_program(model_config, mesh, temperature, config)
+    return Trainer(config, mesh, make_update(config), logprob_fn, frozen, make_update, merge)
+
+
+# Runs of one process, as in a sweep, that differ in other settings have the same programs: they are traced once.
+
+
+@lru_cache(maxsize=8)
+def update_program(
+    model_config: ModelConfig,
+    mesh: Mesh,
+    method: Literal["grpo", "sft"],
+    temperature: float,
+    config: TrainingConfig,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """The compiled update of `make_trainer`."""
+    with jax.set_mesh(mesh):
         return update.make_update(
             model_config,
             config,
@@ -169,9 +185,12 @@ def make_trainer(
             with_logprobs=reports_mismatch(config, method),
         )
 
+
+@lru_cache(maxsize=8)
+def logprob_program(model_config: ModelConfig, mesh: Mesh, temperature: float, config: TrainingConfig) -> LogprobFn:
+    """The compiled log-probabilities of `make_trainer`."""
     with jax.set_mesh(mesh):
-        logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
-        return Trainer(config, mesh, make_update(config), logprob_fn, frozen, make_update, merge)
+        return make_logprob_fn(model_config, config, temperature=temperature)
 
 
 def reports_mismatch(config: TrainingConfig, method: str) -> bool:
