@@ -35,6 +35,7 @@ from memsearcher_jax.launch import outputs
 from memsearcher_jax.report.memory_quality import MemoryRules
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.health import RunAborted
 from memsearcher_jax.runtime.run_dir import INDEX, is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -205,6 +206,18 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@contextlib.contextmanager
+def stop_in_one_line(hint: str) -> Iterator[None]:
+    """Prints an alarm or a failed write of long work in one line, with the way to continue; exit status 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (RunAborted, OSError) as error:
+        print(f"error: {printable(error)}; {hint}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
 
 
 def printable(message: object) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -177,7 +178,9 @@ def evaluate(
         from memsearcher_jax.runtime.distributed import Hosts
 
         hosts = hosts or Hosts()
-        weights = {"checkpoint": config.model.path, "step": load_weights.newest_step(config.model.path)}
+        # Of the first host: a run that trains on may save another one meanwhile.
+        steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
+        weights = {"checkpoint": config.model.path, "step": json.loads(steps[0]) if steps else None}
         if resume:
             require_same_weights(out, weights)
         settings = with_own_tokenizer(out, config) if resume else config
@@ -193,7 +196,7 @@ def evaluate(
         answers: Iterator[tuple[str, TrajectorySummary]] = iter(())
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(answered) < len(problems)):
-            params = setup.publish(run, init_state.initial_params(run))
+            params = setup.publish(run, init_state.initial_params(run, weights["step"]))
             driver = setup.make_driver(run, evaluation=True)
             reward_fn = init_state.open_reward_fn(run, evaluation=True)
             chunk = config.sampling.slots if streams else 1
@@ -210,7 +213,8 @@ def evaluate(
     if jobs:
         total = share.size(len(problems))
         updates, pending = -(-len(jobs) // MAX_UPDATES), 0
-        with Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs)) as progress:
+        bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
+        with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"), bar as progress:
             for number, (id, summary) in enumerate(answers, start=1):
                 done[id], pending = summary, pending + 1
                 progress.activity(f"{number}/{len(jobs)} trajectories")

@@ -19,9 +19,9 @@ import tyro
 
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.report.evaluation import RESULTS_FILE
-from memsearcher_jax.report.metrics import METRICS_FILE
+from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
-from memsearcher_jax.report.plots import CURVES_FILE
+from memsearcher_jax.runtime.card import CARD_FILE, read_card
 
 PAGE = "report.html"
 RELOAD_SECONDS = 30
@@ -56,11 +56,11 @@ def follow(run: Path, out: Path, write: Callable[..., object]) -> None:
 
 
 def has_ended(run: Path) -> bool:
-    """Whether the training or the evaluation has written its last file."""
-    metrics, curves = run / METRICS_FILE, run / CURVES_FILE
-    if not metrics.exists():
+    """Whether the training or the evaluation has written its results."""
+    if not (run / METRICS_FILE).exists():
         return (run / RESULTS_FILE).exists()
-    return curves.exists() and curves.stat().st_mtime_ns >= metrics.stat().st_mtime_ns
+    results = read_card(run)["results"] if (run / CARD_FILE).exists() else {}
+    return results.get("steps") == len(read_metrics(run / METRICS_FILE))
 
 
 def state(run: Path) -> dict[Path, int]:

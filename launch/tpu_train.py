@@ -9,9 +9,10 @@ python launch/tpu_train.py --resume --out runs/NAME                       # cont
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,9 +31,9 @@ from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 from memsearcher_jax.report.progress import Progress, format_metrics
 from memsearcher_jax.report.statistics import bootstrap_mean
+from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.card import add_results, write_card
-from memsearcher_jax.runtime.health import RunAborted
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
 from memsearcher_jax.runtime.run_dir import (
     INDEX,
@@ -110,20 +111,29 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             from memsearcher_jax.training import checkpoint
 
             settings = with_own_tokenizer(out, config) if flags.resume else config
-            run = hosts.in_turn(lambda: setup.prepare(settings, out))
+            # What restarts this job may restart its services, too.
+            outage = config.rl.max_search_outage if flags.resume else 0.0
+            run = hosts.in_turn(lambda: setup.prepare(settings, out, max_outage=outage))
             if run.config.rl.method == "sft":
                 sft.check(run)
             steps = run.config.rl.steps  # may come from rl.epochs and the data
             done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
+            seen = hosts.exchange(json.dumps([to_dict(config), flags.resume, done]).encode())
+            if len(set(seen or ())) > 1:
+                raise ValueError(f"the hosts have other settings or see other files in {place}: start all alike")
             if done is not None and done >= steps:
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
                     if not has_ended(out):  # a stop came between the last checkpoint and the report
-                        finish(out, place, remote)
+                        finish(out, place, remote, run.config.rl)
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
-            state = init_state.restored_state(run, out) if flags.resume else init_state.initial_state(run)
+            state = (
+                init_state.restored_state(run, out, hosts.check)
+                if flags.resume
+                else init_state.initial_state(run, hosts.check)
+            )
             writer = None
             if hosts.first:
                 cli.print_skipped(run.problems)
@@ -146,7 +156,11 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     file=sys.stderr,
                 )
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
-        with stop_in_one_line(place), writer or contextlib.nullcontext(), bar as progress:
+        with (
+            cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
+            writer or contextlib.nullcontext(),
+            bar as progress,
+        ):
             if config.rl.method == "grpo":
                 with StepProfiler(out, flags.profile) as trace:
                     last = loop.train(run, state, out, writer, progress, hosts, trace)
@@ -154,17 +168,19 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 assert writer is not None, "rl.method sft runs on one host"
                 last = sft.train(run, state, out, writer, progress, hosts)
         if hosts.first:
-            hint = f"; read {place}/report.html" if finish(out, place, remote) else ""
+            hint = f"; read {place}/report.html" if finish(out, place, remote, config.rl) else ""
             outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
             print(f"{place}: step {steps} done, {format_metrics(last)}{hint}")
 
 
-def finish(out: Path, place: object, remote: RemoteDir | None) -> bool:
+def finish(out: Path, place: object, remote: RemoteDir | None, settings: RLConfig) -> bool:
     """Writes the report and the results on the card of a trained run; returns whether there is a report."""
-    reported = write_report(out, place)
-    add_results(out, last_steps(out))
-    if remote:
-        with cli.one_line_errors():
+    with cli.one_line_errors():
+        if remote:
+            remote.fetch_trajectories(REPORT_TRAJECTORIES // (settings.prompts_per_step * settings.group_size) + 1)
+        reported = write_report(out, place)
+        add_results(out, last_steps(out))  # last: `has_ended` looks for them
+        if remote:
             remote.send()
     return reported
 
@@ -177,20 +193,6 @@ def last_steps(out: Path) -> dict[str, Any]:
     finite = [name for name in names if all(math.isfinite(step[name]) for step in last)]
     means = {str(name): asdict(bootstrap_mean([step[name] for step in last], rng)) for name in finite}
     return {"steps": len(steps), "last_steps": len(last), "metrics": means}
-
-
-@contextlib.contextmanager
-def stop_in_one_line(place: object) -> Iterator[None]:
-    """Prints an alarm or a failed write in one line, with the way to continue; exit status 1."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (RunAborted, OSError) as error:
-        line = cli.printable(error)
-        hint = f"the checkpoints in {place} are intact; fix the error and rerun with --resume"
-        print(f"error: {line}; {hint}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
 
 
 def write_report(out: Path, place: object) -> bool:

@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import math
+import re
 from dataclasses import fields, is_dataclass, replace
 
 import hypothesis
@@ -106,6 +107,7 @@ def test_the_longest_turn_must_fit_the_context():
         ({"training__logit_chunk": 1_000}, "training.seq_len 8192 is no multiple of training.logit_chunk 1000"),
         ({"sampling__prefill_buckets": ()}, "sampling.prefill_buckets is empty"),
         ({"sampling__prefill_buckets": (64, 64)}, "sampling.prefill_buckets is 64 64: .* ascending"),
+        ({"sampling__prefill_buckets": (256, 64)}, "sampling.prefill_buckets is 256 64: .* ascending"),
         ({"sampling__prefill_buckets": (64, 100)}, "is 64 100: give multiples of sampling.prefill_chunk 64"),
         ({"sampling__prefill_chunk": 16_384}, "prefill_chunk 16384 is more than sampling.context_tokens 8192"),
         ({"model__heads": 27}, "model.heads 27 is no multiple of model.kv_heads 4"),
@@ -123,13 +125,47 @@ def test_the_longest_turn_must_fit_the_context():
             "training.old_logprobs trainer is for rl.method grpo: sft has no sampler",
         ),
         ({"rl__method": "sft"}, "training.kl_coefficient 0.001 is for rl.method grpo: set it to 0"),
-        ({"model__adapter": "dir", "model__lora_rank": 8}, "without the adapters in model.adapter .* set it to 0"),
-        ({"seed": -1}, "seed is -1: it must be at least 0"),
+        (
+            {"model__path": "dir", "model__adapter": "dir", "model__lora_rank": 8},
+            "without the adapters in model.adapter .* set it to 0",
+        ),
+        (
+            {"model__lora_rank": 8},
+            "model.lora_rank and model.adapter need the weights that the adapters belong to: set",
+        ),
     ],
 )
 def test_incompatible_settings_are_errors(values, message):
     with pytest.raises(ValueError, match=message):
         check(changed(**values))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", -1, "seed is -1: it must be at least 0"),
+        ("rl.steps", 0, "rl.steps is 0: it must be at least 1 and at most 10,000,000"),
+        ("rl.prompts_per_step", -4, "rl.prompts_per_step is -4: it must be at least 1"),
+        ("rl.group_size", 10**12, "rl.group_size is 1000000000000: it must be at least 1 and at most 10,000,000"),
+        ("rl.evaluate_every", -1, "rl.evaluate_every is -1: it must be at least 0"),
+        ("training.learning_rate", 0.0, "training.learning_rate is 0.0: it must be above 0 and finite"),
+        ("training.kl_coefficient", -0.1, "training.kl_coefficient is -0.1: it must be at least 0 and finite"),
+        ("training.adam_b2", 1.0, "training.adam_b2 is 1.0: it must be at least 0 and below 1"),
+        ("training.dual_clip", 1.0, "training.dual_clip is 1.0: it must be above 1"),
+        ("sampling.temperature", 0.0, "sampling.temperature is 0.0: it must be above 0"),
+        ("sampling.top_p", 0.0, "sampling.top_p is 0.0: it must be above 0 and at most 1"),
+        ("sampling.top_p", 1.01, "sampling.top_p is 1.01: it must be above 0 and at most 1"),
+        ("sampling.top_k", -1, "sampling.top_k is -1"),
+        ("retrieval.encoder_size", 0, "retrieval.encoder_size is 0"),
+        ("retrieval.target_recall", 1.5, "retrieval.target_recall is 1.5"),
+        ("retrieval.timeout", 0.0, "retrieval.timeout is 0.0: it must be above 0 and finite"),
+        ("retrieval.max_attempts", 0, "retrieval.max_attempts is 0"),
+        ("evaluation.temperature", -1.0, "evaluation.temperature is -1.0"),
+    ],
+)
+def test_a_value_out_of_range_is_an_error(name, value, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        check(changed(**{name.replace(".", "__"): value}))
 
 
 def test_settings_have_qualified_names_in_field_order():

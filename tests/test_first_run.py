@@ -84,7 +84,9 @@ def test_two_steps_are_trained_and_saved(first_run):
 def test_every_saved_trajectory_starts_from_a_real_question(first_run, data, shared):
     questions = {row["id"]: row["question"] for row in map(json.loads, (data / "questions.jsonl").open())}
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-    for file in sorted((first_run / "trajectories").iterdir()):
+    files = sorted((first_run / "trajectories").iterdir())
+    assert len(files) == 2
+    for file in files:
         trajectories = [scored.trajectory for scored in read_trajectories(file)]
         assert len(trajectories) == 6
         for trajectory in trajectories:

@@ -100,10 +100,25 @@ def test_every_constraint_is_an_exact_public_version(pins):
         assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", version), (name, version)
 
 
+def install(wheel, folder):
+    """Installs the wheel by pip, without its dependencies; byte-compiling every file would take seconds."""
+    options = ["--no-deps", "--no-compile", "--quiet", "--target", folder]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel.filename], check=True)
+
+
+HELP_PROGRAM = """
+import sys
+from contextlib import suppress
+from memsearcher_jax.launch import main
+for name in sys.argv[1:]:
+    with suppress(SystemExit):
+        main.run_command([name, "--help"])
+"""
+
+
 def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_path):
     """Installed by pip, outside the source tree."""
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", tmp_path, wheel.filename]
-    subprocess.run(install, check=True)
+    install(wheel, tmp_path)
 
     def run(*arguments, **kwargs):
         environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "COLUMNS": "80"}
@@ -113,8 +128,9 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
     help_ = run(tmp_path / "bin" / "memsearcher", "train", "--help", check=True).stdout
     assert help_.startswith("usage: memsearcher train ") and "--rl.steps" in help_
     commands = re.findall(r"^    (\w+)", run(tmp_path / "bin" / "memsearcher", check=True).stdout, flags=re.MULTILINE)
-    for command in commands:
-        assert run(tmp_path / "bin" / "memsearcher", command, "--help").stdout.startswith("usage: "), command
+    assert commands == list(main.COMMANDS)
+    usages = run("-c", HELP_PROGRAM, *commands, check=True).stdout
+    assert re.findall(r"^usage: memsearcher (\w+) ", usages, flags=re.MULTILINE) == commands
     code = "from memsearcher_jax.launch import cli; print(cli.__file__, cli.load_preset('tiny_react').agent.workflow)"
     assert run("-c", code, check=True).stdout == f"{tmp_path}/memsearcher_jax/launch/cli.py react\n"
 
@@ -122,8 +138,7 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
 @pytest.mark.slow
 def test_the_installed_command_serves_an_agent(wheel, tmp_path):
     """The page and the weights come from the wheel; the dependencies are this environment's."""
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", tmp_path, wheel.filename]
-    subprocess.run(install, check=True)
+    install(wheel, tmp_path)
     weights = tmp_path / PACKAGE / "assets" / "tiny"
     command = [sys.executable, tmp_path / "bin" / "memsearcher", "serve_agent", "--config", "tiny", "--port", "0"]
     command += ["--checkpoint", weights, "--sampling.slots", "8", "--retrieval.index_type", "exact"]

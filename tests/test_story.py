@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import zlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,7 +95,9 @@ def test_metrics_of_every_step_are_written(uninterrupted):
 
 def test_trajectories_of_every_step_are_stored(uninterrupted):
     run, out = uninterrupted
-    for path in sorted((out / "trajectories").iterdir()):
+    paths = sorted((out / "trajectories").iterdir())
+    assert len(paths) == 3
+    for path in paths:
         trajectories = list(read_trajectories(path))
         assert len(trajectories) == 12
         for scored in trajectories:
@@ -107,10 +110,12 @@ def test_trajectories_of_every_step_are_stored(uninterrupted):
 def test_a_resumed_run_equals_an_uninterrupted_run(uninterrupted, tmp_path):
     """Problems, samples, weights and metrics are bit-identical."""
     run, out = uninterrupted
-    run_for(small(2, evaluate_every=2), tmp_path / "run")
-    run_for(small(3, evaluate_every=2), tmp_path / "run", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, newest_weights(run, out), newest_weights(run, tmp_path / "run"))
-    assert untimed_metrics(out) == untimed_metrics(tmp_path / "run")
+    resumed = shutil.copytree(out, tmp_path / "run")
+    shutil.rmtree(resumed / "checkpoints" / "3")
+    assert checkpoint.latest_step(resumed / "checkpoints") == 2
+    run_for(small(3, evaluate_every=2), resumed, resume=True)
+    assert checkpoint.latest_step(resumed / "checkpoints") == 3
+    assert_same_run(resumed, out, run)
 
 
 UNTIMED = ("time/", "tokens_per_second")
@@ -222,10 +227,37 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
     for step in sorted((resumed / "checkpoints").iterdir())[1:]:
         shutil.rmtree(step)
     assert checkpoint.latest_step(resumed / "checkpoints") == 2
+    changed = replace(carrying(4), seed=1)
+    with pytest.raises(ValueError, match="seed cannot change"):
+        init_state.restored_state(setup.prepare(changed, resumed), resumed)
     run_for(carrying(4), resumed, resume=True)
     jax.tree.map(
         np.testing.assert_array_equal, newest_weights(run, tmp_path / "straight"), newest_weights(run, resumed)
     )
+
+
+@pytest.mark.slow
+def test_a_rollback_samples_carried_problems_again(tmp_path):
+    """Every second step is a collapse. No context of the weights that are gone is trained."""
+    out, config = tmp_path / "straight", guarded(4, min_entropy=100.0)
+    rl = replace(config.rl, carry_over=1, keep_checkpoints=2)
+    config = check(replace(config, rl=rl, training=replace(config.training, old_logprobs="sampler")))
+    run = run_for(config, out)
+    steps = read_metrics(out / "metrics.jsonl")
+    assert [step["rollbacks"] for step in steps] == [0, 1, 1, 2]
+    assert steps[1]["interrupted_tokens"] > 0, "trajectories are under way at the first rollback"
+    assert steps[2]["kl"] < 1e-6 < steps[1]["kl"], "the weights of step 2 are the initial ones"
+    trained = [list(read_trajectories(path)) for path in sorted((out / "trajectories").iterdir())]
+    counts = Counter((one.trajectory.problem.id, one.trajectory.rollout) for step in trained for one in step)
+    assert set(counts.values()) == {1} and len(counts) == 4 * config.rl.prompts_per_step * config.rl.group_size
+    contexts = [context for step in trained[2:] for one in step for context in one.trajectory.contexts]
+    assert min(context.version for context in contexts) == 2
+
+    resumed = shutil.copytree(out, tmp_path / "resumed")
+    shutil.rmtree(resumed / "checkpoints" / "4")
+    assert checkpoint.latest_step(resumed / "checkpoints") == 2
+    run_for(config, resumed, resume=True)
+    assert_same_run(resumed, out, run)
 
 
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
@@ -235,7 +267,7 @@ def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupt
     config = replace(config, model=replace(config.model, path=str(source)))
     run = run_for(config, out)
     initial = newest_weights(run, source)
-    run_for(small(4, evaluate_every=2), source, resume=True)
+    (source / "checkpoints" / "2").rename(source / "checkpoints" / "4")
     resumed = init_state.restored_state(setup.prepare(config, out), out)
     assert resumed.initial_step == 3 and checkpoint.latest_step(source / "checkpoints") == 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.trainer.reference_params), initial)
@@ -250,22 +282,21 @@ def test_a_run_folder_contains_config_and_tokenizer(uninterrupted):
     assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 
-def with_adapters(steps: int, base: Path) -> RunConfig:
-    config = small(steps)
-    targets = ("q_proj", "v_proj", "down_proj")
-    return check(replace(config, model=replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)))
-
-
 def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     run, source = uninterrupted
     base = tmp_path / "base"
     load_weights.export(source, run.config.model, base, "float32", run.tokenizer.folder, (), 10**9)
-    run = run_for(with_adapters(2, base), tmp_path / "straight")
-    run_for(with_adapters(1, base), tmp_path / "resumed")
-    run_for(with_adapters(2, base), tmp_path / "resumed", resume=True)
+    config, targets = small(2), ("q_proj", "v_proj", "down_proj")
+    model = replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)
+    config = check(replace(config, model=model, rl=replace(config.rl, checkpoint_every=1)))
+    run = run_for(config, tmp_path / "straight")
+    resumed = shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    shutil.rmtree(resumed / "checkpoints" / "2")
+    assert checkpoint.latest_step(resumed / "checkpoints") == 1
+    run_for(config, resumed, resume=True)
     merged = newest_weights(run, tmp_path / "straight")
-    jax.tree.map(np.testing.assert_array_equal, merged, newest_weights(run, tmp_path / "resumed"))
+    assert_same_run(resumed, tmp_path / "straight", run)
 
     frozen = jax.device_get(init_state.initial_params(run))
     changed = {name for name, x in merged["layers"].items() if (x != frozen["layers"][name]).any()}

@@ -75,10 +75,7 @@ class WorkflowSpec:
                 "memalpha.chunk_tokens": memalpha.chunk_tokens,
                 "agent.completion_tokens": agent.completion_tokens,
             }
-        budget = {"agent.question_tokens": agent.question_tokens}
-        if not self.searches:
-            return budget | {"agent.completion_tokens": agent.completion_tokens}
-        budget |= {"agent.observation_tokens": agent.observation_tokens}
+        budget = {"agent.question_tokens": agent.question_tokens, "agent.observation_tokens": agent.observation_tokens}
         if not self.keeps_memory:
             return budget | {"2 x agent.completion_tokens": 2 * agent.completion_tokens}
         return budget | {

@@ -21,6 +21,7 @@ TrackerName = Literal["tensorboard", "wandb"]
 WANDB = "wandb"  # directory of the files of Weights & Biases in a run directory
 WANDB_ID = "id.txt"  # in that directory: a resumed run continues the same run there
 TABLE_ROWS = 32
+MAX_QUEUE = 1_000  # values for TensorBoard, more than a step has
 TABLE_COLUMNS = ("question", "golden answers", "answer", "reward", "stop", "turns", "searches", "last memory")
 
 
@@ -36,9 +37,13 @@ class TensorBoard:
     def __init__(self, directory: Path, resume_step: int | None):
         from tensorboardX import SummaryWriter  # imports torch where it is installed: a second
 
-        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=resume_step)
+        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=resume_step, max_queue=MAX_QUEUE)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        # After a failed write its thread is gone, and a full queue would block this process for ever.
+        writer: Any = self._events.file_writer
+        if not writer.event_writer._worker.is_alive():
+            raise OSError("TensorBoard's files cannot be written: is the disk full?")
         for name, value in values.items():
             self._events.add_scalar(name, value, step)
         self._events.flush()

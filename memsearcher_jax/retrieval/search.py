@@ -146,6 +146,7 @@ def open_searcher(
     directory: Path,
     passages: Iterable[Passage],
     load_encoder: Callable[[str], TextEncoder] | None = None,
+    max_outage: float = 0.0,
 ) -> Searcher:
     """Open the service or the index that `config` names; if it names none, build an index in `directory`.
 
@@ -153,19 +154,20 @@ def open_searcher(
       directory: folder of the run's index, for instance `<run>/index`; an existing index is opened, not rebuilt.
       passages: those of the synthetic encyclopedia; read only if `config` names neither an index nor a corpus.
       load_encoder: reads the folder `config.encoder`, if it is one.
+      max_outage: seconds to wait for a service that is down.
 
     Raises:
       OSError, ValueError: one line with the service, corpus or index that cannot be used, and the reason.
     """
-    source = _remote(config) if config.url else _local(config, directory, passages, load_encoder)
+    source = _remote(config, max_outage) if config.url else _local(config, directory, passages, load_encoder)
     return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
 
 
-def _remote(config: RetrievalConfig) -> Source:
+def _remote(config: RetrievalConfig, max_outage: float) -> Source:
     if config.corpus or config.index:
         raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
     clients = [SearchClient(url, config.timeout, config.max_attempts) for url in config.url]
-    scales = [client.check().get("scale") for client in clients]
+    scales = [client.check(max_outage).get("scale") for client in clients]
     for client, scale in zip(clients[1:], scales[1:], strict=True):
         if not scale or scale != scales[0]:
             raise ValueError(

@@ -49,6 +49,8 @@ from memsearcher_jax.types import (
 Problems = Callable[[int], Sequence[Problem]]
 """The problems of a step, all hosts' in order."""
 Rollout = FinishedWorkflow | PausedWorkflow
+FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
+"""What carried trajectories depend on: another value would attach them to other problems, or not hold them."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def rollout(
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
     """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
     groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
-    due = {position for position, group in enumerate(groups) if group.begun <= step - settings.carry_over}
+    last = step == settings.steps - 1  # nothing is left for a later one, also where hosts have other shares than before
+    due = {place for place, group in enumerate(groups) if last or group.begun <= step - settings.carry_over}
     complete = {position for position, group in enumerate(groups) if group.complete}
     step_rollout = _StepRollout(groups, len(carried.next_steps), step, due, complete)
     waiting = {
@@ -260,8 +263,7 @@ def to_text(carried: Carried, hosts: Hosts) -> str:
 def check_carried(text: str, step: int, settings: RLConfig, changed: Sequence[str] = ()) -> None:
     """Raises ValueError if a setting has changed without which the groups in `text` cannot go on in `step`.
 
-    `changed`: names of all settings that differ from those of the run that saved `text`. Other problems would get the
-    answers of these, and workflows would not repeat what they did.
+    `changed`: names of all settings that differ from those of the run that saved `text`.
     """
     content = _content(text)
     next_steps, groups = content["next_steps"], content["groups"]
@@ -271,7 +273,7 @@ def check_carried(text: str, step: int, settings: RLConfig, changed: Sequence[st
             f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
             f"rl.group_size {group_size}: leave them"
         )
-    if groups and (names := [name for name in changed if name.startswith(("agent.", "memalpha.", "data.", "seed"))]):
+    if groups and (names := [name for name in changed if name.startswith(FIXED_SETTINGS)]):
         raise ValueError(f"{names[0]} cannot change while the checkpoint carries trajectories: leave it")
     if (needed := max((step - one["begun"] for one in groups), default=0)) > settings.carry_over:
         raise ValueError(

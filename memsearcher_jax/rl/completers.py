@@ -6,7 +6,8 @@ A completion that fails carries an error, never an empty text: the caller decide
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -46,8 +47,10 @@ class EngineCompleter:
             (number, generate_once(prompt, self.max_tokens), PausedWorkflow())
             for number, prompt in zip(numbers, prompts, strict=True)
         )
-        finished = dict(self.executor.run(workflows, self.params, key, _completion))
-        self.executor.engine.release()  # the update has the memory of its cache
+        try:
+            finished = dict(self.executor.run(workflows, self.params, key, _completion))
+        finally:
+            self.executor.engine.release()  # the update has the memory of its cache
         return [finished[number] for number in numbers]
 
 
@@ -96,6 +99,8 @@ class OpenAICompleter:
     max_tokens: int
     temperature: float
     max_concurrency: int
+    max_outage: float = 0.0  # seconds for which a request is repeated while the service is down
+    check: Callable[[], None] = lambda: None  # called before every request; what it raises ends the call
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """The service samples by itself: `key` decides nothing here."""
@@ -110,10 +115,17 @@ class OpenAICompleter:
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
         }
-        try:
-            return Completion(self.service.complete(body))
-        except (ServiceUnavailable, RequestRejected) as error:
-            return Completion(error=str(error))
+        deadline = time.monotonic() + self.max_outage
+        while True:
+            self.check()
+            try:
+                return Completion(self.service.complete(body))
+            except RequestRejected as error:
+                return Completion(error=str(error))
+            except ServiceUnavailable as error:
+                if time.monotonic() >= deadline:
+                    return Completion(error=str(error))
+                time.sleep(1.0)
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,8 @@ class CachedCompleter:
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """As the completer that it wraps, which gets the prompts that are not in the cache."""
-        digests = [_digest(prompt) for prompt in prompts]
+        sampled_with = jax.random.key_data(key).tobytes()
+        digests = [sampled_with + _digest(prompt) for prompt in prompts]
         known = {digest: Completion(text) for digest in digests if (text := self.texts.get(digest)) is not None}
         new = {digest: prompt for digest, prompt in zip(digests, prompts, strict=True) if digest not in known}
         if new:
@@ -137,7 +150,12 @@ class CachedCompleter:
 
 
 def open_openai_completer(
-    config: CompleterConfig, *, section: str, max_tokens: int, temperature: float
+    config: CompleterConfig,
+    *,
+    section: str,
+    max_tokens: int,
+    temperature: float,
+    check: Callable[[], None] = lambda: None,
 ) -> OpenAICompleter:
     """The service that the settings name. Raises ValueError, in one line, if they do not suffice to reach it."""
     if not config.url or not config.model:
@@ -148,7 +166,8 @@ def open_openai_completer(
     # Concurrent requests fail together: one slow moment must not open the circuit.
     breaker = CircuitBreaker(failure_threshold=2 * config.max_concurrency)
     service = ChatService(config.url, config.timeout, config.max_attempts, breaker, headers=headers)
-    return OpenAICompleter(service, config.model, max_tokens, temperature, config.max_concurrency)
+    limits = config.max_concurrency, config.max_outage
+    return OpenAICompleter(service, config.model, max_tokens, temperature, *limits, check)
 
 
 def _digest(prompt: Prompt) -> bytes:

@@ -84,6 +84,8 @@ class CompleterConfig:
     """openai: attempts before a completion has failed."""
     max_concurrency: Count = 16
     """openai: concurrent requests."""
+    max_outage: NonNegative = 600.0
+    """openai: seconds for which a request is repeated while the service is down, before it has failed."""
     cache_size: Count = 20_000
     """Completions to cache, so that equal prompts are completed once; the least recently used are evicted."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +85,14 @@ def evaluate_together(
         scored = evaluate(run, driver, params, notify_unless_stopped, reward_fn, Shard(hosts.index, hosts.count))
         batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
     joined = exchange(hosts, batch)
-    return joined.summaries if joined else ()
+    if joined is None:
+        return ()
+    summaries = list(joined.summaries)
+    rest = iter(joined.summaries)  # one host's after the other's
+    for index in range(hosts.count):
+        count = Shard(index, hosts.count).size(len(summaries))
+        summaries[index :: hosts.count] = itertools.islice(rest, count)
+    return summaries
 
 
 def read_summaries(folder: Path, problems: Sequence[Problem], shard: Shard) -> dict[str, TrajectorySummary]:

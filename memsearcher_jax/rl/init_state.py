@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,9 @@ from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointError
 from memsearcher_jax.training.trainer import Trainer, make_trainer
 from memsearcher_jax.training.update import TrainState
+
+MEASURES = ("evaluation.", "data.", "reward.", "memalpha.", "answerer.", "judge.")
+"""Settings after whose change rewards are not comparable with earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,14 @@ def initial_adapters(run: Run) -> Params:
     return init(named_key(run.config.seed, "adapters", 0))
 
 
-def open_reward_fn(run: Run, initial_step: int | None = None, *, evaluation: bool = False) -> RewardFn:
-    """The reward function of the run's workflow. `initial_step`: see `RunState`.
+def open_reward_fn(
+    run: Run,
+    initial_step: int | None = None,
+    *,
+    evaluation: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> RewardFn:
+    """The reward function of the run's workflow, which `check` interrupts by raising. `initial_step`: see `RunState`.
 
     Where a stream's questions are answered by the initial policy, an evaluation of a trained run uses the weights that
     its training started from, as they were while it learned.
@@ -93,11 +103,11 @@ def open_reward_fn(run: Run, initial_step: int | None = None, *, evaluation: boo
 
     prompts, mesh = run.prompts, run.meshes.local
     assert isinstance(prompts, MemalphaPrompts), "the registry loads the prompts of the workflow"
-    return open_stream_reward_fn(config, prompts, run.tokenizer, mesh, frozen, evaluation=evaluation)
+    return open_stream_reward_fn(config, prompts, run.tokenizer, mesh, frozen, evaluation=evaluation, check=check)
 
 
-def initial_state(run: Run) -> RunState:
-    """Step 0."""
+def initial_state(run: Run, check: Callable[[], None] = lambda: None) -> RunState:
+    """Step 0. `check` interrupts the computation of rewards by raising."""
     model, mesh = run.config.model, run.meshes.train
     # The run in model.path may go on, but this one must find the same weights again when it resumes.
     step = load_weights.newest_step(model.path) if model.path else None
@@ -107,14 +117,14 @@ def initial_state(run: Run) -> RunState:
         if model.lora_rank:
             params = initial_adapters(run)
         state = update.init_state(params, model, update.make_optimizer(run.config.training), mesh)
-        return RunState(trainer, state, open_reward_fn(run, step), initial_step=step)
+        return RunState(trainer, state, open_reward_fn(run, step, check=check), initial_step=step)
 
 
-def restored_state(run: Run, folder: Path) -> RunState:
-    """The newest intact checkpoint of the run in `folder`; the frozen weights are the run's initial ones.
+def restored_state(run: Run, folder: Path, check: Callable[[], None] = lambda: None) -> RunState:
+    """The newest intact checkpoint of the run in `folder`; frozen weights are the run's initial ones.
 
-    Raises FileNotFoundError if these were a checkpoint that no longer exists, ValueError if carried trajectories cannot
-    go on under changed settings.
+    `check` as for `initial_state`. Raises FileNotFoundError if frozen weights are needed and were a checkpoint that no
+    longer exists, ValueError if carried trajectories cannot go on under changed settings.
     """
     model, mesh = run.config.model, run.meshes.train
     with jax.set_mesh(mesh):
@@ -122,14 +132,18 @@ def restored_state(run: Run, folder: Path) -> RunState:
         try:
             step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
         except FileNotFoundError:  # the run was stopped before its first checkpoint
-            return initial_state(run)
+            return initial_state(run, check)
+        changed = [name for name, *_ in differences(hub.local(read_run_config(folder)), run.config)]
         if carried := meta.get("carried", ""):
-            changed = differences(hub.local(read_run_config(folder)), run.config)
-            check_carried(carried, step, run.config.rl, [name for name, *_ in changed])
+            check_carried(carried, step, run.config.rl, changed)
         source = meta.get("initial_step")
         health = HealthState(**meta.get("health", {}))
-        trainer = _after_rollbacks(run, _open_trainer(run, initial_params(run, source)), health)
-        return RunState(trainer, state, open_reward_fn(run, source), step, meta["position"], source, carried, health)
+        if any(name.startswith(MEASURES) for name in changed):
+            health = replace(health, rewards=[], best_mean=0.0, best_step=None, best_reward=None)
+        needs_frozen = model.lora_rank or run.config.training.kl_coefficient
+        trainer = _open_trainer(run, initial_params(run, source) if needs_frozen else {})
+        trainer, reward_fn = _after_rollbacks(run, trainer, health), open_reward_fn(run, source, check=check)
+        return RunState(trainer, state, reward_fn, step, meta["position"], source, carried, health)
 
 
 def rolled_back(

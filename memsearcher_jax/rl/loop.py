@@ -18,6 +18,7 @@ A host that is asked to stop interrupts its rollout and says so in 4: all hosts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -93,7 +94,9 @@ def train(
         if not summaries:
             return {}
         test_metrics = trajectory_metrics(summaries, reads_streams=reads_streams)
-        health.record_evaluation(step, test_metrics[MetricName.REWARD])
+        # What an outage leaves of an evaluation does not measure these weights.
+        complete = test_metrics[MetricName.UNSCORED] <= config.health.max_unscored
+        health.record_evaluation(step, test_metrics[MetricName.REWARD] if complete else math.nan)
         return {f"test/{name}": value for name, value in test_metrics.items()}
 
     def sample(
@@ -152,17 +155,16 @@ def train(
             if rl.refill:
                 problems = step_problems(loader, step + 1, position, rl)
             carried = unfinished
+            metrics = trajectory_metrics(batch.summaries, reads_streams=reads_streams) | rollout_metrics(batch.stats)
+            # Trajectories that an outage leaves are those that did not search: not what to learn from.
+            examples = batch.examples if metrics[MetricName.UNSCORED] <= config.health.max_unscored else ()
             del params  # the update has the memory of the sampler's weights, too
             with timer("update"):
                 rng = named_rng(config.seed, "rows", step)
-                state, update_metrics = trainer.step(state, batch.examples, rng, notify)
+                state, update_metrics = trainer.step(state, examples, rng, notify)
             with timer("publish"):
                 params = publish(run, trainer.weights(state))
-            metrics = (
-                trajectory_metrics(batch.summaries, reads_streams=reads_streams)
-                | update_metrics
-                | rollout_metrics(batch.stats)
-            )
+            metrics |= update_metrics
             mixed = batch.mixed_groups(rl.group_size)
             metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
             if rl.refill:

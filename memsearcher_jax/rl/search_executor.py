@@ -119,7 +119,7 @@ class SearchExecutor(Generic[Caller]):
         (one,) = batch.pending
         circuit_is_open = getattr(error, "retry_after", 0.0) > 0
         blameless = circuit_is_open or self._last_available <= one.failed_at
-        return isinstance(error, ConnectionError) and blameless and now - one.since < self._max_outage
+        return isinstance(error, ConnectionError | TimeoutError) and blameless and now - one.since < self._max_outage
 
     def _begin(self, pending: tuple[_Pending[Caller], ...]) -> _Batch[Caller]:
         future: futures.Future[list[Results]] = futures.Future()

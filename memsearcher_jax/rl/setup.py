@@ -58,11 +58,13 @@ def prepare(
     training: bool = True,
     questions: Sequence[Problem] = (),
     index: Path | None = None,
+    max_outage: float = 0.0,
 ) -> Run:
     """Opens everything that a run needs; data and index that have to be built are kept in `workspace`.
 
     Cheap checks come first. `training`: problems to train on are required, else problems to test. `questions` replace
     the config's test questions; `index` is an index that exists already, if it is not in `workspace`.
+    `max_outage`: seconds to wait for a search service that is down.
     Repositories of the Hub are downloaded. Raises ValueError or OSError in one line that names the setting or file.
     """
     config = hub.local(config)
@@ -81,7 +83,7 @@ def prepare(
     if training:
         config = with_steps(config, len(problems.train))
     searches = WORKFLOWS[config.agent.workflow].searches
-    searcher = open_search(config, index or workspace / INDEX) if searches else None
+    searcher = open_search(config, index or workspace / INDEX, max_outage) if searches else None
     return Run(config, meshes, tokenizer, prompts, searcher, problems)
 
 
@@ -234,10 +236,11 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
     return list(problems.values())
 
 
-def open_search(config: RunConfig, index: Path) -> Searcher:
+def open_search(config: RunConfig, index: Path, max_outage: float = 0.0) -> Searcher:
     """What the config searches; an index that has to be built is kept at `index`."""
     passages = make_encyclopedia(config.data.encyclopedia).passages if has_synthetic_passages(config) else ()
-    return open_searcher(config.retrieval, index, passages, partial(text_encoder.load, config.retrieval))
+    load = partial(text_encoder.load, config.retrieval)
+    return open_searcher(config.retrieval, index, passages, load, max_outage)
 
 
 def has_synthetic_passages(config: RunConfig) -> bool:

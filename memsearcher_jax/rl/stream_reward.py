@@ -216,8 +216,9 @@ def open_stream_reward_fn(
     initial_params: Callable[[], Params],
     *,
     evaluation: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> StreamRewardFn:
-    """The reward function with its answerer and judge.
+    """The reward function with its answerer and judge. `check` interrupts them by raising.
 
     `initial_params` returns the frozen weights on `mesh`; it is called only if a completer runs on them, and once.
     Raises ValueError if a service's settings do not suffice.
@@ -228,7 +229,7 @@ def open_stream_reward_fn(
         context_tokens = answer_context_tokens(config, prompts, tokenizer)
         sampling = replace(config.sampling, context_tokens=context_tokens, temperature=settings.answer_temperature)
         engine = Engine(config.model, sampling, tokenizer.stop_ids, mesh)
-        executor = WorkflowExecutor(engine, tokenizer)
+        executor = WorkflowExecutor(engine, tokenizer, check=check)
         engine_completer = EngineCompleter(executor, initial_params(), settings.answer_tokens)
 
     def open_completer(section: str) -> Completer | None:
@@ -236,7 +237,9 @@ def open_stream_reward_fn(
         completer: Completer | None = engine_completer if backend.backend == "initial_policy" else None
         if backend.backend == "openai":
             tokens, temperature = settings.answer_tokens, settings.answer_temperature
-            completer = open_openai_completer(backend, section=section, max_tokens=tokens, temperature=temperature)
+            completer = open_openai_completer(
+                backend, section=section, max_tokens=tokens, temperature=temperature, check=check
+            )
         return CachedCompleter(completer, LRUCache(backend.cache_size)) if completer else None
 
     return StreamRewardFn(settings, prompts, tokenizer, open_completer("answerer"), open_completer("judge"), evaluation)

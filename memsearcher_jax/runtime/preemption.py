@@ -157,7 +157,8 @@ class _Job:
         if self.client:
             import jax
 
-            jax.distributed.shutdown()  # ends the calls in which the listeners wait
+            with contextlib.suppress(Exception):  # another host may be gone; this one has nothing left to do
+                jax.distributed.shutdown()  # ends the calls in which the listeners wait
             # A thread that returns from C++ while the interpreter exits would abort the process.
             for listener in self._listeners:
                 listener.join(BROADCAST_SECONDS)

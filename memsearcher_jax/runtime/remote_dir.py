@@ -4,8 +4,8 @@
     the local directory    the same without checkpoints/, and bucket.json with the address
 
 Cloud Storage supports neither append nor rename, which the files of a run need. So the host writes locally and uploads
-each changed file; an upload replaces an object atomically. orbax writes checkpoints to the bucket directly, from all
-hosts. `data/` and `index/` stay on the hosts.
+each changed file; an upload replaces an object atomically. Uploaded trajectories, which soon fill a disk, are deleted
+here. orbax writes checkpoints to the bucket directly, from all hosts. `data/` and `index/` stay on the hosts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.report.page.run_data import evenly_spaced
 from memsearcher_jax.runtime.run_dir import BUCKET_FILE, CHECKPOINTS, DATA, INDEX, RUN_FILE
 
+TRAJECTORIES = "trajectories"
 NOT_COPIED = (CHECKPOINTS, DATA, INDEX, BUCKET_FILE)
 PARTIAL = ".partial"  # suffix of a file that is being written
 SCHEME = "gs://"
@@ -47,28 +49,41 @@ class RemoteDir:
             return _file_system().exists(f"{self.address}/{RUN_FILE}")
 
     def fetch(self, only: Sequence[str] = ()) -> None:
-        """Downloads the top-level entries `only`; by default all but NOT_COPIED."""
+        """Downloads the top-level entries `only`; by default all but trajectories and NOT_COPIED."""
         with _one_line_errors(self.address):
             files = _file_system()
             tops = {name.rpartition("/")[2]: name for name in files.ls(self.address, detail=False)}
-            wanted = [name for top, name in tops.items() if (top in only if only else top not in NOT_COPIED)]
-            there = [name for top in wanted for name in files.find(top)]
-            here = [self.folder / _relative_path(name, self.address) for name in there]
-            for path in here:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            files.get(there, [str(path) for path in here])
+            wanted = only or set(tops) - {*NOT_COPIED, TRAJECTORIES}
+            self._get([name for top in tops if top in wanted for name in files.find(tops[top])])
+
+    def fetch_trajectories(self, count: int) -> None:
+        """Downloads at most `count` of the files of trajectories, evenly spaced and with the last."""
+        with _one_line_errors(self.address):
+            there = sorted(_file_system().find(f"{self.address}/{TRAJECTORIES}"))
+            self._get([there[index] for index in evenly_spaced(len(there), count)])
+
+    def _get(self, there: Sequence[str]) -> None:
+        here = [self.folder / _relative_path(name, self.address) for name in there]
+        for path in here:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        _file_system().get(list(there), [str(path) for path in here])
         self._sent.update({path: _state(path) for path in here})
 
     def send(self) -> None:
-        """Uploads every file that has changed since the last transfer."""
+        """Uploads every file that has changed since the last transfer, run.json last: with it the run exists."""
         now = {
             path: _state(path) for path in sorted(self.folder.rglob("*")) if path.is_file() and self._is_copied(path)
         }
         changed = [path for path, state in now.items() if self._sent.get(path) != state]
-        with _one_line_errors(self.address):
-            there = [f"{self.address}/{path.relative_to(self.folder).as_posix()}" for path in changed]
-            _file_system().put([str(path) for path in changed], there)
-        self._sent.update({path: now[path] for path in changed})
+        last = [path for path in changed if path.name == RUN_FILE]
+        for paths in ([path for path in changed if path not in last], last):
+            with _one_line_errors(self.address):
+                there = [f"{self.address}/{path.relative_to(self.folder).as_posix()}" for path in paths]
+                _file_system().put([str(path) for path in paths], there)
+            self._sent.update({path: now[path] for path in paths})
+        for path in changed:
+            if path.parent.name == TRAJECTORIES:
+                path.unlink()
 
     def _is_copied(self, path: Path) -> bool:
         top = path.relative_to(self.folder).parts[0]
@@ -92,6 +107,11 @@ class UploadingWriter(MetricsWriter):
             self._remote.send()
         except OSError as error:
             print(f"step {step} is not uploaded yet: {error}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        super().close()
+        with contextlib.suppress(OSError):  # a stopped run has no other upload after a failed one
+            self._remote.send()
 
 
 def check_address(address: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.report.evaluation import WEIGHTS_FILE
 
 PACKAGED = "package:"
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
@@ -53,7 +54,7 @@ def is_vacant(folder: Path) -> bool:
         return True
     if not folder.is_dir() or is_run(folder):
         return False
-    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE}
+    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE, WEIGHTS_FILE}
     return all(one.name in built or one.name.startswith(f".{INDEX}.") for one in folder.iterdir())
 
 

@@ -22,7 +22,7 @@ def test_workflows_settings_and_templates_name_the_same_workflows():
 
 @pytest.mark.parametrize(
     ("name", "needed"),
-    [("memsearcher", 140), ("react", 120), ("search_r1", 120), ("direct", 50), ("rag", 120), ("memalpha", 110)],
+    [("memsearcher", 140), ("react", 120), ("search_r1", 120), ("direct", 120), ("rag", 120), ("memalpha", 110)],
 )
 def test_the_longest_context_has_to_fit(name, needed, token_counter):
     spec, agent, memalpha = WORKFLOWS[name], agent_config(name), MemalphaConfig(chunk_tokens=50, core_tokens=10)

@@ -1,5 +1,6 @@
 """A small run that is trained and exported once, and fixtures for tests of commands."""
 
+import contextlib
 import json
 import logging
 from dataclasses import replace
@@ -42,6 +43,21 @@ def exported(finished, tmp_path_factory) -> Path:
     """The weights of the run as a Hugging Face folder. Read-only: a test that modifies it must copy it."""
     out = tmp_path_factory.mktemp("exported") / "hf"
     export_hf.main(["--checkpoint", str(finished), "--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="session")
+def evaluated(finished, tmp_path_factory) -> Path:
+    """An evaluation of the run, with .json, .out and .err files next to it. Read-only: a test that modifies it must
+    copy it."""
+    out = tmp_path_factory.mktemp("evaluated") / "evaluation"
+    with (
+        out.with_suffix(".out").open("w") as stdout,
+        out.with_suffix(".err").open("w") as stderr,
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        evaluate.main(["--checkpoint", str(finished), "--out", str(out), "--json", str(out.with_suffix(".json"))])
     return out
 
 
@@ -102,24 +118,34 @@ def corpus(tmp_path):
     return file
 
 
-@pytest.fixture
-def scripted(monkeypatch, tmp_path):
-    """Runs launch/evaluate.py with a scripted policy for each problem; returns its results, or None, and its folder."""
+@pytest.fixture(scope="session")
+def scripted_into():
+    """Runs launch/evaluate.py into a folder with a scripted policy for each problem; returns its results, or None."""
 
-    def run(make_script, *flags, out="out"):
+    def run(folder, make_script, *flags):
         def make_driver(run, *, evaluation):
             agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
             workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
             return ScriptedDriver(run.tokenizer, run.searcher, workflow, make_script)
 
-        monkeypatch.setattr(setup, "make_driver", make_driver)
-        monkeypatch.setattr(init_state, "initial_params", lambda run: {})
-        monkeypatch.setattr(setup, "publish", lambda run, params: params)
-        folder = tmp_path / out
         settings = [] if "--resume" in flags else SCRIPTED.split()
-        evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(setup, "make_driver", make_driver)
+            patch.setattr(init_state, "initial_params", lambda run, step=None: {})
+            patch.setattr(setup, "publish", lambda run, params: params)
+            evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
         results = folder / "results.json"
-        return json.loads(results.read_text()) if results.is_file() else None, folder
+        return json.loads(results.read_text()) if results.is_file() else None
+
+    return run
+
+
+@pytest.fixture
+def scripted(scripted_into, tmp_path):
+    """As `scripted_into`, into a folder of the test; returns the results, or None, and the folder."""
+
+    def run(make_script, *flags, out="out"):
+        return scripted_into(tmp_path / out, make_script, *flags), tmp_path / out
 
     return run
 

@@ -60,9 +60,26 @@ def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, cap
     assert len(list((tmp_path / "i" / "embeddings").iterdir())) == 3
 
 
+def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, refused):
+    out = tmp_path / "i"
+    build_index.main([*FLAGS, "--retrieval.corpus", str(corpus), "--out", str(out)])
+    capsys.readouterr()
+    build_index.main(["--verify", "--out", str(out), "--json", str(tmp_path / "j")])
+    assert capsys.readouterr().out.startswith(f"{out}: all checksums agree (")
+    assert json.loads((tmp_path / "j").read_text())["verified_bytes"] > 20 * 64 * 2
+    file = out / "embeddings" / "000000.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    line = refused(build_index.main, ["--verify", "--out", out])
+    assert f"{out}: is damaged or of another version" in line and "000000.npy" in line
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
+        ("--verify", "--out is missing: give the index to verify"),
+        ("--verify --out i", "i: is not an index folder"),
         ("--out i", "--retrieval.corpus is missing"),
         ("--retrieval.corpus corpus.jsonl", "--out is missing"),
         ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),

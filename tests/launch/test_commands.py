@@ -20,6 +20,7 @@ from memsearcher_jax.launch import ask, cli, evaluate, export_hf, outputs, tpu_t
 from memsearcher_jax.report.metrics import read_metrics
 from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.runtime import run_dir
+from memsearcher_jax.runtime.card import add_results, read_card
 from memsearcher_jax.training import checkpoint
 
 
@@ -73,13 +74,13 @@ def test_resume_of_a_finished_run_changes_nothing(flags, run, snapshot, capsys, 
 
 
 def test_resume_writes_the_report_that_a_stop_prevented(run, tmp_path):
-    """The stop came between the last checkpoint and the curves."""
+    """The stop came between the last checkpoint and the results on the card."""
     stopped = tmp_path / "stopped"
     shutil.copytree(run, stopped)
-    for name in ("curves.png", "report.html"):
-        (stopped / name).unlink()
+    add_results(stopped, {})
+    (stopped / "report.html").unlink()
     tpu_train.main(["--resume", "--out", str(stopped)])
-    assert (stopped / "curves.png").is_file() and (stopped / "report.html").is_file()
+    assert (stopped / "report.html").is_file() and read_card(stopped)["results"]["steps"] == 2
 
 
 def test_results_are_strict_json_without_surrogates(tmp_path):
@@ -173,18 +174,16 @@ def test_a_killed_run_can_be_resumed(small, tmp_path):
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_evaluation_of_a_run(finished, tmp_path, capsys):
-    out = tmp_path / "evaluation"
-    evaluate.main(["--checkpoint", str(finished), "--out", str(out), "--json", str(tmp_path / "x.json")])
-    output = capsys.readouterr()
-    assert "evaluate 4/4" in output.err
-    assert "exact match" in output.out
-    assert f"{out}: 4 questions answered by {finished}" in output.out
-    result = json.loads((out / "results.json").read_text())
-    assert result == json.loads((tmp_path / "x.json").read_text())
+def test_evaluation_of_a_run(finished, evaluated):
+    assert "evaluate 4/4" in evaluated.with_suffix(".err").read_text()
+    output = evaluated.with_suffix(".out").read_text()
+    assert "exact match" in output
+    assert f"{evaluated}: 4 questions answered by {finished}" in output
+    result = json.loads((evaluated / "results.json").read_text())
+    assert result == json.loads(evaluated.with_suffix(".json").read_text())
     assert result["step"] == 2
     assert {"exact_match", "f1", "cover_exact_match", "turns", "tokens_per_turn"} <= result["metrics"].keys()
-    assert not (out / "index").exists()  # the index of the run is used
+    assert not (evaluated / "index").exists()  # the index of the run is used
 
 
 def test_an_evaluation_resumes_only_with_its_settings(finished, run, tmp_path, refused, snapshot, capsys):

@@ -273,12 +273,12 @@ def test_help_explains_every_flag_and_loads_no_jax():
     assert all(word in done.stdout for word in ("RUN_A", "RUN_B", "--by", "--show", "--seed", "--json"))
 
 
-def test_evaluations_written_by_evaluate_py(finished, tmp_path, capsys):
+def test_evaluations_written_by_evaluate_py(finished, evaluated, tmp_path, capsys):
     """Two evaluations of one checkpoint with different turn limits."""
-    for name, flags in (("full", []), ("other", ["--evaluation.max_turns", "1"])):
-        evaluate.main(["--checkpoint", str(finished), "--out", str(tmp_path / name), *flags])
-    results = json.loads((tmp_path / "full" / "results.json").read_text())["metrics"]
-    compare.main([*(str(tmp_path / name) for name in ("full", "other")), "--json", str(tmp_path / "x.json")])
+    other = tmp_path / "other"
+    evaluate.main(["--checkpoint", str(finished), "--out", str(other), "--evaluation.max_turns", "1"])
+    results = json.loads((evaluated / "results.json").read_text())["metrics"]
+    compare.main([str(evaluated), str(other), "--json", str(tmp_path / "x.json")])
     result = json.loads((tmp_path / "x.json").read_text())
     assert result["shared"] == 4
     for name in ("exact_match", "f1", "reward", "turns", "searches", "answered"):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,19 +49,20 @@ def read_all(folder):
     }
 
 
-@pytest.fixture
-def uninterrupted(scripted):
-    """The results and folder of an evaluation without interruption."""
-    return scripted(AgentFactory(), *FEW, out="uninterrupted")
+@pytest.fixture(scope="module")
+def uninterrupted(scripted_into, tmp_path_factory):
+    """The results and folder of an evaluation without interruption. Read-only: a test that modifies it must copy it."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "out"
+    return scripted_into(folder, AgentFactory(), *FEW), folder
 
 
-def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, uninterrupted, capsys):
+def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, uninterrupted, tmp_path, capsys):
     result, folder = uninterrupted
     assert 0 < result["metrics"]["exact_match"] < 1
     first, second = AgentFactory(stop_after=5), AgentFactory()
     with pytest.raises(KeyboardInterrupt):
         scripted(first, *FEW)
-    stopped = folder.with_name("out")
+    stopped = tmp_path / "out"
     (shard,) = (stopped / "trajectories").iterdir()
     with shard.open("ab") as file:  # the process was killed while writing the sixth
         file.write(shard.read_bytes()[:100])
@@ -120,12 +122,12 @@ def test_hosts_share_the_questions_and_the_last_host_writes_the_results(scripted
     assert resumed == result
 
 
-def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted):
+def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted, tmp_path):
     """The file of a former host may end in a torn line."""
     result, folder = uninterrupted
     scripted(AgentFactory(), *FEW, "--shard", "0/3")
     scripted(AgentFactory(), "--resume", "--shard", "2/3")
-    shard = folder.with_name("out") / "trajectories" / "shard_0002.jsonl.gz"
+    shard = tmp_path / "out" / "trajectories" / "shard_0002.jsonl.gz"
     shard.write_bytes(shard.read_bytes()[:-7])
     last = AgentFactory()
     resumed, shared = scripted(last, "--resume")
@@ -134,8 +136,8 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
     assert read_all(shared) == read_all(folder)
 
 
-def test_unexpected_trajectory_files_are_errors(scripted, uninterrupted, refused):
-    _, folder = uninterrupted
+def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused):
+    folder = shutil.copytree(uninterrupted[1], tmp_path / "out")
     shard = folder / "trajectories" / "shard_0000.jsonl.gz"
     before = shard.read_bytes()
     shard.write_bytes(before * 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import evaluate, outputs, tpu_train
+from memsearcher_jax.testing import ScriptedPolicy
 
 BUSY = "another process is writing --out"
 
@@ -55,9 +56,9 @@ def test_shards_share_a_directory_but_not_a_shard(tmp_path):
     assert list((tmp_path / "e").iterdir()) == []
 
 
-def test_a_running_evaluation_is_not_resumed(finished, refused, tmp_path, snapshot):
-    out = tmp_path / "evaluation"
-    evaluate.main(["--checkpoint", str(finished), "--out", str(out)])
+def test_a_running_evaluation_is_not_resumed(scripted, refused, snapshot):
+    answer = ["No.</think>\n\\boxed{unknown}"]
+    _, out = scripted(lambda problem: ScriptedPolicy(answer), "--evaluation.max_questions", "2")
     before = snapshot(out)
     with outputs.output_lock(out):
         assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out)])

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import cli, compare, evaluate
+from memsearcher_jax.testing import ScriptedPolicy
 
 
-def test_a_full_stdout_loses_no_result(finished, tmp_path, monkeypatch):
+def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(evaluate, "show_evaluation", full)
+    flags = ["--evaluation.max_questions", "2", "--json", tmp_path / "j.json"]
     with pytest.raises(OSError, match="No space left"):
-        evaluate.main(["--checkpoint", str(finished), "--out", str(tmp_path / "e"), "--json", str(tmp_path / "j.json")])
-    assert json.loads((tmp_path / "e" / "results.json").read_text()) == json.loads((tmp_path / "j.json").read_text())
+        scripted(lambda problem: ScriptedPolicy(["No.</think>\n\\boxed{unknown}"]), *flags, out="e")
+    result = json.loads((tmp_path / "e" / "results.json").read_text())
+    assert result == json.loads((tmp_path / "j.json").read_text())
+    assert result["questions"] == 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -8,8 +8,8 @@ import pytest
 from memsearcher_jax.launch import report
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.metrics import METRICS_FILE
-from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.report.trajectories import compress_trajectories
+from memsearcher_jax.runtime.card import add_results
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
@@ -47,7 +47,7 @@ def test_the_default_output_is_in_the_run_folder(evaluated, capsys):
 def test_the_page_of_a_running_job_reloads_until_the_run_has_ended(finished, tmp_path, monkeypatch):
     run, page = tmp_path / "run", tmp_path / "run" / "report.html"
     shutil.copytree(finished, run)
-    (run / CURVES_FILE).unlink(missing_ok=True)
+    add_results(run, {})
     pages = []
 
     def sleep(seconds):
@@ -57,7 +57,7 @@ def test_the_page_of_a_running_job_reloads_until_the_run_has_ended(finished, tmp
             with (run / METRICS_FILE).open("a") as file:
                 file.write(json.dumps(json.loads(first) | {"step": 2}) + "\n")
         if len(pages) == 3:
-            (run / CURVES_FILE).write_bytes(b"")
+            add_results(run, {"steps": 3})
 
     monkeypatch.setattr(report.time, "sleep", sleep)
     report.main([str(run), "--follow"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,10 +26,10 @@ SMALL = ["--retrieval.index_type", "exact", "--retrieval.encoder_size", "64"]
 
 
 @contextlib.contextmanager
-def run_service(*flags):
+def run_service(*flags, program=(PROGRAM,)):
     """Runs the program with these flags; gives the process and its address."""
-    command = [sys.executable, PROGRAM, "--port", "0", *SMALL, *map(str, flags)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=PROGRAM.parents[1]) as process:
+    command, pipe = [sys.executable, *program, "--port", "0", *SMALL, *map(str, flags)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True, cwd=PROGRAM.parents[1]) as process:
         try:
             line = process.stderr.readline()
             assert " at http://" in line, line + process.stderr.read()
@@ -76,13 +77,54 @@ def test_invalid_requests_get_error_responses(corpus, tmp_path):
 def post(url, path, body):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
 
+# The first search for "held" waits for seven more requests, and then for a line on stdin.
+HOLDING_PROGRAM = """
+import sys, time
+from memsearcher_jax.launch import serve_search
+from memsearcher_jax.retrieval.server import app
+
+make_app, held = app.make_app, []
+
+def make_holding_app(search, limits, info):
+    def hold(queries, top_n):
+        if "held" in queries and not held:
+            held.append(queries)
+            deadline = time.monotonic() + 20
+            while len(service.state.batcher._waiting) < 7 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            print(len(service.state.batcher._waiting), "requests wait", file=sys.stderr, flush=True)
+            sys.stdin.readline()
+        return search(queries, top_n)
+
+    service = make_app(hold, limits, info)
+    return service
+
+app.make_app = make_holding_app
+serve_search.main(sys.argv[1:])
+"""
+
+
+def wait_until_refused(url):
+    """Returns when the service accepts no more connections."""
+    address = urllib.parse.urlsplit(url)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address.hostname, address.port), timeout=20).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{url} still accepts connections")
+
+
 def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp_path):
-    flags = ["--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--retrieval.query_cache_size", "0"]
-    with run_service(*flags, "--out", tmp_path / "served") as (process, url), ThreadPoolExecutor(8) as pool:
+    flags = ["--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--out", tmp_path / "served"]
+    service = run_service(*flags, program=("-c", HOLDING_PROGRAM))
+    with service as (process, url), ThreadPoolExecutor(8) as pool:
         results = post(url, "/search", {"query": "17 mills", "top_n": 2})
         assert {"id": "17", "contents": '"Town 17"\nTown 17 has 17 mills.'} in results
         searcher = open_searcher(RetrievalConfig(url=(url,)), tmp_path / "unused", ())
@@ -90,12 +132,16 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
         assert [hit.id for hit in hits] == [passage["id"] for passage in results]
         with urllib.request.urlopen(f"{url}/health") as response:
             assert json.load(response)["passages"] == 20
-        bodies = [{"queries": [f"{n} {row}" for row in range(1_000)], "topk": 3} for n in range(8)]
+        bodies = [{"queries": ["held", "Town 3"], "topk": number} for number in range(1, 9)]  # each a batch of its own
         responses = [pool.submit(post, url, "/retrieve", body) for body in bodies]
-        time.sleep(0.15)
-        assert not all(response.done() for response in responses)
+        assert process.stderr.readline() == "7 requests wait\n"
         process.send_signal(signal.SIGTERM)
-        assert [len(response.result()["result"]) for response in responses] == [1_000] * 8
+        wait_until_refused(url)
+        assert not any(response.done() for response in responses)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        found = [response.result()["result"] for response in responses]
+        assert [len(towns) for _, towns in found] == list(range(1, 9))
         assert process.wait(10) == 0
         assert process.stderr.read() == "stopped\n"
     assert (tmp_path / "served" / "index" / "bm25").is_dir(), "the index is kept for the next start"
@@ -168,6 +214,6 @@ def test_a_used_port_is_an_error(refused):
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
 def test_the_error_without_a_dependency_names_the_extra(package, refused, monkeypatch):
-    real = serve_search.importlib.util.find_spec
+    real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else real(name))
     assert f"{package} is not installed: pip install 'memsearcher_jax[serve]'" in refused(serve_search.main, [])

@@ -39,12 +39,12 @@ VARIANTS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def base() -> ModelConfig:
     return BASE
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def variants() -> dict[str, ModelConfig]:
     return VARIANTS
 

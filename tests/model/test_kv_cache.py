@@ -82,10 +82,10 @@ def full_logits(params, config, forward, ids_T):
 
 def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
     _, config = variant
-    params, (ids_BT, *rest) = make_params(config), make_rows(config, 2, 8)
+    params, (ids_BT, *rest) = make_params(config), make_rows(config, 2, 12)
     expected_BTV, _ = forward(params, config, ids_BT, *rest)
-    rows = Rows.empty(config, 2, 8, 3)
-    logits = [feed(params, config, rows, ids_BT[:, t : t + 1]) for t in range(8)]
+    rows = Rows.empty(config, 2, 12, 5)
+    logits = [feed(params, config, rows, ids_BT[:, t : t + 1]) for t in range(12)]
     np.testing.assert_allclose(np.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
 
 

@@ -78,16 +78,17 @@ def test_published_sizes_have_the_published_parameter_counts(size, forward):
     assert (logits_BTV.shape, logits_BTV.dtype) == ((2, 16, config.vocab_size), jnp.float32)
 
 
-def test_logits_of_hidden_states_equal_logits(variant, make_params, make_rows, forward):
-    _, config = variant
-    params, rows = make_params(config), make_rows(config, 2, 9)
+@pytest.mark.parametrize("name", ["grouped_untied", "grouped_tied"])
+def test_logits_of_hidden_states_equal_logits(name, variants, make_params, make_rows, forward):
+    config = variants[name]
+    params, rows = make_params(config), make_rows(config, 2, 12)
     expected_BTV, _ = forward(params, config, *rows)
     hidden_BTD, _ = forward(params, config, *rows, output="hidden")
 
     @jax.jit
     def in_parts(params, hidden_BTD):
         table_VD = qwen.output_embedding(params, config)
-        return [qwen.logits(table_VD, hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 9))]
+        return [qwen.logits(table_VD, hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 12))]
 
     np.testing.assert_allclose(np.concatenate(in_parts(params, hidden_BTD), axis=1), expected_BTV, atol=1e-5)
 
@@ -100,16 +101,17 @@ def test_an_unknown_output_is_refused(base, make_params, make_rows, forward):
 def test_a_packed_row_equals_separate_rows(variant, make_params, make_rows, forward):
     _, config = variant
     params = make_params(config)
-    ids_BT, position_BT, segment_BT = make_rows(config, 2, 7)
+    ids_BT, position_BT, segment_BT = make_rows(config, 2, 12)
     apart_BTV, _ = forward(params, config, ids_BT, position_BT, segment_BT)
-    lengths = (7, 5)
-    packed = [
-        np.concatenate([x[row, :length] for row, length in enumerate(lengths)])[None]
-        for x in (ids_BT, position_BT, segment_BT + np.arange(2)[:, None])
-    ]
-    together_BTV, _ = forward(params, config, *packed)
-    np.testing.assert_allclose(together_BTV[0, :7], apart_BTV[0], atol=1e-5)
-    np.testing.assert_allclose(together_BTV[0, 7:], apart_BTV[1, :5], atol=1e-5)
+
+    def packed(x_BT):
+        """7 tokens of the first row and 5 of the second, in both orders."""
+        first, second = x_BT[0, :7], x_BT[1, :5]
+        return np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
+
+    packed_segment_BT = np.array([[1] * 7 + [2] * 5, [1] * 5 + [2] * 7])
+    together_BTV, _ = forward(params, config, packed(ids_BT), packed(position_BT), packed_segment_BT)
+    np.testing.assert_allclose(together_BTV, packed(apart_BTV), atol=1e-5)
 
 
 @pytest.mark.parametrize("padding", ["end", "start", "between"])
@@ -154,15 +156,22 @@ def test_later_tokens_do_not_change_earlier_ones(base, make_params, make_rows, f
     assert not np.allclose(before_BTV[0, 5:], after_BTV[0, 5:])
 
 
-@pytest.mark.parametrize("remat", ["nothing_saveable", "save_attention", "save_qkv_attention", "save_qkv_attention_up"])
-def test_remat_changes_no_gradient(remat, base, make_params, make_rows, forward):
+@pytest.fixture(scope="module")
+def gradient(base, make_params, make_rows, forward):
+    """(config) -> the gradient of a loss; the weights are those of `base`."""
     params, rows = make_params(base), make_rows(base, 2, 6)
+    return lambda config: jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(forward(p, config, *rows)[0]))))(params)
 
-    def gradient(config):
-        return jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(forward(p, config, *rows)[0]))))(params)
 
-    ours, theirs = gradient(base), gradient(replace(base, remat=remat))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), ours, theirs)
+@pytest.fixture(scope="module")
+def base_gradient(base, gradient):
+    return gradient(base)
+
+
+@pytest.mark.parametrize("remat", ["nothing_saveable", "save_attention", "save_qkv_attention", "save_qkv_attention_up"])
+def test_remat_changes_no_gradient(remat, base, gradient, base_gradient):
+    ours = gradient(replace(base, remat=remat))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7), ours, base_gradient)
 
 
 def test_remat_saves_less_for_the_backward_pass(base, make_params, make_rows):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -98,25 +99,40 @@ def test_published_sizes_divide_over_the_usual_meshes():
         sharding.check_divides(three_b, {"data": 1, "fsdp": 1, "tensor": 4})
 
 
+@pytest.mark.parametrize(("platform", "attention"), [("tpu", "splash"), ("cpu", "xla"), ("gpu", "xla")])
+def test_attention_is_selected_for_the_devices_of_the_mesh(platform, attention, base):
+    """Those of this process may be others. An explicit setting stays."""
+    mesh = SimpleNamespace(devices=np.full((1, 2, 1), SimpleNamespace(platform=platform)))
+    config = replace(base, attention="auto")
+    assert sharding.select_attention(config, mesh) == replace(base, attention=attention)
+    for explicit in ("xla", "splash"):
+        config = replace(base, attention=explicit)
+        assert sharding.select_attention(config, mesh) == config
+
+
 def test_constrain_without_a_mesh_is_the_identity():
     x = jnp.ones((3, 5))
     assert constrain(x, ("batch", None)) is x
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-def test_a_mesh_gives_the_weights_logits_and_gradients_of_one_device(sizes, base, make_params, make_rows):
-    params, rows = make_params(base), make_rows(base, 8, 6)
+@pytest.fixture(scope="module")
+def one_device(base, make_params, make_rows):
+    """(step, its arguments, its results on one device, initial weights); `step` gives (gradient, logits_BTV)."""
     # Packed and padded rows, so that every mask is sharded too.
-    rows = (rows[0], np.tile([0, 1, 2, 0, 1, 0], (8, 1)), np.tile([1, 1, 1, 2, 2, 0], (8, 1)))
+    rows = make_rows(base, 8, 6)[0], np.tile([0, 1, 2, 0, 1, 0], (8, 1)), np.tile([1, 1, 1, 2, 2, 0], (8, 1))
+    arguments = make_params(base), *rows
 
     def loss(params, *rows):
         logits_BTV, _ = qwen.forward(params, base, *rows)
         return jnp.sum(jnp.where(rows[2][..., None] > 0, jnp.square(logits_BTV), 0)) / logits_BTV.size, logits_BTV
 
     step = jax.grad(loss, has_aux=True)
-    gradient, logits_BTV = jax.jit(step)(params, *rows)
-    start = qwen.init(jax.random.key(3), base)
+    return step, arguments, jax.jit(step)(*arguments), qwen.init(jax.random.key(3), base)
 
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_gives_the_weights_logits_and_gradients_of_one_device(sizes, base, one_device):
+    step, (params, *rows), (gradient, logits_BTV), start = one_device
     mesh = sharding.make_mesh(MeshConfig(*sizes))
     with jax.set_mesh(mesh):
         shardings = sharding.param_shardings(base, mesh)
@@ -132,10 +148,10 @@ def test_a_mesh_gives_the_weights_logits_and_gradients_of_one_device(sizes, base
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), mesh_gradient, gradient)
 
 
-def test_no_collective_moves_the_cache(base, make_params, make_rows):
+def test_no_collective_moves_the_cache(base, make_params, make_rows, forward):
     """Same numbers as the full forward, and no collective of the program is as large as a row of the cache."""
     params, (ids_BT, position_BT, segment_BT) = make_params(base), make_rows(base, 4, 5)
-    expected_BTV, _ = qwen.forward(params, base, ids_BT, position_BT, segment_BT)
+    expected_BTV, _ = forward(params, base, ids_BT, position_BT, segment_BT)
     page_tokens = 1024
     table_BN = jnp.array([[0], [1], [0], [1]])  # a page for each row, numbered within the pages of its devices
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2))

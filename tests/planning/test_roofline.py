@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.workload import BRIDGE, SUFFIX, SYSTEM, make_workload
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
@@ -148,13 +149,20 @@ def test_a_run_estimate_divides_by_the_assumed_efficiency():
 
 
 def test_the_default_workload_is_that_of_the_benchmarks():
-    """Each number is the mean of benchmarks/workload.py, to a few tokens."""
-    workload, turns = Workload(), 3.5  # 1 to 6
-    fixed = 449 + 4 + 6 + 40.5
-    memory = 225 * (turns - 1) / turns  # the first turn has none
-    observation = 600 * (turns - 1) / turns  # the last turn has none
-    generated = 90 + memory
-    assert workload.contexts == turns
-    assert workload.generated_tokens == pytest.approx(generated, abs=5)
-    assert workload.context_tokens == pytest.approx(fixed + memory + observation + generated, abs=5)
-    assert workload.prefilled_tokens == pytest.approx(fixed - 449 + memory + observation, abs=5)
+    """Each number is the mean of a drawn workload, to the error of the draws."""
+    workload, plans = Workload(), make_workload(2_000, 1, 100).plans
+    contexts = generated = prefilled = 0
+    for plan in plans:
+        memory = 0
+        for number, turn in enumerate(plan.turns, start=1):
+            prefilled += len(plan.question) + BRIDGE + memory + SUFFIX
+            generated += turn.think
+            if number < len(plan.turns):  # the last turn answers
+                prefilled += len(turn.observation)
+                generated += turn.memory
+            memory = turn.memory
+        contexts += len(plan.turns)
+    assert workload.contexts == pytest.approx(contexts / len(plans), abs=0.05)
+    assert workload.generated_tokens == pytest.approx(generated / contexts, abs=5)
+    assert workload.prefilled_tokens == pytest.approx(prefilled / contexts, abs=5)
+    assert workload.context_tokens == pytest.approx(SYSTEM + (prefilled + generated) / contexts, abs=10)

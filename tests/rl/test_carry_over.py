@@ -1,5 +1,6 @@
 """Trajectories that are carried over: each is trained once, and each context is of one policy, at most K steps old."""
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -101,7 +102,7 @@ class Steps:
         return done
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def steps(engine, params):
     def make(carry_over, workflow=workflow):
         settings = RLConfig(steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, carry_over=carry_over)
@@ -109,6 +110,13 @@ def steps(engine, params):
         return Steps(RolloutDriver(executor, workflow), params, settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def sampled(steps):
+    """[(trajectories, what is carried on)] of each step of a whole run, for a bound. Every test gets the same values,
+    which are immutable."""
+    return functools.cache(lambda bound: steps(bound).run())
 
 
 def test_without_carry_over_a_step_trains_what_it_began(steps):
@@ -141,8 +149,8 @@ def test_with_equal_weights_interruptions_change_no_trajectory(steps, bound):
 
 
 @pytest.mark.parametrize("bound", [1, 2])
-def test_every_trajectory_is_trained_once_and_none_is_discarded(steps, bound):
-    done = steps(bound).run()
+def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
+    done = sampled(bound)
     assert [len(trajectories) for trajectories, _ in done] == [PROMPTS * GROUP] * STEPS
     trained = [one for trajectories, _ in done for one in trajectories]
     everything = [problem for step in range(STEPS) for problem in problems(step)]
@@ -160,10 +168,10 @@ def test_every_trajectory_is_trained_once_and_none_is_discarded(steps, bound):
     assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
 
 
-def test_each_context_is_sampled_by_the_policy_of_its_version(steps, params):
+def test_each_context_is_sampled_by_the_policy_of_its_version(sampled, params):
     forward = jax.jit(lambda params, *row: jax.nn.log_softmax(qwen.forward(params, NANO, *row)[0][0]))
     checked = Counter()
-    for step, (trajectories, _) in enumerate(steps(1).run(stop=4)):
+    for step, (trajectories, _) in enumerate(sampled(1)[:4]):
         for context in (context for one in trajectories for context in one.contexts):
             length, position_1T = len(context.ids), np.arange(96)[None]
             ids_1T = np.pad(context.ids, (0, 96 - length))[None]
@@ -176,9 +184,8 @@ def test_each_context_is_sampled_by_the_policy_of_its_version(steps, params):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_resumed_run_equals_an_undisturbed_one(steps, stop):
-    run = steps(2)
-    done = run.run()
+def test_a_resumed_run_equals_an_undisturbed_one(steps, sampled, stop):
+    run, done = steps(2), sampled(2)
     carried = done[stop - 1][1]
     text = carry_over.to_text(carried, Hosts())
     carry_over.check_carried(text, stop, run.settings)
@@ -197,9 +204,8 @@ def test_searches_and_faults_survive_a_restart(steps):
     assert kept[PausedWorkflow] and kept[FinishedWorkflow]
 
 
-def test_any_number_of_hosts_takes_up_what_is_carried(steps, monkeypatch):
-    run = steps(1)
-    whole = run.run(stop=2)[-1][1]
+def test_any_number_of_hosts_takes_up_what_is_carried(steps, sampled, monkeypatch):
+    whole = sampled(1)[1][1]
     assert whole.groups
     first, second = (whole.share(index, 2) for index in range(2))
     assert (set(first.next_steps), set(second.next_steps)) == ({0}, {1, 2})
@@ -207,30 +213,28 @@ def test_any_number_of_hosts_takes_up_what_is_carried(steps, monkeypatch):
     monkeypatch.setattr(Hosts, "exchange", lambda self, content: contents.append(content) or contents)
     carry_over.to_text(first, Hosts())
     text = carry_over.to_text(second, Hosts())
-    assert carry_over.from_text(text, problems, run.driver) == whole
+    assert carry_over.from_text(text, problems, steps(1).driver) == whole
 
 
-def test_settings_that_the_carried_trajectories_need_must_stay(steps):
-    run = steps(2)
-    carried = run.run(stop=3)[-1][1]
-    text = carry_over.to_text(carried, Hosts())
+def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
+    settings = steps(2).settings
+    text = carry_over.to_text(sampled(2)[2][1], Hosts())
     for change, message in (
         ({"carry_over": 0}, "began 1 steps ago, and rl.carry_over is 0"),
         ({"group_size": 3}, "rl.group_size 2: leave them"),
         ({"prompts_per_step": 4}, "rl.prompts_per_step 3"),
     ):
         with pytest.raises(ValueError, match=message):
-            carry_over.check_carried(text, 3, replace(run.settings, **change))
-    carry_over.check_carried(text, 3, run.settings, ["training.learning_rate"])
+            carry_over.check_carried(text, 3, replace(settings, **change))
+    carry_over.check_carried(text, 3, settings, ["training.learning_rate"])
     for name in ("agent.max_turns", "data.train", "seed"):
         with pytest.raises(ValueError, match=f"{name} cannot change while the checkpoint carries trajectories"):
-            carry_over.check_carried(text, 3, run.settings, [name])
+            carry_over.check_carried(text, 3, settings, [name])
 
 
-def test_a_rollback_samples_carried_problems_again(steps):
+def test_a_rollback_samples_carried_problems_again(steps, sampled):
     """A policy that is gone has sampled what they have, but no later step would draw them."""
-    run = steps(2)
-    carried = run.run(stop=3)[-1][1]
+    run, (_, carried) = steps(2), sampled(2)[2]
     restarted = carried.restarted(2)
     assert [one.problem for one in restarted.groups] == [one.problem for one in carried.groups] != []
     assert restarted.next_steps == carried.next_steps
@@ -241,10 +245,9 @@ def test_a_rollback_samples_carried_problems_again(steps):
     assert min(versions) >= 3
 
 
-def test_an_interrupted_step_changes_nothing(steps):
+def test_an_interrupted_step_changes_nothing(steps, sampled):
     """What it began with is what a checkpoint saves."""
-    run = steps(1)
-    (_, carried), *_ = run.run(stop=1)
+    run, (_, carried) = steps(1), sampled(1)[0]
     before = carry_over.to_text(carried, Hosts())
     calls = Counter()
 
@@ -257,7 +260,7 @@ def test_an_interrupted_step_changes_nothing(steps):
     with pytest.raises(KeyboardInterrupt):
         interrupted.rollout(1, carried)
     assert carry_over.to_text(carried, Hosts()) == before
-    assert run.run(carried, start=1) == run.run()[1:]
+    assert run.run(carried, start=1) == sampled(1)[1:]
 
 
 def test_staleness_metrics():

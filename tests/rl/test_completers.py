@@ -3,8 +3,8 @@
 import contextlib
 import json
 import threading
-import time
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
@@ -18,6 +18,7 @@ from memsearcher_jax.rl import completers
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rollout import WorkflowExecutor
+from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.testing import NANO, NANO_SAMPLING, byte_tokenizer, make_prompt
 from memsearcher_jax.types import Completion, Prompt
@@ -80,6 +81,7 @@ def serving():
 
 
 def open_openai_completer(url, **settings):
+    settings = {"max_outage": 0.0} | settings
     config = CompleterConfig(backend="openai", url=url, model="judge-32b", **settings)
     return completers.open_openai_completer(config, section="judge", max_tokens=9, temperature=0.5)
 
@@ -133,26 +135,57 @@ def test_transient_errors_are_retried_and_other_errors_are_returned(serving):
     assert request_counts == {"busy": 3, "down": 3, "wrong": 1, "empty": 1, "other": 1, "no json": 3, "good": 1}
 
 
-def test_a_timeout_is_an_error(serving):
+def test_a_request_is_repeated_while_the_service_is_down(serving):
     def behave(user, times):
-        time.sleep(0.6 if user == "slow" else 0.0)
+        return (503, b"") if times < 3 else completion("done")
+
+    url, requests, _ = serving(behave)
+    completer = open_openai_completer(url, max_attempts=1, max_outage=60.0)
+    assert completer.complete([prompt("q")], KEY) == [Completion("done")]
+    assert len(requests) == 3
+
+
+def test_a_stop_interrupts_requests(serving):
+    url, requests, _ = serving(lambda user, times: (503, b""))
+    completer = open_openai_completer(url, max_attempts=1, max_outage=60.0)
+
+    def check():
+        if requests:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        replace(completer, check=check).complete([prompt("q")], KEY)
+    assert len(requests) == 1
+
+
+def test_a_timeout_is_an_error(serving):
+    timed_out = threading.Event()
+
+    def behave(user, times):
+        if user == "slow":
+            timed_out.wait(60)
         return completion("done")
 
     url, _, _ = serving(behave)
-    slow, quick = open_openai_completer(url, max_attempts=1, timeout=0.3).complete(
-        [prompt("slow"), prompt("quick")], KEY
-    )
+    completer = open_openai_completer(url, max_attempts=1, timeout=2.0)
+    slow, quick = completer.complete([prompt("slow"), prompt("quick")], KEY)
+    timed_out.set()
     assert quick == Completion("done") and "timeout (attempt 1 of 1)" in slow.error
 
 
 def test_concurrent_requests_are_limited(serving):
+    """The service answers three requests only together, so three at a time arrive, and never more."""
+    three = threading.Barrier(3)
+
     def behave(user, times):
-        time.sleep(0.05)
+        three.wait(60)
         return completion("done")
 
     url, requests, busy = serving(behave)
-    open_openai_completer(url, max_concurrency=3).complete([prompt(str(number)) for number in range(12)], KEY)
-    assert len(requests) == 12 and 2 <= busy["max"] <= 3
+    completer = open_openai_completer(url, max_concurrency=3, timeout=60.0)
+    completions = completer.complete([prompt(str(number)) for number in range(12)], KEY)
+    assert completions == [Completion("done")] * 12
+    assert len(requests) == 12 and busy["max"] == 3
 
 
 def test_an_unreachable_endpoint_is_an_error():

@@ -74,6 +74,12 @@ def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, search
     return [done[number] for number in sorted(done)]
 
 
+@pytest.fixture(scope="module")
+def trajectories(engine, params):
+    """Two rollouts of `two_turns` for each of the problems."""
+    return tuple(run_rollouts(engine, params, two_turns))
+
+
 def generations(context):
     """The consecutive runs of sampled tokens, in order."""
     marked = zip(context.sampled, context.ids, strict=True)
@@ -82,8 +88,7 @@ def generations(context):
     ]
 
 
-def test_every_problem_has_its_rollouts_and_every_context_its_ids(engine, params):
-    trajectories = run_rollouts(engine, params, two_turns)
+def test_every_problem_has_its_rollouts_and_every_context_its_ids(trajectories):
     assert [trajectory.problem.id for trajectory in trajectories] == [f"q{n}" for n in range(4) for _ in range(2)]
     assert [trajectory.rollout for trajectory in trajectories] == [0, 1] * 4
     for trajectory in trajectories:
@@ -97,23 +102,21 @@ def test_every_problem_has_its_rollouts_and_every_context_its_ids(engine, params
         assert trajectory.transcript == TOKENIZER.transcript(trajectory.contexts[-1].ids)
 
 
-def test_workflows_receive_the_sampled_text(engine, params):
-    for trajectory in run_rollouts(engine, params, two_turns):
+def test_workflows_receive_the_sampled_text(trajectories):
+    for trajectory in trajectories:
         texts = [TOKENIZER.completion(ids).text for context in trajectory.contexts for ids in generations(context)]
         assert len(texts) == 4
         assert trajectory.outcome.answer == "".join(texts)
 
 
-def test_rollouts_of_a_problem_differ_and_are_reproducible(engine, params):
-    first, again = run_rollouts(engine, params, two_turns), run_rollouts(engine, params, two_turns)
-    assert first == again
-    assert first[0].contexts != first[1].contexts
+def test_rollouts_of_a_problem_differ_and_are_reproducible(engine, params, trajectories):
+    assert tuple(run_rollouts(engine, params, two_turns)) == trajectories
+    assert trajectories[0].contexts != trajectories[1].contexts
 
 
-def test_a_trajectory_does_not_depend_on_the_other_problems(engine, params):
-    batched = run_rollouts(engine, params, two_turns)
+def test_a_trajectory_does_not_depend_on_the_other_problems(engine, params, trajectories):
     alone = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)
-    for ours, theirs in zip(alone, batched, strict=False):
+    for ours, theirs in zip(alone, trajectories[:2], strict=True):
         assert [context.ids for context in ours.contexts] == [context.ids for context in theirs.contexts]
         for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
             np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
@@ -142,7 +145,7 @@ def test_a_stop_expression_ends_a_generation_and_the_turn_goes_on(engine, params
     assert ("stop", True) in endings
 
 
-def test_overrides_of_a_request(engine, params):
+def test_overrides_of_a_request(engine, params, trajectories):
     """A workflow with another workflow's seed draws what that one draws, and `progress` may end a generation."""
     seen = []
 
@@ -165,8 +168,7 @@ def test_overrides_of_a_request(engine, params):
         (trajectory,) = run_rollouts(engine, params, lambda problem: overridden(problem, *arguments), PROBLEMS[:1], 1)
         return [context.ids for context in trajectory.contexts]
 
-    second = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)[1]
-    expected = [context.ids for context in second.contexts]
+    expected = [context.ids for context in trajectories[1].contexts]
     assert run(1, 1.0, 9) == expected
     assert max(seen) == 6
     assert run(1, 0.0, 9) == run(2, 0.0, 9) != expected
@@ -185,14 +187,12 @@ def test_workflows_may_be_added_while_others_run(engine, params):
     assert numbers == [0, 1, 2, 3]
 
 
-def test_an_engine_per_replica_gives_the_same_trajectories(engine, params):
+def test_an_engine_per_replica_gives_the_same_trajectories(params, trajectories):
     mesh = sharding.make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
     settings = replace(SETTINGS, slots=4, engine_per_replica=True)
     replicas = Engine(NANO, settings, TOKENIZER.stop_ids, mesh)
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
-    for single, replicated in zip(
-        run_rollouts(engine, params, two_turns), run_rollouts(replicas, placed, two_turns), strict=True
-    ):
+    for single, replicated in zip(trajectories, run_rollouts(replicas, placed, two_turns), strict=True):
         assert [context.ids for context in single.contexts] == [context.ids for context in replicated.contexts]
         assert single.outcome == replicated.outcome
 
@@ -242,6 +242,7 @@ def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
     assert order[-1] == ("third" if concurrency == 1 else "slow")
 
 
+@pytest.mark.usefixtures("trajectories")  # which compiles
 def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine, params, monkeypatch):
     class Slow(TinyIndex):
         def search(self, queries, top_n):
@@ -255,8 +256,6 @@ def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine
         wait(searches, timeout)
 
     monkeypatch.setattr(SearchExecutor, "wait", recorded)
-    run_rollouts(engine, params, two_turns)  # compiles
-    waits.clear()
     run_rollouts(engine, params, two_turns, searcher=Slow(PASSAGES))
     timeouts = [timeout for is_decoding, is_known, timeout in waits if is_decoding and is_known]
     assert timeouts.count(0.0) > len(timeouts) / 2  # a busy machine may delay a step

@@ -66,11 +66,31 @@ def test_send_uploads_the_run_without_partial_files(local_run, address):
 def test_another_machine_continues_an_uploaded_run(local_run, address, tmp_path):
     local_run.send()
     copy = fetch_copy(address, tmp_path)
-    assert (copy.folder / "trajectories/step_000000.jsonl.gz").read_text() == "z"
     with (copy.folder / "metrics.jsonl").open("a") as file:
         file.write("2\n")
     copy.send()
     assert objects(address)["/metrics.jsonl"] == "1\n2\n"
+
+
+def test_uploaded_trajectories_take_no_disk_and_some_are_fetched_for_the_report(local_run, address, tmp_path):
+    for step in range(1, 4):
+        (local_run.folder / f"trajectories/step_{step:06d}.jsonl.gz").write_text(str(step))
+    local_run.send()
+    assert list((local_run.folder / "trajectories").iterdir()) == []
+    copy = fetch_copy(address, tmp_path)
+    assert not (copy.folder / "trajectories").exists()
+    copy.fetch_trajectories(2)
+    names = [path.name for path in sorted((copy.folder / "trajectories").iterdir())]
+    assert names == ["step_000000.jsonl.gz", "step_000003.jsonl.gz"]
+
+
+def test_a_run_exists_only_when_its_other_files_are_uploaded(local_run, monkeypatch):
+    files = remote_dir._file_system()
+    monkeypatch.setattr(files, "put", lambda paths, copy: 1 / 0)
+    monkeypatch.setattr(remote_dir, "_file_system", lambda: files)
+    with pytest.raises(OSError, match="transfer failed"):
+        local_run.send()
+    assert not local_run.holds_run()
 
 
 def test_send_uploads_only_changed_files(local_run, address, tmp_path, monkeypatch):
@@ -83,7 +103,7 @@ def test_send_uploads_only_changed_files(local_run, address, tmp_path, monkeypat
     local_run.send()
     (local_run.folder / "run.json").write_text("{ }")
     local_run.send()
-    assert [len(paths) for paths in sent] == [4, 0, 1]
+    assert [len(paths) for paths in sent] == [3, 1, 0, 0, 0, 1]
     copy = fetch_copy(address, tmp_path)
     copy.send()
     assert sent[-1] == []  # all files were just fetched

@@ -146,19 +146,17 @@ def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
     assert len(drawn) == 4
 
 
-def test_eight_devices_draw_the_same_tokens_as_one(params, nano):
-    settings = replace(nano.SETTINGS, slots=8)
+def test_eight_devices_draw_the_same_tokens_as_one(params, engine, nano):
+    """A replica has two slots, and decodes with one or both of them."""
     numbers = list(range(9))
-    one = nano.run_conversations(nano.make_engine(settings), params, numbers)
+    one = nano.run_conversations(engine, params, numbers)
     mesh = sharding.make_mesh(MeshConfig(data=4, fsdp=1, tensor=2))
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
-    for rows in ((), (1, 2)):  # a replica has two slots
-        eight = nano.run_conversations(
-            nano.make_engine(replace(settings, decode_batch_sizes=rows), mesh), placed, numbers
-        )
-        for number in numbers:
-            assert eight[number].ids == one[number].ids
-            np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
+    settings = replace(nano.SETTINGS, slots=8, decode_batch_sizes=(1, 2))
+    eight = nano.run_conversations(nano.make_engine(settings, mesh), placed, numbers)
+    for number in numbers:
+        assert eight[number].ids == one[number].ids
+        np.testing.assert_allclose(eight[number].logprobs, one[number].logprobs, atol=1e-5)
 
 
 def test_no_token_is_prefilled_twice(params, engine, nano):

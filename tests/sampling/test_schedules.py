@@ -232,7 +232,7 @@ def check(seeds, monkeypatch):
 
 
 def test_random_schedules_equal_contexts_computed_alone(monkeypatch):
-    check(range(150), monkeypatch)
+    check(range(60), monkeypatch)
 
 
 @pytest.mark.slow

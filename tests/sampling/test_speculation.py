@@ -1,6 +1,7 @@
 """Speculative decoding changes the number of steps, and nothing else."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsearcher_jax.model import qwen
+from memsearcher_jax.model.kv_cache import Cache
+from memsearcher_jax.sampling.decode import Decode, decode
 from memsearcher_jax.sampling.speculation import NGRAM, accepted, propose
+from memsearcher_jax.testing import NANO
 
 CAPACITY = 24
 
@@ -77,6 +82,29 @@ def test_predictable_text_takes_fewer_steps(engine, speculative, copying, nano):
         steps[name] = target.stop().steps * (5 if target is engine else 2), ids
     assert steps["speculative"][1] == steps["plain"][1]
     assert steps["speculative"][0] < steps["plain"][0] * 0.7
+
+
+def test_logits_behind_the_last_token_of_a_generation_need_not_be_finite(copying, nano, monkeypatch):
+    """Both contexts accept a draft, after which the logits are NaN; only the second one may still generate there."""
+    logits = qwen.logits
+    monkeypatch.setattr(qwen, "logits", lambda *args: logits(*args).at[:, 1:].set(jnp.nan))
+    call = Decode(
+        token_A=np.array([11, 11]),
+        length_A=np.array([6, 6]),
+        remaining_A=np.array([1, 2]),
+        rng_stream_A2=np.zeros((2, 2), np.uint32),
+        temperature_A=np.zeros(2, np.float32),
+        top_k_A=np.zeros(2, np.int32),
+        top_p_A=np.ones(2, np.float32),
+        page_table_AN=np.array([[0], [1]]),
+        ids_AC=np.where(np.arange(CAPACITY) < 6, 11, 0) * np.ones((2, 1), int),
+    )
+    program = jax.jit(partial(decode, NANO, 4, 1, (nano.STOP,)))  # calls of 4 tokens, drafts of 1
+    _, output = program(Cache.empty(NANO, 2, CAPACITY), copying, nano.key(), call)
+    assert output.token_AJ[:, 0].tolist() == [11, 11]
+    assert output.count_A.tolist() == [1, 1]
+    assert output.remaining_A.tolist() == [0, 0]
+    assert output.finite_A.tolist() == [True, False]
 
 
 def test_the_distribution_is_that_of_plain_sampling(speculative, params, nano):

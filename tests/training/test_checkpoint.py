@@ -140,8 +140,9 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def flip_a_bit(file, seed=0):
-    content, rng = bytearray(file.read_bytes()), random.Random(f"{file.name} {seed}")
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    rng = random.Random(len(content))  # file names are random, and so is the number of intermediate files
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     file.write_bytes(content)
 

@@ -68,15 +68,6 @@ def test_aggregates_over_packed_and_unpacked_rows(sequences, aggregate):
     np.testing.assert_allclose(unpacked, packed, rtol=1e-5)
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_sums_over_micro_batches_add_up_to_that_of_the_batch(aggregate):
-    rng = np.random.default_rng(2)
-    x_BT, mask_BT = rng.normal(size=(8, 6)), rng.random((8, 6)) < 0.5
-    weight_BT = masked.token_weights(mask_BT, aggregate, np.ones((8, 6), np.int32), norm_tokens=NORM_TOKENS)
-    parts = sum(masked.weighted_sum(x_BT[i::4], weight_BT[i::4]) for i in range(4))
-    np.testing.assert_allclose(parts, masked.weighted_sum(x_BT, weight_BT), rtol=1e-5)
-
-
 def test_seq_mean_token_sum_norm_needs_norm_tokens():
     with pytest.raises(ValueError, match="norm_tokens"):
         masked.token_weights(np.ones((1, 2)), "seq-mean-token-sum-norm", np.ones((1, 2), np.int32))

@@ -65,23 +65,29 @@ def assert_same_step(one, other):
         np.testing.assert_allclose(one[1][name], other[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
-def test_adapters_are_trained_by_the_gradient_of_the_merged_weights(nano, shape):
-    """And by nothing else: the base is not donated, and the state holds no moments of it."""
-    model, mesh = replace(nano.model, lora_rank=2, lora_alpha=4.0), nano.mesh(*shape)
-    adapters = jax.tree.map(lambda x: x + 0.02, lora.init(jax.random.key(1), model))
-    base, config = nano.params(), replace(nano.training, grad_accum_steps=4, max_grad_norm=np.inf)
+@pytest.fixture(scope="module")
+def lora_gradient(nano):
+    """(model, adapters, the gradient of the loss through the weights that they make), on the host."""
+    model, base = replace(nano.model, lora_rank=2, lora_alpha=4.0), nano.params()
+    adapters = jax.tree.map(lambda x: x + 0.02, jax.device_get(lora.init(jax.random.key(1), model)))
 
     def loss(adapters):
         merged = lora.merge(base, adapters, model)
         scores = token_logprobs(merged, nano.model, nano.batch, chunk=16, temperature=1.0)
-        weight_BT = masked.token_weights(nano.batch.mask_BT, config.aggregate, nano.batch.segment_BT)
-        return losses.grpo_loss(config, *scores, nano.batch, weight_BT)[0]
+        weight_BT = masked.token_weights(nano.batch.mask_BT, nano.training.aggregate, nano.batch.segment_BT)
+        return losses.grpo_loss(nano.training, *scores, nano.batch, weight_BT)[0]
 
-    expected = jax.device_get(jax.jit(jax.grad(loss))(adapters))
-    before = jax.device_get(adapters)
+    return model, adapters, jax.device_get(jax.jit(jax.grad(loss))(adapters))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_adapters_are_trained_by_the_gradient_of_the_merged_weights(nano, shape, lora_gradient):
+    """And by nothing else: the base is not donated, and the state holds no moments of it."""
+    model, before, expected = lora_gradient
+    mesh, base = nano.mesh(*shape), nano.params()
+    config = replace(nano.training, grad_accum_steps=4, max_grad_norm=np.inf)
     with jax.set_mesh(mesh):
-        state = init_state(adapters, model, DESCENT, mesh)
+        state = init_state(before, model, DESCENT, mesh)
         placed = jax.device_put(base, sharding.param_shardings(model, mesh))
         update = make_update(model, config, DESCENT, mesh, temperature=1.0)
         new_state, metrics = update(state, nano.batch, placed)
@@ -94,23 +100,21 @@ def test_adapters_are_trained_by_the_gradient_of_the_merged_weights(nano, shape)
 
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 0.99, 1.0), ("bfloat16", 0.0, 0.05)])
-def test_at_the_papers_learning_rate_only_float32_weights_move(nano, dtype, least, most):
+def test_at_the_papers_learning_rate_only_float32_weights_move(dtype, least, most):
     """Why `check_param_dtype` refuses bfloat16. The weights have the size that they have at 7B, a deviation of 0.02."""
-    model, mesh = replace(nano.model, param_dtype=dtype), nano.mesh()
-    config = replace(nano.training, learning_rate=TrainingConfig().learning_rate)
-    matrices, optimizer = ("wq", "wv", "wo", "gate", "up", "down"), make_optimizer(config)
-    params = nano.params()
-    params["layers"] |= {name: 0.02 * params["layers"][name] / jnp.std(params["layers"][name]) for name in matrices}
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
-    before = jax.device_get(params["layers"])
-    with jax.set_mesh(mesh):
-        state = init_state(params, model, optimizer, mesh)
-        update = make_update(model, config, optimizer, mesh, temperature=1.0)
-        for _ in range(10):
-            state, _ = update(state, nano.batch)
-    after = jax.device_get(state.params["layers"])
-    moved = np.concatenate([(after[name] != before[name]).ravel() for name in matrices])
-    assert least <= moved.mean() <= most, moved.mean()
+    optimizer, rng = make_optimizer(TrainingConfig()), np.random.default_rng(0)
+    # Adam takes its longest steps where the gradient is always the same.
+    before, gradient = (jnp.asarray(0.02 * rng.standard_normal((100, 100)), dtype) for _ in range(2))
+
+    @jax.jit
+    def step(weights, state):
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    after, state = before, optimizer.init(before)
+    for _ in range(10):
+        after, state = step(after, state)
+    assert least <= np.mean(after != before) <= most
 
 
 def test_the_loss_is_policy_plus_divergence_minus_entropy(nano, plain):
@@ -147,7 +151,6 @@ def test_long_gradients_are_clipped(nano, plain):
     change, metrics = step(nano, nano.batch, max_grad_norm=norm / 4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 4, rtol=1e-3, atol=1e-6), change, plain[0])
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert_same_step(plain, step(nano, nano.batch, max_grad_norm=norm * 1.01))
 
 
 @pytest.mark.parametrize("changes", [*({"aggregate": name} for name in AGGREGATES), GSPO], ids=str)
@@ -166,7 +169,7 @@ def test_eight_devices_train_like_one(nano, plain):
     assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), grad_accum_steps=2))
 
 
-@pytest.mark.parametrize("changes", [{"aggregate": "token-mean"}, {"aggregate": "seq-mean-token-mean"}, GSPO], ids=str)
+@pytest.mark.parametrize("changes", [{"aggregate": "token-mean"}, GSPO], ids=str)
 def test_the_number_of_micro_batches_changes_nothing(nano, changes):
     one, four = (step(nano, nano.batch, grad_accum_steps=n, **changes) for n in (1, 4))
     assert_same_step(one, four)

@@ -72,6 +72,7 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
             await worker
 
     app = FastAPI(title="search", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.batcher = batcher
     app.exception_handler(RequestValidationError)(_invalid_body)
     app.add_middleware(BodyLimit, limits=limits)
 

@@ -162,7 +162,7 @@ class JsonClient:
             raise RequestRejected(f"{self.url} rejected the request with status {status}: {self._excerpt(text)}")
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServiceUnavailable(f"{self.url} did not return JSON: {self._excerpt(text)}") from error
 
     def _excerpt(self, text: bytes, max_bytes: int = 200) -> str:
@@ -220,14 +220,26 @@ class SearchClient(JsonClient):
         except (KeyError, TypeError, ValueError) as error:
             raise RequestRejected(f"{self.url} did not return passages ({error})") from error
 
-    def check(self) -> dict[str, Any]:
-        """Return the service's /health, without retries. Raises ServiceUnavailable or RequestRejected."""
-        health = self.request_once("GET", "/health", None)
-        return health if isinstance(health, dict) else {}
+    def check(self, max_outage: float = 0.0) -> dict[str, Any]:
+        """Return the service's /health, repeated for `max_outage` seconds while the service is unavailable.
+
+        Raises ServiceUnavailable or RequestRejected.
+        """
+        deadline = time.monotonic() + max_outage
+        while True:
+            try:
+                health = self.request_once("GET", "/health", None)
+            except ServiceUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(1.0)
+            else:
+                return health if isinstance(health, dict) else {}
 
 
 def _passage(document: dict[str, Any], score: float) -> Passage:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents of type {type(contents).__name__}")
-    return Passage(str(document["id"]), contents, float(score))
+    # A lone surrogate, which JSON allows, is no text that a tokenizer takes.
+    return Passage(str(document["id"]), contents.encode("utf-8", "replace").decode(), float(score))

@@ -61,6 +61,8 @@ def test_the_baselines_retrieve_from_the_stream(token_counter):
     stream = Stream("s", ("one apple here", "two pears there", "three plums", "a last apple pie"), ())
     rag = EvidenceRetriever(stream, Memory(), replace(CONFIG, answer_from="rag"), token_counter)
     assert rag.retrieve("which apple pie") == "a last apple pie\n\none apple here"
+    single = EvidenceRetriever(stream, Memory(), replace(rag.config, retrieved_chunks=1), token_counter)
+    assert single.retrieve("which apple pie") == "a last apple pie"
     whole = EvidenceRetriever(stream, Memory(), replace(CONFIG, answer_from="long_context"), token_counter)
     assert whole.retrieve("?") == "\n\n".join(stream.chunks)
     for budget, end in (

@@ -53,13 +53,13 @@ def closes(handler, request):
 
 
 def sleeps(handler, request):
-    time.sleep(1.0)
+    time.sleep(5.0)
 
 
 def drips(handler, request):
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(20):
+    for _ in range(100):
         handler.wfile.write(b" ")
         time.sleep(0.05)
 
@@ -158,7 +158,7 @@ def test_an_attempt_respects_its_timeout(serving, fault):
     started = time.monotonic()
     with pytest.raises(ServiceUnavailable, match=r"timeout \(attempt 2 of 2\)"):
         service(url, Clock(), timeout=0.2, max_attempts=2).search(["Who?"], 1)
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < 4.0
     assert len(requests) == 2
 
 
