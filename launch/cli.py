@@ -312,10 +312,11 @@ def unknown_flag(word: str, kind: Any) -> str:
         hint = "settings are written --section.field value" if has_settings else "--help lists all flags"
         return f"unexpected argument {word!r}: {hint}"
     name = word.split("=")[0]
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    fields = [one.name for one in fields if "Positional" not in str(one.type)]
-    flags = [*fields, *settings(RunConfig())] if has_settings else fields
     written = name.replace("-", "_").replace("__", "--", 1)
+    types = {one.name: str(one.type) for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+    if "Positional" in types.get(written.removeprefix("--"), ""):
+        return f"{name} is no flag: write its value alone"
+    flags = [*types, *settings(RunConfig())] if has_settings else list(types)
     close = difflib.get_close_matches(written, [f"--{flag}" for flag in flags if flag != "run"], n=1)
     what, hint = ("setting", "--help lists all settings") if has_settings else ("flag", "--help lists all flags")
     return f"no {what} {name!r}: " + (f"did you mean {close[0]}?" if close else hint)

@@ -125,7 +125,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
                     if not has_ended(out):  # a stop came between the last checkpoint and the report
-                        finish(out, place, remote, run.config.rl)
+                        finish(out, place, remote, config.rl)
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)

@@ -79,6 +79,15 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def fresh_programs():
+    """Engines of this test share no compiled programs with those of earlier tests."""
+    from memsearcher_jax.sampling import executor
+
+    executor._prefill_program.cache_clear()
+    executor._decode_program.cache_clear()
+
+
+@pytest.fixture
 def compilations():
     """A context manager that lists the programs that XLA compiles inside it."""
     import contextlib

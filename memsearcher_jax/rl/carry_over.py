@@ -148,8 +148,9 @@ def rollout(
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
     """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
     groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
-    last = step == settings.steps - 1  # nothing is left for a later one, also where hosts have other shares than before
-    due = {place for place, group in enumerate(groups) if last or group.begun <= step - settings.carry_over}
+    is_last = step == settings.steps - 1  # a host whose share has changed at a resume may carry more than others
+    oldest = step if is_last else step - settings.carry_over
+    due = {position for position, group in enumerate(groups) if group.begun <= oldest}
     complete = {position for position, group in enumerate(groups) if group.complete}
     step_rollout = _StepRollout(groups, len(carried.next_steps), step, due, complete)
     waiting = {

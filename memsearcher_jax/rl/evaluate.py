@@ -76,13 +76,8 @@ def evaluate_together(
 ) -> Sequence[TrajectorySummary]:
     """`evaluate` by all hosts: the summaries of all questions on each of them; none if the run is to stop."""
     batch = None
-
-    def notify_unless_stopped(line: str) -> None:
-        hosts.check()  # rewards that are sampled take minutes
-        notify(line)
-
     with suppress(Interrupted):
-        scored = evaluate(run, driver, params, notify_unless_stopped, reward_fn, Shard(hosts.index, hosts.count))
+        scored = evaluate(run, driver, params, notify, reward_fn, Shard(hosts.index, hosts.count))
         batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
     joined = exchange(hosts, batch)
     if joined is None:

@@ -29,7 +29,7 @@ from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointEr
 from memsearcher_jax.training.trainer import Trainer, make_trainer
 from memsearcher_jax.training.update import TrainState
 
-MEASURES = ("evaluation.", "data.", "reward.", "memalpha.", "answerer.", "judge.")
+REWARD_SETTINGS = ("evaluation.", "data.", "reward.", "memalpha.", "answerer.", "judge.")
 """Settings after whose change rewards are not comparable with earlier ones."""
 
 
@@ -138,7 +138,7 @@ def restored_state(run: Run, folder: Path, check: Callable[[], None] = lambda: N
             check_carried(carried, step, run.config.rl, changed)
         source = meta.get("initial_step")
         health = HealthState(**meta.get("health", {}))
-        if any(name.startswith(MEASURES) for name in changed):
+        if any(name.startswith(REWARD_SETTINGS) for name in changed):
             health = replace(health, rewards=[], best_mean=0.0, best_step=None, best_reward=None)
         needs_frozen = model.lora_rank or run.config.training.kl_coefficient
         trainer = _open_trainer(run, initial_params(run, source) if needs_frozen else {})

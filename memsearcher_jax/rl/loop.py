@@ -105,20 +105,15 @@ def train(
         """Steps 1 to 4 of the module. Returns the batch of all hosts, None if one was asked to stop, and what this host
         carries on."""
         batch = None
-        # Of every step: a completion in the cache of an answerer is the one that a resumed run samples anew.
+        # The same key in all steps: what an answerer has cached is what a resumed run, without its cache, samples.
         key = named_key(config.seed, "rewards", 0)
-
-        def notify_reward(line: str) -> None:
-            hosts.check()  # rewards that are sampled take minutes
-            notify(line)
-
         with suppress(Interrupted):
             with timer("rollout"):
                 draws = rollout_key(config.seed, step, rl, refill)
                 trajectories, carried, stats = rollout(driver, carried, problems, params, draws, step, rl, notify)
             engine.release()  # rewards and the update have the memory of the sampler's cache
             with timer("rewards"):
-                rewarded = reward_fn(trajectories, key, notify_reward)
+                rewarded = reward_fn(trajectories, key, notify)
             examples = multi_context_advantages(rewarded, group_numbers(len(rewarded), rl.group_size), rl)
             summaries = [summarize_trajectory(one) for one in rewarded]
             kept = compress_trajectories(rewarded) if rl.save_trajectories else b""

@@ -109,11 +109,18 @@ class Agent:
     def __post_init__(self) -> None:
         """Loads the weights and compiles all programs."""
         config = self.run.config
+        # Clients wait for answers: a service that is down is an error at once, not after minutes as in training.
+        config = replace(
+            config,
+            rl=replace(config.rl, max_search_outage=0.0),
+            answerer=replace(config.answerer, max_outage=0.0),
+        )
+        run = replace(self.run, config=config)
         self.reads_streams = WORKFLOWS[config.agent.workflow].reads_streams
         self._params = setup.publish(self.run, init_state.initial_params(self.run))
-        self._driver = setup.make_driver(self.run, evaluation=True)
+        self._driver = setup.make_driver(run, evaluation=True)
         self._key, self._numbers = evaluation_key(self.run), itertools.count()
-        reward_fn = init_state.open_reward_fn(self.run, evaluation=True)
+        reward_fn = init_state.open_reward_fn(run, evaluation=True)
         self._answer_fn = reward_fn if isinstance(reward_fn, StreamRewardFn) else None
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._driver.executor.engine.warm_up(self._params)

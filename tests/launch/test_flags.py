@@ -99,7 +99,7 @@ def test_a_user_preset_file_is_loaded(tmp_path):
             "--checkpoint is missing: give a run directory or a Hugging Face directory, or write the",
         ),
         (ask, "--human", "the question is missing"),
-        (ask, "--question Who?", "no setting '--question': did you mean --data.questions?"),
+        (ask, "--question Who?", "--question is no flag: write its value alone"),
         (ask, "--human --resume --out x Who?", "no setting '--resume'"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),
         (evaluate, "--checkpoint missing_folder", "--checkpoint missing_folder: no such directory"),

@@ -141,8 +141,11 @@ def test_unreadable_documents_say_why(tmp_path):
 def test_any_error_of_the_pdf_reader_names_the_document(tmp_path, monkeypatch):
     from pypdf import PageObject
 
+    def extract_text(page):
+        raise NotImplementedError("filter")
+
     path = write_pdf(tmp_path / "paper.pdf", ["text"])
-    monkeypatch.setattr(PageObject, "extract_text", lambda page: (_ for _ in ()).throw(NotImplementedError("filter")))
+    monkeypatch.setattr(PageObject, "extract_text", extract_text)
     with pytest.raises(UnreadableDocument, match=rf"{re.escape(str(path))}: not a PDF that can be read \(filter\)"):
         passages(path)
 

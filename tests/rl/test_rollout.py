@@ -302,7 +302,7 @@ def live_bytes():
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(params, compilations):
+def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(params, compilations, fresh_programs):
     """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)

@@ -170,7 +170,7 @@ def test_no_token_is_prefilled_twice(params, engine, nano):
     assert stats.prefilled_tokens + stats.shared_tokens == stats.appended_tokens - len(done)
 
 
-def test_nothing_compiles_after_warm_up(params, compilations, nano):
+def test_nothing_compiles_after_warm_up(params, compilations, nano, fresh_programs):
     engine = nano.make_engine(replace(nano.SETTINGS, decode_batch_sizes=(1, 2)))
     engine.warm_up(params)
     engine.start(params, nano.key())

@@ -239,13 +239,13 @@ def test_limits(agent, client, questions, monkeypatch):
 
 def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, questions, monkeypatch):
     def fail(self, queries, top_n):
-        raise RuntimeError("the index is gone")
+        raise TimeoutError("the index is gone")
 
     monkeypatch.setattr(Searcher, "search", fail)
-    with pytest.raises(openai.InternalServerError, match="RuntimeError: the index is gone") as failed:
+    with pytest.raises(openai.InternalServerError, match="TimeoutError: the index is gone") as failed:
         ask(client, questions[0])
     assert failed.value.status_code == 502
-    with pytest.raises(openai.APIError, match="RuntimeError: the index is gone"):
+    with pytest.raises(openai.APIError, match="TimeoutError: the index is gone"):
         list(ask(client, questions[0], stream=True))
     monkeypatch.undo()
     engine = agent._driver.executor.engine
