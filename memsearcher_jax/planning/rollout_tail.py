@@ -19,7 +19,7 @@ import numpy as np
 from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Rollout
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
@@ -101,14 +101,14 @@ class _SimulatedDriver:
 
     def run_while(
         self,
-        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        jobs: Iterable[Job],
         params: Params,
         key: jax.Array,
         *,
         should_continue: Callable[[], bool],
         version: int,
-    ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
-        queue = deque((job, paused.contexts) for job, paused in jobs)
+    ) -> Generator[tuple[int, Rollout], None, RolloutStats]:
+        queue = deque((job, job.paused.contexts) for job in jobs)
         running: list[tuple[float, int, Job, tuple[Context, ...]]] = []  # by the end of the context
         now, busy, interrupted, context = 0.0, 0.0, 0.0, Context((), (), (), version)
         while (running or queue) and should_continue():
@@ -121,12 +121,12 @@ class _SimulatedDriver:
             busy += (end - now) * (len(running) + 1)
             now = end
             if len(contexts) == len(plan):
-                yield job, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts)
+                yield number, FinishedWorkflow(Outcome(StopReason.ANSWERED), contexts)
             else:
                 heapq.heappush(running, (now + plan[len(contexts)], number, job, contexts))
-        for end, _, job, contexts in running:
+        for end, number, job, contexts in running:
             interrupted += self._plan(job)[len(contexts)] - (end - now)
-            yield job, PausedWorkflow(contexts)
+            yield number, PausedWorkflow(contexts)
         sampler = SamplerStats(active_slots=round(busy * 1e6), slots=round(self.slots * now * 1e6))
         return RolloutStats(sampler, now, interrupted_tokens=round(interrupted * 1e6))
 

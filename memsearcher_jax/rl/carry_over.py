@@ -32,7 +32,7 @@ from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.rng import named_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Response, RolloutDriver
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Response, Rollout, RolloutDriver
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.types import (
     Completion,
@@ -48,7 +48,6 @@ from memsearcher_jax.types import (
 
 Problems = Callable[[int], Sequence[Problem]]
 """The problems of a step, all hosts' in order."""
-Rollout = FinishedWorkflow | PausedWorkflow
 FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
 """What carried trajectories depend on: another value would attach them to other problems, or not hold them."""
 
@@ -125,13 +124,13 @@ class Driver(Protocol):
 
     def run_while(
         self,
-        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        jobs: Iterable[Job],
         params: Params,
         key: jax.Array,
         *,
         should_continue: Callable[[], bool],
         version: int,
-    ) -> Generator[tuple[Job, Rollout], None, RolloutStats]: ...
+    ) -> Generator[tuple[int, Rollout], None, RolloutStats]: ...
 
     def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory: ...
 
@@ -159,18 +158,16 @@ def rollout(
         for copy, one in enumerate(group.rollouts)
         if isinstance(one, PausedWorkflow)
     }
-    jobs = [
-        (Job(number, groups[position].problem, copy), paused) for number, (position, copy, paused) in waiting.items()
-    ]
+    jobs = [Job(number, groups[position].problem, copy, one) for number, (position, copy, one) in waiting.items()]
     ended = driver.run_while(jobs, params, key, should_continue=step_rollout.should_continue, version=step)
     with contextlib.closing(ended):
         while True:
             try:
-                job, one = next(ended)
+                number, one = next(ended)
             except StopIteration as end:
                 stats = end.value
                 break
-            position, copy, _ = waiting[job.number]
+            position, copy, _ = waiting[number]
             step_rollout.record(position, copy, one)
             notify(f"{step_rollout.finished}/{step_rollout.quota * settings.group_size} trajectories")
     trained, kept = step_rollout.split_trained()

@@ -19,7 +19,7 @@ from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import CircuitBreaker, JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, PausedWorkflow, WorkflowExecutor
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, PausedWorkflow, Rollout, WorkflowExecutor
 from memsearcher_jax.types import Completion, Prompt, StopReason
 
 
@@ -64,7 +64,7 @@ def _distinct(numbers: Sequence[int]) -> list[int]:
     return list(seen)
 
 
-def _completion(number: int, ended: FinishedWorkflow | PausedWorkflow) -> tuple[int, Completion]:
+def _completion(number: int, ended: Rollout) -> tuple[int, Completion]:
     assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
     outcome = ended.outcome
     if outcome.stop is StopReason.ANSWERED:
@@ -92,30 +92,28 @@ class ChatService(JsonClient):
 
 @dataclass(frozen=True)
 class OpenAICompleter:
-    """A chat service that gets up to `max_concurrency` requests at a time."""
+    """A chat service that gets up to `config.max_concurrency` requests at a time."""
 
     service: ChatService
-    model: str
+    config: CompleterConfig
     max_tokens: int
     temperature: float
-    max_concurrency: int
-    max_outage: float = 0.0  # seconds for which a request is repeated while the service is down
     check: Callable[[], None] = lambda: None  # called before every request; what it raises ends the call
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """The service samples by itself: `key` decides nothing here."""
-        with ThreadPoolExecutor(self.max_concurrency) as pool:
+        with ThreadPoolExecutor(self.config.max_concurrency) as pool:
             return list(pool.map(self._complete, prompts))
 
     def _complete(self, prompt: Prompt) -> Completion:
         system, user = chat_messages(prompt)
         body = {
-            "model": self.model,
+            "model": self.config.model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
         }
-        deadline = time.monotonic() + self.max_outage
+        deadline = time.monotonic() + self.config.max_outage
         while True:
             self.check()
             try:
@@ -166,8 +164,7 @@ def open_openai_completer(
     # Concurrent requests fail together: one slow moment must not open the circuit.
     breaker = CircuitBreaker(failure_threshold=2 * config.max_concurrency)
     service = ChatService(config.url, config.timeout, config.max_attempts, breaker, headers=headers)
-    limits = config.max_concurrency, config.max_outage
-    return OpenAICompleter(service, config.model, max_tokens, temperature, *limits, check)
+    return OpenAICompleter(service, config, max_tokens, temperature, check)
 
 
 def _digest(prompt: Prompt) -> bytes:

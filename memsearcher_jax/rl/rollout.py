@@ -48,26 +48,6 @@ Response = Completion | tuple[SearchResult, ...]
 
 
 @dataclass(frozen=True)
-class Job:
-    """One rollout to make."""
-
-    number: int  # seeds its draws; unique in a call, on all hosts
-    problem: Problem
-    rollout: int  # which of the problem's G copies
-
-
-def make_jobs(problems: Sequence[Problem], group_size: int) -> list[Job]:
-    """G rollouts of each problem, numbered in order: the copies of a problem are adjacent."""
-    copies = ((problem, copy) for problem in problems for copy in range(group_size))
-    return [Job(number, problem, copy) for number, (problem, copy) in enumerate(copies)]
-
-
-def group_numbers(trajectories: int, group_size: int) -> list[int]:
-    """The group of each trajectory of `make_jobs`, in order."""
-    return [index // group_size for index in range(trajectories)]
-
-
-@dataclass(frozen=True)
 class FinishedWorkflow:
     """What a workflow returned, and the contexts that it opened."""
 
@@ -82,6 +62,30 @@ class PausedWorkflow:
 
     contexts: tuple[Context, ...] = ()
     responses: tuple[Response, ...] = ()
+
+
+Rollout = FinishedWorkflow | PausedWorkflow
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to make."""
+
+    number: int  # seeds its draws; unique in a call, on all hosts
+    problem: Problem
+    rollout: int  # which of the problem's G copies
+    paused: PausedWorkflow = PausedWorkflow()  # where it goes on
+
+
+def make_jobs(problems: Sequence[Problem], group_size: int) -> list[Job]:
+    """G rollouts of each problem, numbered in order: the copies of a problem are adjacent."""
+    copies = ((problem, copy) for problem in problems for copy in range(group_size))
+    return [Job(number, problem, copy) for number, (problem, copy) in enumerate(copies)]
+
+
+def group_numbers(trajectories: int, group_size: int) -> list[int]:
+    """The group of each trajectory of `make_jobs`, in order."""
+    return [index // group_size for index in range(trajectories)]
 
 
 @dataclass
@@ -116,7 +120,7 @@ class WorkflowExecutor:
         workflows: Iterable[tuple[int, Workflow, PausedWorkflow]],
         params: Params,
         key: jax.Array,
-        result: Callable[[int, FinishedWorkflow | PausedWorkflow], Result],
+        result: Callable[[int, Rollout], Result],
         *,
         should_continue: Callable[[], bool] = lambda: True,
         version: int = 0,
@@ -163,7 +167,7 @@ class _Run:
     step_seconds: float = 0.0  # of the engine's last step
     kept_tokens: int = 0  # sampled, of complete contexts
 
-    def ended(self) -> Iterator[tuple[int, FinishedWorkflow | PausedWorkflow]]:
+    def ended(self) -> Iterator[tuple[int, Rollout]]:
         while (self.active or self.queue) and self.should_continue():
             self.shared.check()
             for active, answer in self._answers():
@@ -307,36 +311,27 @@ class RolloutDriver:
         """Yields trajectories as they end and returns the statistics; see `WorkflowExecutor.run`."""
         job_by_number = {job.number: job for job in jobs}
 
-        def trajectory(number: int, ended: FinishedWorkflow | PausedWorkflow) -> tuple[Job, Trajectory]:
+        def trajectory(number: int, ended: Rollout) -> tuple[Job, Trajectory]:
             assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
             job = job_by_number[number]
             return job, self.trajectory(job.problem, job.rollout, ended)
 
-        workflows = ((job.number, self._workflow(job.problem), PausedWorkflow()) for job in jobs)
+        workflows = ((job.number, self._workflow(job.problem), job.paused) for job in jobs)
         return (yield from self.executor.run(workflows, params, key, trajectory))
 
     def run_while(
         self,
-        jobs: Iterable[tuple[Job, PausedWorkflow]],
+        jobs: Iterable[Job],
         params: Params,
         key: jax.Array,
         *,
         should_continue: Callable[[], bool],
         version: int,
-    ) -> Generator[tuple[Job, FinishedWorkflow | PausedWorkflow], None, RolloutStats]:
-        """Yields what became of each job that has begun or gone on; see `WorkflowExecutor.run`."""
-        jobs = list(jobs)
-        job_by_number = {job.number: job for job, _ in jobs}
-        workflows = ((job.number, self._workflow(job.problem), paused) for job, paused in jobs)
-        return (
-            yield from self.executor.run(
-                workflows,
-                params,
-                key,
-                lambda number, ended: (job_by_number[number], ended),
-                should_continue=should_continue,
-                version=version,
-            )
+    ) -> Generator[tuple[int, Rollout], None, RolloutStats]:
+        """Yields what became of each job that has begun or gone on, by its number; see `WorkflowExecutor.run`."""
+        workflows = ((job.number, self._workflow(job.problem), job.paused) for job in jobs)
+        return self.executor.run(
+            workflows, params, key, lambda *ended: ended, should_continue=should_continue, version=version
         )
 
     def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory:
