@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 CONFIDENCE_LEVEL = 0.95
 N_RESAMPLES = 10_000
@@ -61,13 +62,7 @@ def wilson_interval(successes: int, total: int) -> tuple[float, float]:
     return max(0.0, min(center - half, proportion)), min(1.0, max(center + half, proportion))
 
 
-def bootstrap_mean(
-    values: Sequence[float] | np.ndarray,
-    rng: np.random.Generator,
-    *,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = N_RESAMPLES,
-) -> Interval:
+def bootstrap_mean(values: ArrayLike, rng: np.random.Generator, *, n_resamples: int = N_RESAMPLES) -> Interval:
     """The mean with its percentile bootstrap interval.
 
     For one value, or equal values, the interval is a point: the bootstrap sees only the spread of the sample.
@@ -78,13 +73,10 @@ def bootstrap_mean(
     value_N = _checked(values)
     # Rounding could otherwise move the mean outside the range of the values.
     clipped = np.clip(value_N.mean(), value_N.min(), value_N.max())
-    mean_W = resampled_means(value_N, rng, n_resamples=n_resamples)
-    return percentile_interval(clipped, mean_W, confidence_level=confidence_level)
+    return percentile_interval(clipped, resampled_means(value_N, rng, n_resamples=n_resamples))
 
 
-def resampled_means(
-    values: Sequence[float] | np.ndarray, rng: np.random.Generator, *, n_resamples: int = N_RESAMPLES
-) -> np.ndarray:
+def resampled_means(values: ArrayLike, rng: np.random.Generator, *, n_resamples: int = N_RESAMPLES) -> np.ndarray:
     """The means of resamples with replacement: float64 [n_resamples].
 
     The means of several sets, each resampled on its own, may be added and subtracted elementwise: the result is the
@@ -95,23 +87,19 @@ def resampled_means(
     value_N = _checked(values)
     count = len(value_N)
     rows = max(1, _CHUNK // count)
-    mean_W = np.concatenate(
-        [
-            value_N[rng.integers(count, size=(min(rows, n_resamples - start), count), dtype=np.int32)].mean(axis=1)
-            for start in range(0, n_resamples, rows)
-        ]
-    )
-    return np.clip(mean_W, value_N.min(), value_N.max())
+    shapes = [(min(rows, n_resamples - start), count) for start in range(0, n_resamples, rows)]
+    means = [value_N[rng.integers(count, size=shape, dtype=np.int32)].mean(axis=1) for shape in shapes]
+    return np.clip(np.concatenate(means), value_N.min(), value_N.max())
 
 
-def percentile_interval(mean: float, mean_W: np.ndarray, *, confidence_level: float = CONFIDENCE_LEVEL) -> Interval:
-    """`mean` with the central `confidence_level` of its resampled means."""
-    low, high = np.quantile(mean_W, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
+def percentile_interval(mean: float, mean_W: np.ndarray) -> Interval:
+    """`mean` with the central `CONFIDENCE_LEVEL` of its resampled means."""
+    low, high = np.quantile(mean_W, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return Interval(float(mean), float(low), float(high))
 
 
 def sign_flip_test(
-    differences: Sequence[float] | np.ndarray, rng: np.random.Generator, *, n_resamples: int = N_RESAMPLES
+    differences: ArrayLike, rng: np.random.Generator, *, n_resamples: int = N_RESAMPLES
 ) -> tuple[float, bool]:
     """Two-sided p-value of "paired differences are symmetric about 0", and whether it is exact.
 
@@ -144,11 +132,7 @@ def sign_flip_test(
     return (1 + extreme) / (1 + n_resamples), False
 
 
-def paired_comparison(
-    first: Sequence[float] | np.ndarray,
-    second: Sequence[float] | np.ndarray,
-    rng: np.random.Generator,
-) -> PairedComparison:
+def paired_comparison(first: ArrayLike, second: ArrayLike, rng: np.random.Generator) -> PairedComparison:
     """Compare two values per question, given in the same order.
 
     Raises:
@@ -179,7 +163,7 @@ def _sign_test(positive: int, count: int) -> float:
     return 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count
 
 
-def _checked(values: Sequence[float] | np.ndarray) -> np.ndarray:
+def _checked(values: ArrayLike) -> np.ndarray:
     value_N = np.asarray(values, np.float64)
     if value_N.ndim != 1 or not len(value_N):
         raise ValueError("statistics need a list of at least one value")

@@ -31,9 +31,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, numbered_lines, parse_object
+from memsearcher_jax.jsonl import decode_float, encode_float, encode_floats, encode_line, numbered_lines, parse_object
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -89,34 +89,28 @@ def read_trajectories(path: str | Path) -> Iterator[ScoredTrajectory]:
         yield decode_trajectory(where, line)
 
 
-class TrajectoryLog:
-    """Appends to the file at `path`, which is created if it does not exist. Use it as a context manager.
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for `append_trajectory`; it is created if it does not exist.
 
     Each line is a gzip member of its own, so a killed process loses no trajectory that it had finished: an incomplete
-    last member is removed before the next append. One process at most may append; others may read at the same time.
+    last member is removed first. One process at most may append; others may read at the same time.
+
+    Raises ValueError if the file is damaged before its last line.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    truncate_incomplete(path)
+    return path.open("ab")
 
-    def __init__(self, path: Path):
-        """Raises ValueError if the file is damaged before its last line."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        truncate_incomplete(path)
-        self._file = path.open("ab")
 
-    def append(self, scored: ScoredTrajectory) -> None:
-        """Append one trajectory; it is on disk when this returns."""
-        self._file.write(compress_trajectories([scored]))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> TrajectoryLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
+def append_trajectory(log: BinaryIO, scored: ScoredTrajectory) -> None:
+    """Append one trajectory; it is on disk when this returns."""
+    log.write(compress_trajectories([scored]))
+    log.flush()
+    os.fsync(log.fileno())
 
 
 def read_log(path: Path) -> Iterator[ScoredTrajectory]:
-    """The complete trajectories of a `TrajectoryLog` file, which may still be written to.
+    """The complete trajectories of a log, which may still be written to.
 
     Raises ValueError if the file is damaged.
     """
@@ -125,7 +119,7 @@ def read_log(path: Path) -> Iterator[ScoredTrajectory]:
 
 
 def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """As `numbered_lines`, without an incomplete end, such as a `TrajectoryLog` has that is being written to.
+    """As `numbered_lines`, without an incomplete end, such as a log has that is being written to.
 
     Raises ValueError if the file is damaged elsewhere.
     """
@@ -135,7 +129,7 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def truncate_incomplete(path: Path) -> int:
-    """Remove the bytes after the last complete line of a `TrajectoryLog` file; return their number."""
+    """Remove the bytes after the last complete line of a log; return their number."""
     if not path.exists():
         return 0
     complete = max((end for end, _ in _gzip_members(path)), default=0)
@@ -170,18 +164,14 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
     trajectory = scored.trajectory
     # A workflow's own outcome has more fields, such as a memory, which are not stored.
     stored = Outcome(**{field.name: getattr(trajectory.outcome, field.name) for field in fields(Outcome)})
-    outcome: dict[str, Any] = asdict(stored)
-    outcome["stop"] = stored.stop.value
-    for passage in (one for turn in outcome["turns"] for result in turn["results"] for one in result["passages"]):
-        passage["score"] = encode_float(passage["score"])
     record = {
         "problem": asdict(trajectory.problem),
         "rollout": trajectory.rollout,
         "reward": encode_float(scored.reward),
         "reason": scored.reason,
-        "scores": {name: encode_float(value) for name, value in scored.scores.items()},
-        "context_rewards": [encode_float(value) for value in scored.context_rewards],
-        "outcome": outcome,
+        "scores": encode_floats(scored.scores),
+        "context_rewards": encode_floats(scored.context_rewards),
+        "outcome": encode_floats(asdict(stored)) | {"stop": stored.stop.value},
         "contexts": [
             {
                 "ids": context.ids,

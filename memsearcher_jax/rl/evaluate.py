@@ -12,8 +12,9 @@ import jax
 
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.trajectories import (
-    TrajectoryLog,
+    append_trajectory,
     compress_trajectories,
+    open_log,
     read_log,
     summarize_trajectory,
     truncate_incomplete,
@@ -144,9 +145,9 @@ def evaluate_to_folder(
     What is sampled for a question depends on its place among all questions, not on what was done before a restart.
     With `chunk` above 1, that many trajectories are rewarded together: a killed evaluation loses one chunk at most.
     """
-    with TrajectoryLog(folder / SHARD_FILE.format(shard.index)) as log:
+    with open_log(folder / SHARD_FILE.format(shard.index)) as log:
         for scored in _rewarded(run, driver, params, jobs, reward_fn, chunk):
-            log.append(scored)
+            append_trajectory(log, scored)
             yield scored.trajectory.problem.id, summarize_trajectory(scored)
 
 

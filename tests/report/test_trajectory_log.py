@@ -1,4 +1,4 @@
-"""TrajectoryLog: readable after a kill at any byte, by `read_log` and by `read_trajectories`."""
+"""Logs of trajectories: readable after a kill at any byte, by `read_log` and by `read_trajectories`."""
 
 import gzip
 import os
@@ -12,8 +12,9 @@ import pytest
 
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.trajectories import (
-    TrajectoryLog,
+    append_trajectory,
     compress_trajectories,
+    open_log,
     read_log,
     read_trajectories,
     truncate_incomplete,
@@ -28,9 +29,9 @@ def scored(number):
 
 
 def write(path, numbers):
-    with TrajectoryLog(path) as log:
+    with open_log(path) as log:
         for number in numbers:
-            log.append(scored(number))
+            append_trajectory(log, scored(number))
 
 
 @pytest.fixture
@@ -45,9 +46,9 @@ def test_both_readers_read_appended_trajectories(log):
 
 
 def test_a_trajectory_can_be_read_as_soon_as_it_is_appended(log):
-    with TrajectoryLog(log) as one:
+    with open_log(log) as one:
         for number in range(3):
-            one.append(scored(number))
+            append_trajectory(one, scored(number))
             assert len(list(read_log(log))) == number + 1
 
 
@@ -79,7 +80,7 @@ def test_damage_before_the_end_raises_and_truncates_nothing(log):
     damaged = bytearray(log.read_bytes())
     damaged[len(damaged) // 2] ^= 0xFF
     log.write_bytes(damaged)
-    for use in (lambda: list(read_log(log)), lambda: TrajectoryLog(log)):
+    for use in (lambda: list(read_log(log)), lambda: open_log(log)):
         with pytest.raises(ValueError, match=r"shard_0000.jsonl.gz: compressed data is damaged after byte \d+.*move"):
             use()
     assert log.read_bytes() == damaged
@@ -96,9 +97,9 @@ def test_trajectories_longer_than_the_read_buffer(log):
     noise = os.urandom(1 << 20).hex()  # compresses to more than one chunk
     long = scored(0)
     long = replace(long, trajectory=replace(long.trajectory, transcript=noise * 2))
-    with TrajectoryLog(log) as one:
+    with open_log(log) as one:
         for _ in range(3):
-            one.append(long)
+            append_trajectory(one, long)
     assert list(read_log(log)) == [long] * 3
 
 
@@ -107,10 +108,10 @@ def test_a_killed_process_loses_no_appended_trajectory(log):
         import sys
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         from pathlib import Path
-        from test_trajectory_log import TrajectoryLog, scored
-        with TrajectoryLog(Path({str(log)!r})) as log:
+        from test_trajectory_log import append_trajectory, open_log, scored
+        with open_log(Path({str(log)!r})) as log:
             for number in range(10**9):
-                log.append(scored(number))
+                append_trajectory(log, scored(number))
                 print(number, flush=True)
     """
     with subprocess.Popen(

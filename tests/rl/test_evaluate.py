@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.report.trajectories import TrajectoryLog, summarize_trajectory
+from memsearcher_jax.report.trajectories import append_trajectory, open_log, summarize_trajectory
 from memsearcher_jax.rl import reward_fn
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
@@ -93,8 +93,8 @@ def test_rewards_have_the_memory_of_the_samplers_cache(chunk, tmp_path):
 
 
 def test_a_changed_question_is_an_error(tmp_path):
-    with TrajectoryLog(tmp_path / SHARD_FILE.format(0)) as log:
-        log.append(reward_fn.score_answer(trajectory(problem("q"))))
+    with open_log(tmp_path / SHARD_FILE.format(0)) as log:
+        append_trajectory(log, reward_fn.score_answer(trajectory(problem("q"))))
     assert list(read_summaries(tmp_path, [problem("q"), problem("r")], Shard())) == ["q"]
     for others in ([problem("r")], [problem("q", question="Whom?")], [problem("q", "nq")]):
         with pytest.raises(ValueError, match="question 'q' is not one of these: start another evaluation"):
@@ -105,8 +105,8 @@ def test_only_the_host_of_a_file_truncates_a_torn_line(tmp_path):
     """Another host may be writing to it."""
     files = [tmp_path / SHARD_FILE.format(number) for number in range(2)]
     for file in files:
-        with TrajectoryLog(file) as log:
-            log.append(reward_fn.score_answer(trajectory(problem(file.name))))
+        with open_log(file) as log:
+            append_trajectory(log, reward_fn.score_answer(trajectory(problem(file.name))))
         file.write_bytes(file.read_bytes() + file.read_bytes()[:9])
     sizes = [file.stat().st_size for file in files]
     assert len(read_summaries(tmp_path, [problem(file.name) for file in files], Shard(1, 2))) == 2
