@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +41,7 @@ from memsearcher_jax.report.evaluation import (
     summarize_evaluation,
 )
 from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, streams_to_json, summarize_streams
+from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, summarize_streams
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.card import add_results, write_card
 from memsearcher_jax.runtime.run_dir import INDEX, open_run_folder, with_own_tokenizer
@@ -254,7 +254,7 @@ def write_results(
     if WORKFLOWS[config.agent.workflow].reads_streams:
         memories = summarize_streams(summaries)
         evaluation, show_tables = None, partial(show_streams, memories, console)
-        result |= {"streams": streams_to_json(memories)}
+        result |= {"streams": nan_to_none({name: asdict(memory) for name, memory in memories.items()})}
     else:
         evaluation = summarize_evaluation(
             summaries,

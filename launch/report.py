@@ -18,6 +18,7 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.evaluation import RESULTS_FILE
 from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
@@ -38,7 +39,7 @@ class Report:
     """Another run, for comparison."""
     out: cli.File = None
     """File to write. Default: RUN/report.html."""
-    max_trajectories: int = MAX_TRAJECTORIES
+    max_trajectories: Count = MAX_TRAJECTORIES
     """Maximum number of trajectories on the page."""
     follow: bool = False
     """Write the page again whenever the run has advanced, until it has ended. The page reloads itself meanwhile."""

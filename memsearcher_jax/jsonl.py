@@ -111,6 +111,16 @@ def encode_floats(value: Any) -> Any:
     return encode_float(value) if isinstance(value, float) else value
 
 
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """The values inside nested mappings by their dotted names, such as "agent.workflow"; an empty mapping has none."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= flatten(inner, f"{name}.{key}" if name else str(key))
+    return flat
+
+
 def decode_float(value: Any) -> float:
     """Invert `encode_float`; any other value raises ValueError."""
     if value in NON_FINITE or (isinstance(value, int | float) and not isinstance(value, bool)):

@@ -145,9 +145,10 @@ def read_evaluations(
 def _published_evaluation(file: Path, problems: Sequence[Problem], score: ScoreAnswer) -> FinishedEvaluation:
     answers, questions = read_published(file), dict[str, AnsweredQuestion]()
     for row, problem in zip(answers, match_problems(answers, problems, file), strict=True):
-        scores = score(row.answer, problem.golden_answers)
-        metrics = {**scores, "answered": float(row.stop is StopReason.ANSWERED)}
-        questions[problem.id] = AnsweredQuestion(problem, row.answer or "", row.stop, scores, metrics)
+        scores, answered = score(row.answer, problem.golden_answers), row.answer is not None
+        metrics = {**scores, "answered": float(answered)}
+        stop = StopReason.ANSWERED if answered else StopReason.NO_ANSWER
+        questions[problem.id] = AnsweredQuestion(problem, row.answer or "", stop, scores, metrics)
     return FinishedEvaluation(file, "published results", None, questions)
 
 

@@ -20,9 +20,6 @@ from memsearcher_jax.types import Problem, StopReason, TokenCounter, Trajectory,
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that are not names: almost every text contains them, so their presence is no evidence."""
 
-MIN_COPIED_RUN = 5
-"""Consecutive tokens that must occur in the observation in the same order to count as copied."""
-
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 Metrics = dict[str, float]
@@ -40,7 +37,8 @@ class MemoryRules:
     """Counts tokens of the policy; without it lengths are in words only."""
     budget: int = 0
     """agent.memory_tokens, the budget in tokens of the policy; required with a token_counter."""
-    min_copied_run: int = MIN_COPIED_RUN
+    min_copied_run: int = 5
+    """Consecutive tokens that must occur in the observation in the same order to count as copied."""
 
     def __post_init__(self) -> None:
         if self.min_copied_run < 1:

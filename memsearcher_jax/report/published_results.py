@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.jsonl import MalformedRow, numbered_lines, parse_object
-from memsearcher_jax.types import Problem, StopReason
+from memsearcher_jax.types import Problem
 
 FLASHRAG_FILE = "intermediate_data.json"
 ScoreAnswer = Callable[[str | None, Sequence[str]], dict[str, float]]
@@ -34,10 +34,6 @@ class PublishedAnswer:
     question: str
     answer: str | None
     golden_answers: tuple[str, ...] = ()
-
-    @property
-    def stop(self) -> StopReason:
-        return StopReason.NO_ANSWER if self.answer is None else StopReason.ANSWERED
 
 
 def find_published(path: Path) -> Path | None:

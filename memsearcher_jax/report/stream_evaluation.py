@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -21,7 +21,6 @@ from memsearcher_jax.types import TrajectorySummary
 
 STORES = ("core", "semantic", "episodic")  # of the memory
 NumberT = TypeVar("NumberT", int, float)
-FAILED_PREFIX, TOOL_PREFIX = "calls_failed/", "calls/"  # counts by kind of error and by tool
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,6 @@ def summarize_streams(summaries: Sequence[TrajectorySummary]) -> dict[str, Strea
     return results
 
 
-def streams_to_json(results: Mapping[str, StreamResult]) -> dict[str, Any]:
-    return nan_to_none({name: asdict(result) for name, result in results.items()})
-
-
 def nan_to_none(value: Any) -> Any:
     """The value, or the dictionary at any depth, with None in place of NaN."""
     if isinstance(value, dict):
@@ -104,7 +99,7 @@ def _stream_result(source: str, group: Sequence[TrajectorySummary]) -> StreamRes
     calls, stream, memory = total["calls"], total["stream_tokens"], total["memory_tokens"]
     kind_prefix = f"accuracy/{source}/"
     kinds = sorted({kind for summary in group for kind in _with_prefix(summary.scores, kind_prefix)})
-    failures = Counter(_with_prefix(total, FAILED_PREFIX))
+    failures = Counter(_with_prefix(total, "calls_failed/"))
     return StreamResult(
         streams=len(group),
         unscored=sum(math.isnan(summary.reward) for summary in group),
@@ -122,7 +117,7 @@ def _stream_result(source: str, group: Sequence[TrajectorySummary]) -> StreamRes
         skipped=total["calls_skipped"] / max(calls, 1),
         failed=total["calls_failed"] / max(calls, 1),
         failures=dict(failures.most_common()),
-        tools=dict(sorted(_with_prefix(total, TOOL_PREFIX).items())),
+        tools=dict(sorted(_with_prefix(total, "calls/").items())),
     )
 
 

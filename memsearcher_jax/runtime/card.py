@@ -24,7 +24,7 @@ from typing import Any
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.data.benchmarks import resolve
-from memsearcher_jax.jsonl import encode_floats, parse_object
+from memsearcher_jax.jsonl import encode_floats, flatten, parse_object
 from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, file_sha256
 from memsearcher_jax.runtime import hub
@@ -69,18 +69,9 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def card_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, value in the first, value in the second) of every entry in which two cards differ; None where absent."""
-    ours, theirs = _flat(first), _flat(second)
+    ours, theirs = flatten(first), flatten(second)
     names = dict.fromkeys([*ours, *theirs])
     return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for key, child in value.items():
-        flat |= _flat(child, f"{name}.{key}" if name else str(key))
-    return flat
 
 
 def _write(folder: Path, card: Mapping[str, Any]) -> None:

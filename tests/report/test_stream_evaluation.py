@@ -3,11 +3,12 @@
 import io
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
 
-from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, streams_to_json, summarize_streams
+from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, summarize_streams
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
 
@@ -48,7 +49,8 @@ def test_results_by_source_and_by_length():
 
 
 def test_nan_is_null_in_json():
-    encoded = json.loads(json.dumps(streams_to_json(summarize_streams(SUMMARIES)), allow_nan=False))
+    results = {name: asdict(result) for name, result in summarize_streams(SUMMARIES).items()}
+    encoded = json.loads(json.dumps(nan_to_none(results), allow_nan=False))
     assert encoded["made, 130 chunks"]["accuracy"] is None and encoded["squad"]["accuracy"] == 0.75
     assert nan_to_none({"a": {"b": math.nan, "c": 1.0}}) == {"a": {"b": None, "c": 1.0}}
 

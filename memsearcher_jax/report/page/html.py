@@ -11,7 +11,7 @@ import base64
 import hashlib
 import itertools
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -28,16 +28,11 @@ from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, disti
 from memsearcher_jax.report.page.svg import N_COLORS, Bar, Line, bar_chart, escape_html, line_chart
 from memsearcher_jax.report.plots import Panel, family_panels, measured_panels, running_mean, series, series_label
 from memsearcher_jax.report.statistics import mean, wilson_interval
-from memsearcher_jax.types import TrajectorySummary
 
 MAX_TRAJECTORIES = 5_000  # of a page, by default
 SCRIPTS = ("diff.js", "detail.js", "page.js")  # concatenated in this order
 BAND_PERCENTILES = (10, 90)  # of the tokens by turn
-BY: dict[str, Callable[[TrajectorySummary], int | None]] = {
-    "hops": lambda summary: summary.hops,
-    "turns": lambda summary: summary.turns,
-}
-"""The breakdowns of the accuracy."""
+BREAKDOWNS = ("hops", "turns")  # of the accuracy: fields of `TrajectorySummary`
 
 
 def write_page(
@@ -58,8 +53,6 @@ def write_page(
     Raises:
         FileNotFoundError, ValueError: a folder is missing, is not a run, or is damaged; nothing is written.
     """
-    if max_trajectories < 1:
-        raise ValueError(f"max_trajectories is {max_trajectories}: it must be at least 1")
     records = TrajectoryRecords(rules)
     run = read_run(folder, max_trajectories=max_trajectories, on_trajectory=records.add)
     other = read_run(compare, max_trajectories=max_trajectories) if compare is not None else None
@@ -120,7 +113,7 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
     parts = [tables.results_table(run, other)] if run.results.get("metrics") else []
     if groups:
         parts.append(tables.stops_table(groups))
-        parts += [tables.accuracy_table(name, groups, key) for name, key in BY.items()]
+        parts += [tables.accuracy_table(groups, name) for name in BREAKDOWNS]
         parts += [_turn_tokens_table(groups), tables.datasets_table(groups)]
     if run.steps:
         parts.append(tables.steps_tables(run.steps))
@@ -133,7 +126,7 @@ def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup
     parts += [_curve(panel, runs[:1]) for panel in family_panels(run.steps)]
     if groups:
         parts.append(_turn_tokens_plot(groups))
-        parts += [_accuracy_plot(name, groups, key) for name, key in BY.items()]
+        parts += [_accuracy_plot(groups, name) for name in BREAKDOWNS]
     return [part for part in parts if part]
 
 
@@ -185,8 +178,8 @@ def _turn_tokens(group: TrajectoryGroup) -> dict[int, list[int]]:
     return tokens
 
 
-def _accuracy_plot(name: str, groups: Sequence[TrajectoryGroup], key: tables.Key) -> str:
-    counts = tables.correct_counts(groups, key)
+def _accuracy_plot(groups: Sequence[TrajectoryGroup], name: str) -> str:
+    counts = tables.correct_counts(groups, name)
     if not counts:
         return ""
 

@@ -19,13 +19,7 @@ from typing import Any
 
 from memsearcher_jax.jsonl import encode_float
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, safe_text, search_results
-from memsearcher_jax.report.memory_quality import (
-    MemoryRules,
-    NameTrace,
-    TrajectoryQuality,
-    TurnQuality,
-    memory_quality,
-)
+from memsearcher_jax.report.memory_quality import MemoryRules, NameTrace, TrajectoryQuality, TurnQuality, memory_quality
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
 
 BLOCK_SIZE = 50  # trajectories or passages
@@ -43,11 +37,7 @@ class TrajectoryRecords:
     index: list[dict[str, Any]] = field(default_factory=list)
     trajectories: list[dict[str, Any]] = field(default_factory=list)
     qualities: list[TrajectoryQuality] = field(default_factory=list)
-    passage_ids: dict[str, int] = field(default_factory=dict)  # contents to position in `passages`
-
-    @property
-    def passages(self) -> list[str]:
-        return list(self.passage_ids)
+    passage_ids: dict[str, int] = field(default_factory=dict)  # contents to position in the page's passages
 
     def add(self, scored: ScoredTrajectory, summary: TrajectorySummary) -> None:
         problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
@@ -154,7 +144,7 @@ def data_elements(records: TrajectoryRecords) -> str:
     """Script elements with the data. A browser does not run them; page.js parses a block when it is needed."""
     descriptions = {stop.value: description for stop, description in STOP_DESCRIPTIONS.items()}
     elements = [_element("stop_descriptions", descriptions), _element("index", records.index)]
-    for name, rows in (("trajectories", records.trajectories), ("passages", records.passages)):
+    for name, rows in (("trajectories", records.trajectories), ("passages", list(records.passage_ids))):
         elements += [_element(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]
     return "\n".join(elements)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_number
 from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
 from memsearcher_jax.report.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
@@ -28,7 +29,6 @@ FAMILIES = {
 """Headings of the families of metrics; the heading of another one is its prefix."""
 
 SUMMARY_SCORES = {"exact_match": "exact match", "f1": "F1", "cover_exact_match": "cover exact match"}
-Key = Callable[[TrajectorySummary], int | None]  # what a breakdown groups by
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "") -> str:
@@ -124,10 +124,10 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
     return table("Stop reasons", ("reason", *(group.label for group in groups)), rows)
 
 
-def accuracy_table(name: str, groups: Sequence[TrajectoryGroup], key: Key) -> str:
-    """Exact match with its interval for each value of `key`, which `name` names; "" if no scored trajectory has one."""
+def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
+    """Exact match with its interval for each value of a field; "" if no scored trajectory has one."""
     rows = []
-    for value, counts in correct_counts(groups, key).items():
+    for value, counts in correct_counts(groups, name).items():
         cells = [str(value)]
         for correct, total in counts:
             low, high = wilson_interval(correct, total)
@@ -175,7 +175,7 @@ def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
 
 def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> str:
     """Every setting of run.json; with another run's, different settings come first and are highlighted."""
-    first, second = dict(_leaves(settings)), dict(_leaves(other or {}))
+    first, second = flatten(settings), flatten(other or {})
     if not other:
         return table("Settings", ("setting", "value"), [tuple(map(escape_html, leaf)) for leaf in first.items()])
 
@@ -189,20 +189,13 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
     return table("Settings, differences first", ("setting", "this run", "the other"), rows)
 
 
-def correct_counts(groups: Sequence[TrajectoryGroup], key: Key) -> dict[int, list[tuple[int, int]]]:
-    """For each value of `key`, ascending: the correct and all scored trajectories with that value, of each group."""
-    scored = [[(key(one), one.correct) for one in group.summaries if one.correct is not None] for group in groups]
-    values = sorted({value for pairs in scored for value, _ in pairs if value is not None})
-    chosen = {value: [[correct for at, correct in pairs if at == value] for pairs in scored] for value in values}
-    return {value: [(sum(flags), len(flags)) for flags in columns] for value, columns in chosen.items()}
-
-
-def _leaves(value: Any, name: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{name}.{key}".strip("."))
-    else:
-        yield name, value
+def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, list[tuple[int, int]]]:
+    """For each value of the field `name` of `TrajectorySummary`, ascending: the correct and all scored trajectories
+    with that value, of each group."""
+    totals = [Counter(getattr(one, name) for one in group.summaries if one.correct is not None) for group in groups]
+    correct = [Counter(getattr(one, name) for one in group.summaries if one.correct) for group in groups]
+    values, pairs = sorted(set().union(*totals) - {None}), list(zip(correct, totals, strict=True))
+    return {value: [(hits[value], total[value]) for hits, total in pairs] for value in values}
 
 
 def _step_value(value: float) -> str:

@@ -5,10 +5,8 @@ const SNIPPET_LENGTH = 160;  // characters of a passage in its summary
 // An element with attributes and children; a string child is text, never markup.
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.filter(child => child !== null && child !== undefined));
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children.filter(child => child !== null));
   return element;
 }
 

@@ -177,10 +177,9 @@ function updateAddress() {
 }
 
 function openFromAddress() {
-  const number = /^#t(\d+)$/.exec(location.hash)?.[1];
-  if (number === undefined || number >= index.length) return;
-  if (!shown.includes(Number(number))) return;
-  select(Number(number));
+  const number = Number(/^#t(\d+)$/.exec(location.hash)?.[1]);  // NaN without one
+  if (!shown.includes(number)) return;
+  select(number);
   byId("trajectories").scrollIntoView();
 }
 
