@@ -92,10 +92,7 @@ class TextSpan:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The beginning of a fresh context: named segments in order.
-
-    The sampler pads each segment to a fixed width and shares the KV cache of the first segment, the prefix.
-    """
+    """The beginning of a fresh context: named segments in order, each of which is encoded separately."""
 
     segments: tuple[TextSpan, ...]
 

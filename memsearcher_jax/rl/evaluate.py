@@ -57,14 +57,18 @@ def evaluate(
     params: Params,
     notify: Callable[[str], None],
     reward_fn: RewardFn,
-    shard: Shard | None = None,
+    jobs: Sequence[Job] | None = None,
 ) -> list[ScoredTrajectory]:
-    """One scored trajectory for each of `evaluation_problems(run)`, or of a shard of them, in order, all in memory.
+    """One scored trajectory for each of the jobs, by default of `evaluation_problems(run)`, in order, all in memory.
 
     `driver` and `reward_fn` have evaluation's settings; `params` are the sampler's.
     """
-    jobs = missing_jobs(evaluation_problems(run), (), shard or Shard())
-    return _rewarded_together(run, driver, params, notify, reward_fn, jobs)
+    if jobs is None:
+        jobs = make_jobs(evaluation_problems(run), 1)
+    key = evaluation_key(run)
+    trajectories, _ = driver.rollout(jobs, params, key, notify)
+    driver.executor.engine.release()  # rewards have the memory of the sampler's cache, as in training
+    return reward_fn(trajectories, key, notify)
 
 
 def evaluate_together(
@@ -76,9 +80,10 @@ def evaluate_together(
     hosts: Hosts,
 ) -> Sequence[TrajectorySummary]:
     """`evaluate` by all hosts: the summaries of all questions on each of them; none if the run is to stop."""
+    jobs = missing_jobs(evaluation_problems(run), (), Shard(hosts.index, hosts.count))
     batch = None
     with suppress(Interrupted):
-        scored = evaluate(run, driver, params, notify, reward_fn, Shard(hosts.index, hosts.count))
+        scored = evaluate(run, driver, params, notify, reward_fn, jobs)
         batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
     joined = exchange(hosts, batch)
     if joined is None:
@@ -159,21 +164,7 @@ def _rewarded(
             yield from reward_fn([trajectory], evaluation_key(run), lambda line: None)
         return
     for start in range(0, len(jobs), chunk):
-        yield from _rewarded_together(run, driver, params, lambda line: None, reward_fn, jobs[start : start + chunk])
-
-
-def _rewarded_together(
-    run: Run,
-    driver: RolloutDriver,
-    params: Params,
-    notify: Callable[[str], None],
-    reward_fn: RewardFn,
-    jobs: Sequence[Job],
-) -> list[ScoredTrajectory]:
-    key = evaluation_key(run)
-    trajectories, _ = driver.rollout(jobs, params, key, notify)
-    driver.executor.engine.release()  # rewards have the memory of the sampler's cache, as in training
-    return reward_fn(trajectories, key, notify)
+        yield from evaluate(run, driver, params, lambda line: None, reward_fn, jobs[start : start + chunk])
 
 
 def evaluation_key(run: Run) -> jax.Array:
