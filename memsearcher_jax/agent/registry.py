@@ -1,11 +1,11 @@
-"""The registry of workflows: how each is started, its template set, its prompt widths and its longest context.
+"""The registry of workflows: how each is started, its template set and its longest context.
 
 Imports neither JAX nor NumPy, so that commands can check their settings before loading them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ class WorkflowSpec:
     def template_tokens(self, agent: AgentConfig, prompts: AnyPrompts, tokenizer: PromptTokenizer) -> int:
         """Maximum tokens of template text in one context."""
         if isinstance(prompts, MemalphaPrompts):
-            return sum(segment_widths(prompts.chunk_prompt("", ""), tokenizer, {}))
+            return sum(map(len, tokenizer.prompt(prompts.chunk_prompt("", ""))))
         return prompts.template_tokens(agent.max_calls, tokenizer)
 
     def context_budget(self, agent: AgentConfig, memalpha: MemalphaConfig) -> dict[str, int]:
@@ -119,12 +119,6 @@ class WorkflowSpec:
                 f"a context may need {needed} tokens ({parts}), but sampling.context_tokens is {context_tokens}: "
                 "raise it or lower one of these"
             )
-
-
-def segment_widths(prompt: Prompt, tokenizer: PromptTokenizer, max_tokens: Mapping[str, int]) -> tuple[int, ...]:
-    """Maximum tokens of each segment: `max_tokens` under its name, or the length of its text."""
-    lengths = map(len, tokenizer.prompt(prompt))
-    return tuple(max_tokens.get(segment.name, length) for segment, length in zip(prompt.segments, lengths, strict=True))
 
 
 WORKFLOWS = {

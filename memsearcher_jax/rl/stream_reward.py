@@ -30,7 +30,6 @@ from memsearcher_jax.agent.memalpha.reward import (
 from memsearcher_jax.agent.memalpha.tools import content_to_judge
 from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.agent.registry import segment_widths
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.rl.completers import CachedCompleter, Completer, EngineCompleter, open_openai_completer
@@ -268,26 +267,21 @@ def check_answer_contexts(config: RunConfig, prompts: MemalphaPrompts, tokenizer
 
 def answer_context_tokens(config: RunConfig, prompts: MemalphaPrompts, tokenizer: ChatTokenizer) -> int:
     """Tokens of the longest context in which a question is answered or something is judged."""
-    return max(map(sum, _prompt_widths(config, prompts, tokenizer))) + config.memalpha.answer_tokens + 1
-
-
-def _prompt_widths(config: RunConfig, prompts: MemalphaPrompts, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
-    """Segment widths of each kind of prompt: questions, and for a judge contents and answers."""
     settings, agent = config.memalpha, config.agent
+
+    def tokens(prompt: Prompt) -> int:
+        return sum(map(len, tokenizer.prompt(prompt)))
+
     # A source's prefix is joined to its questions by two line ends.
     prefix = max((tokenizer.count(text) + 2 for text in prompts.prefixes.values()), default=0)
-    limits = {"memory": settings.answer_memory_tokens, "question": prefix + agent.question_tokens}
-    widths = [segment_widths(prompts.answer_prompt("", ""), tokenizer, limits)]
+    question = prefix + agent.question_tokens
+    needed = [tokens(prompts.answer_prompt("", "")) + settings.answer_memory_tokens + question]
     if config.judge.backend == "initial_policy":
         # JSON's escapes may make a content longer than its completion; then it does not fit, fails, and is counted.
-        store = max(tokenizer.count(store.value) for store in Store)
-        limits = {"store": store, "content": agent.completion_tokens}
-        widths.append(segment_widths(prompts.judge_prompt(Store.CORE, ""), tokenizer, limits))
-        case = prompts.grade_prompt("", "", "")
-        template = tokenizer.count(case["case"])
-        limits = {"store": 0, "case": template + agent.question_tokens + 2 * settings.answer_tokens}
-        widths.append(segment_widths(case, tokenizer, limits))
-    return widths
+        needed += [tokens(prompts.judge_prompt(store, "")) + agent.completion_tokens for store in Store]
+        case = agent.question_tokens + 2 * settings.answer_tokens  # with the golden answer and the given one
+        needed.append(tokens(prompts.grade_prompt("", "", "")) + case)
+    return max(needed) + settings.answer_tokens + 1
 
 
 def _outcome(trajectory: Trajectory) -> StreamOutcome:
