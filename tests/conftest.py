@@ -83,8 +83,7 @@ def fresh_programs():
     """Engines of this test share no compiled programs with those of earlier tests."""
     from memsearcher_jax.sampling import executor
 
-    executor._prefill_program.cache_clear()
-    executor._decode_program.cache_clear()
+    executor._program.cache_clear()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ remat policies, row lengths and rows per device of a slice, ordered by their roo
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -35,7 +36,7 @@ from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
-from memsearcher_jax.training.trainer import LOSS_FNS, reports_mismatch
+from memsearcher_jax.training.trainer import update_program
 
 # By activation memory, most first.
 REMAT = ("none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable")
@@ -172,17 +173,8 @@ def training_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     model, memory = sharding.select_attention(config.model, mesh), resident_memory(config, meshes)
     rows, flops = training.minibatch_rows / mesh.size, row_flops(model, training.seq_len, training.seq_len)
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
-    optimizer = update.make_optimizer(training)
-    state = update.abstract_state(model, optimizer, mesh)
-    step = update.make_update(
-        model,
-        training,
-        optimizer,
-        mesh,
-        temperature=temperature,
-        loss_fn=LOSS_FNS[config.rl.method],
-        with_logprobs=reports_mismatch(training, config.rl.method),
-    )
+    state = update.abstract_state(model, update.make_optimizer(training), mesh)
+    step = update_program(model, mesh, config.rl.method, temperature, training)
     logprob_fn = make_logprob_fn(model, training, temperature=temperature)
 
     def lower(function: Any, *arguments: object) -> Lowered:
@@ -209,8 +201,8 @@ def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     The folder `hlo` gets the text of each compiled program.
     """
     model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
-    for name, lowered in executor.lower_programs(model, sampling, local):
-        flops = _sampling_flops(name, config, local) / local.size
+    for name, tokens, lowered in executor.lower_programs(model, sampling, local):
+        flops = forward_flops(model, tokens, 0, tokens if name == "decode" else 0).forward / local.size
         arguments = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         trips = sampling.decode_steps_per_call
         yield _compile(name, lowered, memory.rollout - arguments, flops, hlo, unknown_trips=trips)
@@ -220,16 +212,6 @@ def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     lowered = sharding.cast_program(shardings).lower(weights, dtype=model.compute_dtype)
     arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
     yield _compile("publish", lowered, memory.training - arguments, 0.0, hlo)
-
-
-def _sampling_flops(name: str, config: RunConfig, local: Mesh) -> float:
-    """FLOPs of one call of a sampler's program on all devices of the host."""
-    kind, _, shape = name.partition(", ")
-    if kind == "decode":
-        tokens = config.sampling.slots * config.sampling.decode_steps_per_call
-        return forward_flops(config.model, tokens, 0, tokens).forward
-    width = int(shape.split(" x ")[1]) if kind == "prefill" else 0
-    return forward_flops(config.model, local.shape["data"] * width, 0, 0).forward
 
 
 def _compile(
@@ -347,24 +329,17 @@ def min_row_bytes(config: RunConfig) -> float:
     heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
     # Split over the axis "tensor". "none" saves all four arrays of the feed-forward block.
     split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved])
-    return (
-        model.compute_itemsize
-        * model.layers
-        * config.training.seq_len
-        * (model.embed_size + split / config.mesh.tensor)
-    )
+    inputs = model.compute_itemsize * model.layers * config.training.seq_len
+    return inputs * (model.embed_size + split / config.mesh.tensor)
 
 
 def _meshes(config: RunConfig, devices: int) -> Iterator[MeshConfig]:
-    for data in SIZES:
-        for tensor in SIZES:
-            if devices % (data * tensor):
-                continue
-            mesh = MeshConfig(data, devices // (data * tensor), tensor)
-            try:
-                sharding.check_divides(config.model, vars(mesh))
-            except ValueError:
-                continue
+    for data, tensor in itertools.product(SIZES, SIZES):
+        if devices % (data * tensor):
+            continue
+        mesh = MeshConfig(data, devices // (data * tensor), tensor)
+        with contextlib.suppress(ValueError):
+            sharding.check_divides(config.model, vars(mesh))
             yield mesh
 
 

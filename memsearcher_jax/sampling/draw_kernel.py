@@ -96,15 +96,6 @@ def _kernel(
 
         return jnp.sum(scan_columns(add, jnp.zeros((ROWS, LANES), jnp.float32)), axis=1, keepdims=True)
 
-    def threshold(applies_R1: Array, predicate: Callable[[Array], Array]) -> Array:
-        none_R1 = jnp.full((ROWS, 1), -jnp.inf)
-        found_R1 = jax.lax.cond(
-            jnp.max(applies_R1.astype(jnp.float32)) > 0,
-            lambda: largest_threshold((ROWS, 1), predicate),
-            lambda: none_R1,
-        )
-        return jnp.where(applies_R1, found_R1, none_R1)
-
     def scale(x: int, first: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         at = x, slice(None), pl.ds(first, LANES)
         scaled_XRV[at] = logits_XRV[at] / divisor_R1
@@ -128,7 +119,7 @@ def _kernel(
         # A float32 counts exactly up to 2^24.
         return total(lambda at: (scaled_XRV[at] >= threshold_R1).astype(jnp.float32)) >= top_k_R1
 
-    threshold_k_R1 = threshold((top_k_R1 > 0) & (top_k_R1 < X * vocab) & ~is_greedy_R1, holds_k)
+    threshold_k_R1 = largest_threshold((top_k_R1 > 0) & (top_k_R1 < X * vocab) & ~is_greedy_R1, holds_k)
 
     def drop(at: Any) -> Array:
         weight_XRV[at] = jnp.where(scaled_XRV[at] >= threshold_k_R1, weight_XRV[at], 0.0)
@@ -148,7 +139,7 @@ def _kernel(
     def holds_nucleus(threshold_R1: Array) -> Array:
         return total(lambda at: nucleus(at, threshold_R1)) >= top_p_R1
 
-    threshold_p_R1 = threshold((top_p_R1 < 1.0) & ~is_greedy_R1, holds_nucleus)
+    threshold_p_R1 = largest_threshold((top_p_R1 < 1.0) & ~is_greedy_R1, holds_nucleus)
     mass_R1 = total(lambda at: nucleus(at, threshold_p_R1))  # of what top-k keeps
     target_R1 = uniform_R1 * mass_R1
 
@@ -184,12 +175,14 @@ def _kernel(
     drawn_R3[:, 1:2] = jnp.where(is_greedy_R1, max_R1, drawn_R1) - max_R1 - jnp.log(sum_R1)
 
 
-def largest_threshold(shape: tuple[int, ...], predicate: Callable[[Array], Array]) -> Array:
+def largest_threshold(applies_S: Array, predicate: Callable[[Array], Array]) -> Array:
     """The largest float32 threshold per row for which `predicate(threshold_S) -> bool_S` is true, or minus infinity.
 
-    The predicate must be true for all small thresholds and false for all large ones. The bits of a float32, read as an
-    integer with the order of negative numbers reversed, are ordered like the floats: 32 bisections are exact.
+    It is minus infinity, too, where `applies_S` is False; nothing is searched if that is so for all rows. The predicate
+    must be true for all small thresholds and false for all large ones. The bits of a float32, read as an integer with
+    the order of negative numbers reversed, are ordered like the floats: 32 bisections are exact.
     """
+    none_S = jnp.full(applies_S.shape, -jnp.inf)
 
     def bisect(_, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low_S, high_S = bounds
@@ -198,9 +191,13 @@ def largest_threshold(shape: tuple[int, ...], predicate: Callable[[Array], Array
         is_true_S = predicate(_float_from_ordered(middle_S))
         return jnp.where(is_true_S, middle_S, low_S), jnp.where(is_true_S, high_S, middle_S)
 
-    bounds = jnp.full(shape, ORDERED_MINUS_INF, jnp.int32), jnp.full(shape, ORDERED_INF, jnp.int32)
-    low_S, _ = jax.lax.fori_loop(0, 32, bisect, bounds)
-    return _float_from_ordered(low_S)
+    def search() -> Array:
+        bounds = (jnp.full(applies_S.shape, bits, jnp.int32) for bits in (ORDERED_MINUS_INF, ORDERED_INF))
+        low_S, _ = jax.lax.fori_loop(0, 32, bisect, tuple(bounds))
+        return _float_from_ordered(low_S)
+
+    found_S = jax.lax.cond(jnp.any(applies_S), search, lambda: none_S)
+    return jnp.where(applies_S, found_S, none_S)
 
 
 def _float_from_ordered(ordered: Array) -> Array:

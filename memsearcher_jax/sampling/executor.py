@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Lowered, Wrapped
 
 from memsearcher_jax.model import sharding
@@ -27,7 +28,7 @@ class Executor:
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh):
         self._mesh = mesh
         self._programs = _programs(model, settings, stop_ids, mesh)
-        self._empty_cache = jax.jit(partial(_empty_cache, model, settings, mesh), out_shardings=_cache_shardings(mesh))
+        self._empty_cache = _empty_cache(model, settings, mesh)
         self._cache: Cache | None = None
 
     def allocate(self) -> None:
@@ -56,14 +57,11 @@ class Executor:
 def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
     """Shapes, types and shardings of the cache of an executor."""
     with jax.set_mesh(mesh):
-        shapes = jax.eval_shape(partial(_empty_cache, model, settings, mesh))
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, _cache_shardings(mesh)
-    )
+        return _empty_cache(model, settings, mesh).eval_shape()
 
 
-def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, Lowered]]:
-    """(name, program) of decoding, of prefill in every width, and of copying pages."""
+def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, int, Lowered]]:
+    """(name, tokens that a call computes, program) of decoding, of prefill in every width, and of copying pages."""
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
     params = sharding.abstract_params(model, mesh, model.compute_dtype)
@@ -72,55 +70,48 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     def abstract(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named_sharding(mesh, ()))
 
+    def lower(call: CopyPages | Prefill | Decode, *root_key: Any) -> Lowered:
+        return programs[type(call)].lower(cache, params, *root_key, jax.tree.map(abstract, call))
+
     with jax.set_mesh(mesh):
         root_key = jax.eval_shape(lambda: jax.random.key(0))
-        yield "decode", programs[Decode].lower(cache, params, root_key, jax.tree.map(abstract, decodes[-1]))
+        yield "decode", settings.slots * settings.decode_steps_per_call, lower(decodes[-1], root_key)
         for call in prefills:
             assert isinstance(call, Prefill)
-            name = f"prefill, {call.ids_BT.shape[0]} x {call.ids_BT.shape[1]}"
-            yield name, programs[Prefill].lower(cache, params, jax.tree.map(abstract, call))
-        yield "copy_pages", programs[CopyPages].lower(cache, params, jax.tree.map(abstract, copies))
+            rows, width = call.ids_BT.shape
+            yield f"prefill, {rows} x {width}", rows * width, lower(call)
+        yield "copy_pages", 0, lower(copies)
 
 
 def _programs(
     model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh
 ) -> dict[type, Wrapped]:
+    decode_settings = (settings.decode_steps_per_call, settings.speculative_tokens, stop_ids)
     return {
-        CopyPages: _cache_program(copy_pages, mesh),
-        Prefill: _prefill_program(model, mesh),
-        Decode: _decode_program(model, settings.decode_steps_per_call, settings.speculative_tokens, stop_ids, mesh),
+        CopyPages: _program(copy_pages, mesh),
+        Prefill: _program(prefill, mesh, model),
+        Decode: _program(decode, mesh, model, *decode_settings),
     }
 
 
-# Engines of one process that differ in slots or sampling rules have the same programs: they are traced once.
+@lru_cache(maxsize=24)
+def _program(function: Callable, mesh: Mesh, *settings: Hashable) -> Wrapped:
+    """Engines of one process that differ in slots or sampling rules have the same programs: they are traced once."""
+    cache = _cache_sharding(mesh)
+    out_shardings = (cache, None) if function is decode else cache
+    return jax.jit(partial(function, *settings), donate_argnums=0, out_shardings=out_shardings)
 
 
-@lru_cache(maxsize=8)
-def _prefill_program(model: ModelConfig, mesh: Mesh) -> Wrapped:
-    return _cache_program(partial(prefill, model), mesh)
-
-
-@lru_cache(maxsize=8)
-def _decode_program(
-    model: ModelConfig, tokens_per_call: int, draft_tokens: int, stop_ids: tuple[int, ...], mesh: Mesh
-) -> Wrapped:
-    function = partial(decode, model, tokens_per_call, draft_tokens, stop_ids)
-    return jax.jit(function, donate_argnums=0, out_shardings=(_cache_shardings(mesh), None))
-
-
-def _cache_program(function: Callable[..., Cache], mesh: Mesh) -> Wrapped:
-    return jax.jit(function, donate_argnums=0, out_shardings=_cache_shardings(mesh))
-
-
-def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
+def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Wrapped:
+    """A program without arguments that creates the cache."""
     replicas = replica_count(mesh)
-    return Cache.empty(model, settings.pages_per_replica(replicas) * replicas, settings.page_tokens)
+    pages = settings.pages_per_replica(replicas) * replicas
+    return jax.jit(partial(Cache.empty, model, pages, settings.page_tokens), out_shardings=_cache_sharding(mesh))
 
 
-def _cache_shardings(mesh: Mesh) -> Cache:
+def _cache_sharding(mesh: Mesh) -> NamedSharding:
     """Pages over the data-parallel axes, heads over the tensor axis."""
-    pool = sharding.named_sharding(mesh, CACHE_AXES)
-    return Cache(pool, pool)  # pyright: ignore[reportArgumentType]  # where `Cache` has arrays
+    return sharding.named_sharding(mesh, CACHE_AXES)
 
 
 def replica_count(mesh: Mesh) -> int:

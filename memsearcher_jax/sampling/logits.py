@@ -7,7 +7,6 @@ drawn for every logit: one uniform number per row is located in the cumulative s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -123,17 +122,10 @@ def truncate(logits_SV: Array, top_k_S: Array, top_p_S: Array) -> Array:
     def at_least(value_SV: Array, threshold_S: Array) -> Array:
         return value_SV >= threshold_S[:, None]
 
-    def threshold(applies_S: Array, predicate: Callable[[Array], Array]) -> Array:
-        none_S = jnp.full(applies_S.shape, -jnp.inf)
-        found_S = jax.lax.cond(
-            jnp.any(applies_S), lambda: largest_threshold(applies_S.shape, predicate), lambda: none_S
-        )
-        return jnp.where(applies_S, found_S, none_S)
-
     def holds_k(threshold_S: Array) -> Array:
         return jnp.sum(at_least(logits_SV, threshold_S), axis=-1) >= top_k_S
 
-    threshold_S = threshold((top_k_S > 0) & (top_k_S < logits_SV.shape[-1]), holds_k)
+    threshold_S = largest_threshold((top_k_S > 0) & (top_k_S < logits_SV.shape[-1]), holds_k)
     logits_SV = jnp.where(at_least(logits_SV, threshold_S), logits_SV, -jnp.inf)
     probability_SV = jax.nn.softmax(logits_SV, axis=-1)
 
@@ -141,5 +133,5 @@ def truncate(logits_SV: Array, top_k_S: Array, top_p_S: Array) -> Array:
         kept_SV = jnp.where(at_least(probability_SV, threshold_S), probability_SV, 0.0)
         return jnp.sum(kept_SV, axis=-1) >= top_p_S
 
-    threshold_S = threshold(top_p_S < 1.0, holds_nucleus)
+    threshold_S = largest_threshold(top_p_S < 1.0, holds_nucleus)
     return jnp.where(at_least(probability_SV, threshold_S), logits_SV, -jnp.inf)

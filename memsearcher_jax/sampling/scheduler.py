@@ -1,4 +1,4 @@
-"""The host state of one engine: which slot holds what, and which device calls the next step needs.
+"""The host state of an engine: which slot holds what, and which device calls the next step needs.
 
 Pure Python and numpy: `schedule` returns the calls with their host arrays, an executor runs them, and `update` takes
 the result. Requests accumulate between steps; a step admits contexts, prefills what is not cached, and decodes for
@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from itertools import groupby, zip_longest
 
 import numpy as np
 
@@ -78,35 +79,36 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """S slots over `shards` data-parallel replicas. A call has an equal number of rows for each of them."""
+    """S slots over the data-parallel replicas of a host. A call serves all replicas of one group, with an equal number
+    of rows for each."""
 
-    def __init__(self, settings: SamplingConfig, shards: int):
-        """Raises ValueError if the KV cache is too small for one context."""
-        self._settings = settings
+    def __init__(self, settings: SamplingConfig, shards: int, groups: int = 1):
+        """`shards`: replicas. Raises ValueError if the slots do not divide over them, or if the KV cache of one is too
+        small for one context."""
+        if settings.slots % shards:
+            raise ValueError(f"{settings.slots} slots do not divide over {shards} replicas")
+        self.settings = settings
         self._size = settings.slots // shards
         pages = settings.pages_per_replica(shards)
         self._shards = [Shard(settings, pages) for _ in range(shards)]
+        self._group_size = shards // groups
         self._batch_sizes = [*(rows for rows in settings.decode_batch_sizes if rows < self._size), self._size]
         self._stats = SamplerStats()
 
     @property
     def free_slots(self) -> list[int]:
-        """Slots that hold no context."""
-        return [slot for slot in range(self._settings.slots) if slot not in self._shard(slot).contexts]
+        """Slots that hold no context, alternating over the groups so that new contexts are spread evenly."""
+        free = [slot for slot in range(self.settings.slots) if slot not in self._shard(slot).contexts]
+        by_group = (list(slots) for _, slots in groupby(free, lambda slot: slot // (self._group_size * self._size)))
+        return [slot for slots in zip_longest(*by_group) for slot in slots if slot is not None]
 
     @property
     def active(self) -> bool:
-        """Whether a generation has not ended."""
-        return any(context.remaining for shard in self._shards for context in shard.contexts.values())
-
-    def start(self) -> None:
-        """Marks all caches as empty. Raises RuntimeError if a slot holds a context."""
-        if held := sum(len(shard.contexts) for shard in self._shards):
-            raise RuntimeError(f"{held} slots still hold contexts of the previous weights")
-        self.stop()
+        """Whether a step would generate anything."""
+        return any(shard.active for shard in self._shards)
 
     def stop(self) -> SamplerStats:
-        """Frees every slot and forgets what is cached."""
+        """Frees every slot, forgets what is cached, and returns what was done since the last call."""
         for shard in self._shards:
             self._stats.preempted += shard.preempted
             self._stats.shared_tokens += shard.shared_tokens
@@ -118,7 +120,7 @@ class Scheduler:
     def fits(self, slot: int | None, tokens: int) -> bool:
         """Whether `tokens` more leave room to generate in the slot's context, or in a new one (None)."""
         length = 0 if slot is None else self._context(slot).length
-        return length + tokens < self._settings.context_tokens
+        return length + tokens < self.settings.context_tokens
 
     def open_context(
         self,
@@ -126,37 +128,48 @@ class Scheduler:
         ids: Sequence[int],
         rng_stream: tuple[int, int],
         max_tokens: int,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         find_stop: FindStop | None = None,
     ) -> None:
-        """See `Engine.open_context`."""
+        """Starts a context and its first generation in a free slot.
+
+        `rng_stream` seeds the context's draws together with the root key: (trajectory, context), the same on any slot
+        at any time. `params` is its sampling rule, by default that of the settings. `find_stop`: where a generation
+        ends apart from the stop ids; tokens that were sampled after it are removed, so its place in a step makes no
+        difference. Raises ValueError for an empty prompt, or if nothing is left to generate.
+        """
         if not ids:
             raise ValueError("a prompt must have at least one token")
-        context = Context(slot, rng_stream, params, self._settings.context_tokens)
+        context = Context(slot, rng_stream, params or self.settings.params, self.settings.context_tokens)
         self._generate(context, ids, max_tokens, find_stop)
         self._shard(slot).contexts[slot] = context
 
     def extend_context(
         self, slot: int, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None = None, drop: int = 0
     ) -> None:
-        """See `Engine.extend_context`."""
+        """Removes the last `drop` tokens of the slot's context, appends text and starts another generation.
+
+        The last generation must have ended with at least `drop` tokens. Raises ValueError, and changes nothing, if
+        nothing is left to generate.
+        """
         self._generate(self._context(slot), ids, max_tokens, find_stop, drop)
 
     def pop_context(self, slot: int) -> RecordedContext:
-        """The slot's context after the last step; frees the slot."""
+        """The slot's context after the last step; frees the slot. Raises RuntimeError if it is still generating."""
         if self._context(slot).remaining:
             raise RuntimeError(f"slot {slot} is still generating")
         return self._shard(slot).remove(slot).record()
 
-    def schedule(self) -> ScheduledStep:
-        """The calls for all requests since the last step."""
-        for shard in self._shards:
+    def schedule(self, group: int = 0) -> ScheduledStep:
+        """The calls of a group for all requests since its last step."""
+        shards = self._group(group)
+        for shard in shards:
             shard.grow()
-        calls = list(self._prefill())
-        decoding = [shard.decoding for shard in self._shards]
+        calls = list(self._prefill(shards))
+        decoding = [shard.decoding for shard in shards]
         self._stats.steps += 1
         self._stats.active_slots += sum(map(len, decoding))
-        self._stats.slots += self._settings.slots
+        self._stats.slots += len(shards) * self._size
         if not any(decoding):
             return ScheduledStep(calls, None, {})
         size = next(size for size in self._batch_sizes if size >= max(map(len, decoding)))
@@ -194,7 +207,7 @@ class Scheduler:
 
     def warm_up_calls(self) -> tuple[list[CopyPages | Prefill], list[Decode]]:
         """Calls without any work, one of each shape that a step may need."""
-        prefills = [self._prefill_call([[]], width) for width in self._settings.prefill_buckets]
+        prefills = [self._prefill_call([[]], width) for width in self.settings.prefill_buckets]
         return [self._copy_call([[]]), *prefills], [self._decode_call({}, size) for size in self._batch_sizes]
 
     def _truncate(self, context: Context, length: int) -> None:
@@ -206,7 +219,7 @@ class Scheduler:
         self, context: Context, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None, drop: int = 0
     ) -> None:
         length = context.length - drop + len(ids)
-        if min(max_tokens, self._settings.context_tokens - length) < 1:
+        if min(max_tokens, self.settings.context_tokens - length) < 1:
             raise ValueError(f"a context of {length} tokens and max_tokens {max_tokens} leave none to generate")
         if drop:
             self._truncate(context, context.length - drop)
@@ -215,26 +228,26 @@ class Scheduler:
         self._stats.appended_tokens += len(ids)
         self._stats.prompt_tokens += context.length
 
-    def _prefill(self) -> Iterator[CopyPages | Prefill]:
+    def _prefill(self, shards: Sequence[Shard]) -> Iterator[CopyPages | Prefill]:
         """Admits contexts and caches their tokens; a later call may share what an earlier one caches."""
-        chunk, budget = self._settings.prefill_chunk, self._settings.prefill_tokens_per_step
+        chunk, budget = self.settings.prefill_chunk, self.settings.prefill_tokens_per_step
         while budget > 0:
-            copies = [list(shard.admit()) for shard in self._shards]
+            copies = [list(shard.admit()) for shard in shards]
             while any(copies):
                 yield self._copy_call([pairs[:COPIES_PER_CALL] for pairs in copies])
                 copies = [pairs[COPIES_PER_CALL:] for pairs in copies]
-            left = max(shard.uncached_chunks() for shard in self._shards) * chunk
+            left = max(shard.uncached_chunks() for shard in shards) * chunk
             if not left:
                 return
-            width = self._settings.prefill_bucket(left)
-            chunks = [shard.prefill_chunks(width // chunk) for shard in self._shards]
+            width = self.settings.prefill_bucket(left)
+            chunks = [shard.prefill_chunks(width // chunk) for shard in shards]
             self._stats.prefilled_tokens += sum(chunk.tokens for row in chunks for chunk in row)
             budget -= width
             yield self._prefill_call(chunks, width)
 
     def _copy_call(self, pairs: Sequence[Sequence[tuple[int, int]]]) -> CopyPages:
         """(source, target) of each shard's copies."""
-        source_A, target_A = np.zeros((2, len(self._shards) * COPIES_PER_CALL), np.int32)
+        source_A, target_A = np.zeros((2, self._group_size * COPIES_PER_CALL), np.int32)
         for shard, copies in enumerate(pairs):
             for row, (source, target) in enumerate(copies, start=shard * COPIES_PER_CALL):
                 source_A[row], target_A[row] = source, target
@@ -242,11 +255,11 @@ class Scheduler:
 
     def _prefill_call(self, chunks: Sequence[Sequence[PrefillChunk]], width: int) -> Prefill:
         """Each shard's chunks, in a call of `width` tokens for each shard."""
-        size, rows = self._settings.prefill_chunk, width // self._settings.prefill_chunk
-        A = len(self._shards) * rows
+        size, rows = self.settings.prefill_chunk, width // self.settings.prefill_chunk
+        A = self._group_size * rows
         ids_AW, segment_AW = np.zeros((2, A, size), np.int32)
         start_A, length_A = np.zeros((2, A), np.int32)
-        page_table_AN = np.zeros((A, self._settings.context_pages), np.int32)
+        page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
         for shard, row_chunks in enumerate(chunks):
             for row, chunk in enumerate(row_chunks, start=shard * rows):
                 context = chunk.context
@@ -256,19 +269,19 @@ class Scheduler:
                 page_table_AN[row, : len(context.pages)] = context.pages
         position_AW = start_A[:, None] + np.arange(size, dtype=np.int32)
         ids_BT, position_BT, segment_BT = (
-            x_AW.reshape(len(self._shards), width) for x_AW in (ids_AW, position_AW, segment_AW)
+            x_AW.reshape(self._group_size, width) for x_AW in (ids_AW, position_AW, segment_AW)
         )
         return Prefill(ids_BT, position_BT, segment_BT, page_table_AN, start_A, length_A)
 
     def _decode_call(self, contexts: dict[int, Context], size: int) -> Decode:
         """The contexts of some rows, in a call of `size` rows for each shard."""
-        A = len(self._shards) * size
+        A = self._group_size * size
         token_A, remaining_A, top_k_A = np.zeros((3, A), np.int32)
         length_A = np.ones(A, np.int32)
         temperature_A, top_p_A = np.ones((2, A), np.float32)
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
-        page_table_AN = np.zeros((A, self._settings.context_pages), np.int32)
-        ids_AC = np.zeros((A, self._settings.context_tokens), np.int32) if self._settings.speculative_tokens else None
+        page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
+        ids_AC = np.zeros((A, self.settings.context_tokens), np.int32) if self.settings.speculative_tokens else None
         for row, context in contexts.items():
             token_A[row], length_A[row] = context.ids_C[context.length - 1], context.length
             remaining_A[row], rng_stream_A2[row] = context.remaining, context.rng_stream
@@ -280,6 +293,9 @@ class Scheduler:
                 ids_AC[row] = context.ids_C
         rules = (temperature_A, top_k_A, top_p_A)
         return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN, ids_AC)
+
+    def _group(self, group: int) -> list[Shard]:
+        return self._shards[group * self._group_size :][: self._group_size]
 
     def _shard(self, slot: int) -> Shard:
         return self._shards[slot // self._size]

@@ -36,6 +36,11 @@ class Shard:
         self.preempted = self.shared_tokens = self.recomputed_tokens = 0  # counted since `clear`
 
     @property
+    def active(self) -> bool:
+        """Whether a generation has not ended."""
+        return any(context.remaining for context in self.contexts.values())
+
+    @property
     def running(self) -> list[Context]:
         """Contexts that generate and hold pages, the oldest first."""
         return [context for context in self.contexts.values() if context.remaining and context.pages]

@@ -34,7 +34,8 @@ def sample_with_keys(logits_SV, key_S, *rules_S):
 
 @jax.jit
 def kth_largest(value_SV, k):
-    return largest_threshold(value_SV.shape[:1], lambda threshold_S: (value_SV >= threshold_S[:, None]).sum(-1) >= k)
+    applies_S = jnp.ones(len(value_SV), bool)
+    return largest_threshold(applies_S, lambda threshold_S: (value_SV >= threshold_S[:, None]).sum(-1) >= k)
 
 
 def kept_by_sorting(logits_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:

@@ -217,9 +217,8 @@ def run_schedule(seed: int, monkeypatch):
         steps += 1
         assert steps < 5_000, f"schedule {seed} does not end"
     assert len(done) == expected
-    for scheduler in engine._schedulers:
-        for shard in scheduler._shards:
-            assert shard.pool.free == settings.pages_per_replica(replicas), "every page is free again"
+    for shard in engine._shards:
+        assert shard.pool.free == settings.pages_per_replica(replicas), "every page is free again"
     return engine.stop()
 
 
