@@ -19,8 +19,8 @@ PACKAGES = {
     "data": {TYPES, JSONL, RANGES, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, "numpy", "scann", "bm25s", "fastapi", "pydantic", "starlette", "uvicorn"}
     | {"bs4", "markdown_it", "pypdf"},
-    # The only package that imports flax; the last two are for GGUF files.
-    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "transformers", "gguf"},
+    # The only package that imports flax; gguf is for GGUF files.
+    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers", "gguf"},
     "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
     "training": {f"{PACKAGE}.model", RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
     "report": {TYPES, JSONL, "numpy", "matplotlib", "tensorboardX", "wandb", "rich"},

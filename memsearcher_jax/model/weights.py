@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +20,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, generation_json, read_config, write_json
 from memsearcher_jax.model.qwen import Params, ParamSpec, param_path
-from memsearcher_jax.model.safetensors_files import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    Files,
-    check_tensors,
-    open_files,
-    write_file,
-)
+from memsearcher_jax.model.safetensors_files import INDEX_FILE, Files, check_tensors, open_files, write_file
 
 NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -175,12 +168,15 @@ def save_streamed(
         raise
 
 
-def check_same_model(expected: ModelConfig, actual: ModelConfig) -> None:
-    """Raises ValueError for the first field in which two models differ; settings of a run may differ."""
+def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelConfig) -> None:
+    """Raises ValueError for the first field in which the model in `folder` differs; settings of a run may differ."""
     for name in SAME_MODEL:
         ours, theirs = getattr(expected, name), getattr(actual, name)
         if ours != theirs:
-            raise ValueError(f"a checkpoint of another model: {name} is {theirs} there, but {ours} in this run")
+            raise ValueError(
+                f"{folder} holds a checkpoint of another model: {name} is {theirs} there, but {ours} in this run: "
+                "choose its preset with --config, or other weights"
+            )
 
 
 def tensors(config: ModelConfig) -> list[Tensor]:
@@ -259,29 +255,21 @@ def _check_params(config: ModelConfig, weights: dict[str, Any]) -> str:
 
 
 def _write_tensors(directory: Path, config: ModelConfig, read: ReadWeight, max_shard_bytes: int) -> None:
-    shards = list(_shards(tensors(config), max_shard_bytes))
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        shapes = [(tensor.name, tensor.shape) for tensor in shard]
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    by_name = {tensor.name: tensor for tensor in tensors(config)}
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
+        shard = [by_name[name] for name in names]
         values = (read(tensor.path, tensor.layer) for tensor in shard)
-        write_file(directory / name, shapes, config.param_dtype, values)
-        weight_map |= {tensor.name: name for tensor in shard}
-    if len(shards) > 1:
-        total = sum(tensor.nbytes for shard in shards for tensor in shard)
-        write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _shards(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of at most `max_bytes`; a tensor over the limit has a shard of its own."""
-    shard, shard_bytes = [], 0
-    for tensor in tensors:
-        if shard and shard_bytes + tensor.nbytes > max_bytes:
-            yield shard
-            shard, shard_bytes = [], 0
-        shard.append(tensor)
-        shard_bytes += tensor.nbytes
-    yield shard
+        write_file(directory / file, [(tensor.name, tensor.shape) for tensor in shard], config.param_dtype, values)
+    if split.is_sharded:
+        write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def _write_tokenizer(directory: Path, tokenizer: SavableTokenizer | str | Path | None) -> None:

@@ -32,11 +32,11 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
             raise FileNotFoundError(
                 f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json)"
             )
-        _check_same_model(folder, model, weights.read_config(folder))
+        weights.check_same_model(folder, model, weights.read_config(folder))
         weights.check_files(folder)
         return
     trained = trained_model(folder)
-    _check_same_model(folder, model, trained)
+    weights.check_same_model(folder, model, trained)
     if model.adapter and model.adapter == trained.adapter:
         raise ValueError(
             f'{folder} was trained from the adapters {model.adapter} and contains them: set model.adapter to ""'
@@ -147,10 +147,3 @@ def export(
         mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
         params = load_params(folder, replace(model, lora_rank=0), mesh, dtype)
         weights.save(out, model, params, tokenizer, **rest)
-
-
-def _check_same_model(folder: str | Path, ours: ModelConfig, theirs: ModelConfig) -> None:
-    try:
-        weights.check_same_model(ours, theirs)
-    except ValueError as error:
-        raise ValueError(f"{folder} holds {error}: choose its preset with --config, or other weights") from error

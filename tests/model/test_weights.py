@@ -312,10 +312,10 @@ def test_all_saved_files_have_the_same_permissions(base, make_params, tmp_path):
 
 def test_another_model_is_refused_by_its_first_difference(base):
     settings = replace(base, param_dtype="bfloat16", remat="nothing_saveable", path="there", max_positions=64)
-    weights.check_same_model(base, settings)
-    with pytest.raises(ValueError, match="a checkpoint of another model: layers is 4 there, but 3 in this run"):
-        weights.check_same_model(base, replace(base, layers=4, tie_embeddings=True))
+    weights.check_same_model("old", base, settings)
+    with pytest.raises(ValueError, match="old holds a checkpoint of another model: layers is 4 there, but 3 in this"):
+        weights.check_same_model("old", base, replace(base, layers=4, tie_embeddings=True))
     with pytest.raises(ValueError, match="tie_embeddings is False there, but True in this run"):
-        weights.check_same_model(replace(base, tie_embeddings=True), base)
+        weights.check_same_model("old", replace(base, tie_embeddings=True), base)
     with pytest.raises(ValueError, match="vocab_size is 152064 there, but 96"):
-        weights.check_same_model(base, ModelConfig())
+        weights.check_same_model("old", base, ModelConfig())
