@@ -88,13 +88,13 @@ def _generated(
 def _reachable(problems: Sequence[Problem], preset: str, corpus: Path) -> list[Problem]:
     """The problems that the script of the warm start answers right."""
     from memsearcher_jax.rl import setup
-    from memsearcher_jax.sft.question_tasks import make_demonstrations
+    from memsearcher_jax.sft.question_tasks import is_right, make_demonstrations
 
     config = cli.load_preset(preset)
     config = replace(config, retrieval=replace(config.retrieval, corpus=str(corpus)))
     with tempfile.TemporaryDirectory() as workspace:
         run = setup.prepare(config, Path(workspace), training=False, questions=problems)
-        return [one.scored.trajectory.problem for one in make_demonstrations(run, problems) if one.right]
+        return [one.trajectory.problem for one in make_demonstrations(run, problems) if is_right(one)]
 
 
 if __name__ == "__main__":

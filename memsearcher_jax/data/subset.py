@@ -38,22 +38,19 @@ def stratified_subset(
     What is kept of a source depends on its own streams and the seed alone. Raises ValueError for a problem that is not
     a stream.
     """
+    streams = [_stream(problem) for problem in problems]
     rows_by_source: dict[str, list[int]] = {}
-    for row, problem in enumerate(problems):
-        rows_by_source.setdefault(_source(problem), []).append(row)
+    for row, stream in enumerate(streams):
+        source = f"{POOLED}*" if stream.source.startswith(POOLED) else stream.source
+        rows_by_source.setdefault(source, []).append(row)
     kept, counts = set[int](), dict[str, SourceCounts]()
     for source, rows in rows_by_source.items():
-        short = [row for row in rows if not max_tokens or stream_tokens(problems[row], count_tokens) <= max_tokens]
+        short = [row for row in rows if not max_tokens or sum(map(count_tokens, streams[row].chunks)) <= max_tokens]
         rng = np.random.default_rng([seed, zlib.crc32(source.encode())])
         chosen = rng.choice(len(short), min(per_source, len(short)), replace=False)
         kept |= {short[index] for index in chosen}
         counts[source] = SourceCounts(len(rows), len(short), len(chosen))
     return [problems[row] for row in sorted(kept)], counts
-
-
-def stream_tokens(problem: Problem, count_tokens: Callable[[str], int]) -> int:
-    """Tokens of all chunks."""
-    return sum(map(count_tokens, _stream(problem).chunks))
 
 
 def stream_row(problem: Problem) -> dict[str, Any]:
@@ -68,11 +65,6 @@ def stream_row(problem: Problem) -> dict[str, Any]:
         "num_chunks": len(stream.chunks),
         "num_questions": len(stream.questions),
     }
-
-
-def _source(problem: Problem) -> str:
-    source = _stream(problem).source
-    return f"{POOLED}*" if source.startswith(POOLED) else source
 
 
 def _stream(problem: Problem) -> Stream:

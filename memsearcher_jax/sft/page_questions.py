@@ -25,14 +25,8 @@ FACTS = (
     (rf"born:? (?:on )?{_DATE}|\({_DATE} ?[–-]", ("When was {} born?", "What is the date of birth of {}?")),
     (rf"[–-] ?{_DATE}\)", ("When did {} die?", "What is the date of death of {}?")),
     (rf"born (?:[^.()]{{0,40}} )?in {_PLACE}", ("Where was {} born?", "What is the place of birth of {}?")),
-    (
-        rf"died (?:[^.()]{{0,40}} )?(?:in|at) {_PLACE}",
-        ("Where did {} die?", "Where was the place of death of {}?"),
-    ),
-    (
-        r"(?:is|was) an? ([A-Z][a-z]+(?:an|ish|ese|ch))\b",
-        ("What nationality is {}?", "Which country {} is from?"),
-    ),
+    (rf"died (?:[^.()]{{0,40}} )?(?:in|at) {_PLACE}", ("Where did {} die?", "Where was the place of death of {}?")),
+    (r"(?:is|was) an? ([A-Z][a-z]+(?:an|ish|ese|ch))\b", ("What nationality is {}?", "Which country {} is from?")),
     (rf"\b(?:son|daughter) of (?:[a-z]+ )*{_NAME}", ("Who is the father of {}?",)),
     (
         rf"\b(?:son|daughter) of [^.;]{{2,60}}? and (?:his (?:[a-z]+ )*wife,? )?(?!{_WORD}[.,;)]){_NAME}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.report.metrics import Metrics
@@ -38,40 +38,33 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     loader = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture)
     problems = loader.batch(step * count, count)
     demonstrations = make_demonstrations(run, problems)
-    metrics = answer_metrics([summarize_trajectory(one.scored) for one in demonstrations])
+    metrics = answer_metrics([summarize_trajectory(one) for one in demonstrations])
     # With whole questions alone a model learns to follow the link in any case.
     others = [part for problem in problems for part in steps(problem)]
-    demonstrations += [one for one in make_demonstrations(run, others) if one.right]
-    return context_examples([one.usable for one in demonstrations]), metrics
+    demonstrations += filter(is_right, make_demonstrations(run, others))
+    return context_examples([usable_part(one) for one in demonstrations]), metrics
 
 
 def held_out_examples(run: Run) -> dict[str, list[TrainingExample]]:
     """Contexts of the test questions, by the kind of decision that they train; some kinds may have none."""
-    trajectories = [one.usable for one in make_demonstrations(run, run.problems.test)]
+    trajectories = [usable_part(one) for one in make_demonstrations(run, run.problems.test)]
     return {name: span_examples(trajectories, span, run.tokenizer) for name, span in DECIDED_SPANS.items()}
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    """A trajectory of the script, and the part of it to imitate."""
-
-    scored: ScoredTrajectory
-
-    @property
-    def usable(self) -> Trajectory:
-        """The trajectory with the contexts that demonstrate something right: all, or without the search that did not
-        lead on and the turn that gives up."""
-        trajectory = self.scored.trajectory
-        return trajectory if self.right else replace(trajectory, contexts=trajectory.contexts[:-2])
-
-    @property
-    def right(self) -> bool:
-        return self.scored.scores["exact_match"] == 1
-
-
-def make_demonstrations(run: Run, problems: Sequence[Problem]) -> list[Demonstration]:
-    """One demonstration per problem, in order."""
-    start_workflow = workflow_factory(run.config, run.prompts, run.tokenizer)
-    trajectories = demonstrate(problems, start_workflow, QuestionDemonstrator, run.searcher, run.tokenizer)
+def make_demonstrations(run: Run, problems: Sequence[Problem]) -> list[ScoredTrajectory]:
+    """One trajectory of the script per problem, in order."""
     config = run.config
-    return [Demonstration(score_answer(one, config.reward, config.agent.workflow)) for one in trajectories]
+    start_workflow = workflow_factory(config, run.prompts, run.tokenizer)
+    trajectories = demonstrate(problems, start_workflow, QuestionDemonstrator, run.searcher, run.tokenizer)
+    return [score_answer(one, config.reward, config.agent.workflow) for one in trajectories]
+
+
+def is_right(demonstration: ScoredTrajectory) -> bool:
+    return demonstration.scores["exact_match"] == 1
+
+
+def usable_part(demonstration: ScoredTrajectory) -> Trajectory:
+    """The trajectory with the contexts that demonstrate something right: all, or without the search that did not lead
+    on and the turn that gives up."""
+    trajectory = demonstration.trajectory
+    return trajectory if is_right(demonstration) else replace(trajectory, contexts=trajectory.contexts[:-2])

@@ -28,16 +28,16 @@ from memsearcher_jax.training.checkpoint import Checkpoints
 def check(run: Run) -> None:
     """Raises ValueError, in one line, unless a script can demonstrate the workflow on the run's problems."""
     workflow, data = run.config.agent.workflow, run.config.data
+    if data.is_synthetic:
+        return
     if WORKFLOWS[workflow].reads_streams:
-        if not data.is_synthetic:
-            raise ValueError("rl.method sft demonstrates generated streams alone: leave data.train and data.test empty")
-    elif not data.is_synthetic:
-        if workflow not in question_tasks.DEMONSTRATED:
-            raise ValueError(
-                f"rl.method sft on files of questions demonstrates {' and '.join(question_tasks.DEMONSTRATED)} alone: "
-                f"set agent.workflow, which is {workflow}, to one of them"
-            )
-        check_disjoint(run.problems.train, run.problems.test)
+        raise ValueError("rl.method sft demonstrates generated streams alone: leave data.train and data.test empty")
+    if workflow not in question_tasks.DEMONSTRATED:
+        raise ValueError(
+            f"rl.method sft on files of questions demonstrates {' and '.join(question_tasks.DEMONSTRATED)} alone: "
+            f"set agent.workflow, which is {workflow}, to one of them"
+        )
+    check_disjoint(run.problems.train, run.problems.test)
 
 
 def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress: Progress, hosts: Hosts) -> Metrics:

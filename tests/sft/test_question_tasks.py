@@ -55,13 +55,13 @@ def run(flags, tmp_path):
 
 def test_contexts_up_to_a_failed_search_are_imitated(run):
     demonstrations = question_tasks.make_demonstrations(run, run.problems.train)
-    by_film = {one.scored.trajectory.problem.id: one for one in demonstrations}
-    assert {film: one.scored.scores["exact_match"] for film, one in by_film.items()} == {
+    by_film = {one.trajectory.problem.id: one for one in demonstrations}
+    assert {film: one.scores["exact_match"] for film, one in by_film.items()} == {
         "Ave Caesar": 1,
         "Paradox": 1,
         "Rare Bird": 0,
     }
-    assert {film: len(one.usable.contexts) for film, one in by_film.items()} == {
+    assert {film: len(question_tasks.usable_part(one).contexts) for film, one in by_film.items()} == {
         "Ave Caesar": 3,
         "Paradox": 3,
         "Rare Bird": 1,
