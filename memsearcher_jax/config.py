@@ -17,6 +17,7 @@ from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.ranges import Seed, contains, describe
 from memsearcher_jax.retrieval.config import RetrievalConfig
@@ -245,15 +246,9 @@ def intervals(kind: type = RunConfig, prefix: str = "") -> dict[str, Interval]:
     return found
 
 
-def settings(config: Any, prefix: str = "") -> dict[str, Any]:
+def settings(config: Any) -> dict[str, Any]:
     """Every setting under its full name, such as "rl.steps", in the order of the fields."""
-    named: dict[str, Any] = {}
-    for one in dataclasses.fields(config):
-        value = getattr(config, one.name)
-        named |= (
-            settings(value, f"{prefix}{one.name}.") if dataclasses.is_dataclass(value) else {prefix + one.name: value}
-        )
-    return named
+    return flatten(dataclasses.asdict(config))
 
 
 def differences(first: RunConfig, second: RunConfig) -> list[tuple[str, Any, Any]]:
