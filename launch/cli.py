@@ -197,27 +197,25 @@ def load_preset(name: str) -> RunConfig:
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def _exit_on(errors: tuple[type[Exception], ...], status: int, hint: str = "") -> Iterator[None]:
+    """Prints an error of the class `errors` as one line on stderr, with `hint`, and exits with this status."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except errors as error:
+        print(f"error: {printable(error)}{hint}", file=sys.stderr, flush=True)
+        raise SystemExit(status) from None
+
+
+def one_line_errors() -> contextlib.AbstractContextManager[None]:
     """Prints ValueError and OSError as one line on stderr and exits with status 2. Wraps what precedes long work."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        print(f"error: {printable(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+    return _exit_on((ValueError, OSError), 2)
 
 
-@contextlib.contextmanager
-def stop_in_one_line(hint: str) -> Iterator[None]:
+def stop_in_one_line(hint: str) -> contextlib.AbstractContextManager[None]:
     """Prints an alarm or a failed write of long work in one line, with the way to continue; exit status 1."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (RunAborted, OSError) as error:
-        print(f"error: {printable(error)}; {hint}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+    return _exit_on((RunAborted, OSError), 1, f"; {hint}")
 
 
 def printable(message: object) -> str:
@@ -263,10 +261,10 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
         )
 
 
-def require_extra(extra: str, *libraries: str) -> None:
-    """Raises ValueError if a library of this extra is not installed."""
+def require_extra(extra: str, *libraries: str, needed_by: str = "") -> None:
+    """Raises ValueError if a library of this extra is not installed. The message starts with `needed_by`."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"{missing[0]} is not installed: pip install 'memsearcher_jax[{extra}]'")
+        raise ValueError(f"{needed_by}{missing[0]} is not installed: pip install 'memsearcher_jax[{extra}]'")
 
 
 def _has_accelerator() -> bool:
@@ -354,9 +352,9 @@ def _require_local_paths(flags: SettingsSource) -> None:
 def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
-    from_run = not source.config and checkpoint is not None and is_run(checkpoint)
-    base = read_run_config(checkpoint) if checkpoint and from_run else load_preset(source.config or "nano")
-    if checkpoint is not None and is_run(checkpoint):  # its weights contain the adapters that it started from
+    run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
+    base = read_run_config(run_folder) if run_folder and not source.config else load_preset(source.config or "nano")
+    if run_folder:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
     if checkpoint is None:
@@ -365,7 +363,7 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
         raise FileNotFoundError(f"--checkpoint {checkpoint}: no such directory")
     model = replace(flags.run.model, path=str(checkpoint))
     # A run directory has the tokenizer and the adapters of its weights; into other weights model.adapter is merged.
-    model = replace(model, tokenizer="") if is_run(checkpoint) else replace(model, lora_rank=0)
+    model = replace(model, tokenizer="") if run_folder else replace(model, lora_rank=0)
     return replace(flags, run=replace(flags.run, model=model))
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from memsearcher_jax import file_lock
 from memsearcher_jax.jsonl import encode_floats
 from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.runtime.run_dir import is_run, is_vacant
+from memsearcher_jax.report.evaluation import WEIGHTS_FILE
+from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, RUN_FILE, TOKENIZER, is_run
 
 
 @contextlib.contextmanager
@@ -46,12 +47,18 @@ def new_output_dir(
 
 
 def require_vacant(folder: Path) -> None:
-    """Raises OSError unless a new run may be written to --out."""
+    """Raises OSError unless --out is new, empty, or holds only what a killed start has built.
+
+    Data and index are written atomically and checked when they are opened, so another start may reuse them.
+    """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--out {folder} is a file: choose a directory")
-    if not is_vacant(folder):
-        hint = "continue the run there with --resume, or choose another" if is_run(folder) else "choose another --out"
-        raise FileExistsError(f"--out {folder} is not empty: {hint}")
+    if is_run(folder):
+        raise FileExistsError(f"--out {folder} is not empty: continue the run there with --resume, or choose another")
+    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE, WEIGHTS_FILE}
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    if not all(name in built or name.startswith(f".{INDEX}.") for name in names):
+        raise FileExistsError(f"--out {folder} is not empty: choose another --out")
 
 
 def require_new_file(out: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address, check_installed
+from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
 from memsearcher_jax.runtime.run_dir import RUN_FILE, TOKENIZER, is_run
 
 
@@ -26,11 +26,16 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     """
     if source.start_or_resume and not source.out:
         raise ValueError("--start_or_resume needs --out, the directory of the run")
-    remote = _open(str(source.out).replace(":/", "://", 1), stack) if cli.is_address(source.out) else None
-    exists = remote.holds_run() if remote else source.out is not None and is_run(source.out)
+    if not cli.is_address(source.out):
+        started = source.start_or_resume and source.out is not None and is_run(source.out)
+        return replace(source, resume=source.resume or started), None
+    address = str(source.out).replace(":/", "://", 1)  # Path merges the two slashes
+    check_address(address)
+    cli.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
+    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
+    remote = RemoteDir(address, Path(scratch) / address.rpartition("/")[2])
+    exists = remote.holds_run()
     resume = source.resume or (source.start_or_resume and exists)
-    if remote is None:
-        return replace(source, resume=resume), None
     if exists and not resume:
         raise FileExistsError(f"--out {remote.address} holds a run: continue it with --resume, or choose another")
     if resume and not exists:
@@ -39,10 +44,3 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
         remote.fetch(only=(RUN_FILE, TOKENIZER))
     remote.link()
     return replace(source, out=remote.folder, resume=resume), remote
-
-
-def _open(address: str, stack: contextlib.ExitStack) -> RemoteDir:
-    check_address(address)
-    check_installed(address)
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
-    return RemoteDir(address, Path(scratch) / address.rpartition("/")[2])

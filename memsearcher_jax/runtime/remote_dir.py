@@ -11,7 +11,6 @@ here. orbax writes checkpoints to the bucket directly, from all hosts. `data/` a
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import sys
@@ -118,12 +117,6 @@ def check_address(address: str) -> None:
     """Raises ValueError, in one line, unless this is the address of a bucket directory."""
     if not re.fullmatch(r"gs://[^/\s]+(/[^/\s]+)+", address) or "/../" in f"{address}/":
         raise ValueError(f"--out {address}: give {SCHEME}BUCKET/DIR, or a local directory")
-
-
-def check_installed(address: str) -> None:
-    """Raises ValueError, in one line, if the library is missing."""
-    if importlib.util.find_spec("gcsfs") is None:
-        raise ValueError(f"--out {address}: gcsfs is not installed: pip install 'memsearcher_jax[gcs]'")
 
 
 @contextlib.contextmanager

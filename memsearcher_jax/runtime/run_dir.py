@@ -19,7 +19,6 @@ from pathlib import Path
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.evaluation import WEIGHTS_FILE
 
 PACKAGED = "package:"
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
@@ -43,19 +42,6 @@ def located(folder: str | Path) -> Path:
 def is_run(folder: str | Path) -> bool:
     """Whether the directory holds a run."""
     return (located(folder) / RUN_FILE).is_file()
-
-
-def is_vacant(folder: Path) -> bool:
-    """Whether a new run may be written here: to no directory, an empty one, or what a killed start has built.
-
-    Data and index are written atomically and checked when they are opened, so another start may reuse them.
-    """
-    if not folder.exists():
-        return True
-    if not folder.is_dir() or is_run(folder):
-        return False
-    built = {DATA, INDEX, TOKENIZER, f"{RUN_FILE}.partial", BUCKET_FILE, WEIGHTS_FILE}
-    return all(one.name in built or one.name.startswith(f".{INDEX}.") for one in folder.iterdir())
 
 
 def read_run_config(folder: str | Path) -> RunConfig:

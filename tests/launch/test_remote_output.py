@@ -48,6 +48,12 @@ def test_a_local_directory_is_unchanged(stack):
     assert (source, remote) == (given, None)
 
 
+def test_the_error_without_gcsfs_names_the_extra(stack, monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=rf"--out {ADDRESS}: gcsfs is not .*: pip install 'memsearcher_jax\[gcs\]'"):
+        localize(["--out", ADDRESS], stack)
+
+
 def test_start_or_resume_resumes_only_an_existing_run(stack, tmp_path):
     arguments = ["--config", "nano", "--start_or_resume", "--out", str(tmp_path / "a")]
     given, source, remote = localize(arguments, stack)

@@ -172,9 +172,3 @@ def test_no_object_is_written_outside_the_directory(name, tmp_path, monkeypatch)
 def test_an_invalid_bucket_address_is_an_error(address):
     with pytest.raises(ValueError, match="give gs://BUCKET/DIR"):
         remote_dir.check_address(address)
-
-
-def test_the_error_without_gcsfs_names_the_extra(monkeypatch):
-    monkeypatch.setattr(remote_dir.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'memsearcher_jax\[gcs\]'"):
-        remote_dir.check_installed("gs://bucket/runs/a")
