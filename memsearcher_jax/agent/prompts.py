@@ -137,20 +137,20 @@ def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
 
 def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
     """The texts around the slots of every file of the set that `config.prompts` names. Raises like `load`."""
-    folder = _folder(config.prompts)
-    # A set for another workflow may have the right slots but describe other tools.
-    if (
-        config.prompts in packaged()
-        and (fitting := packaged_variant(config.workflow, config.prompts)) != config.prompts
-    ):
-        raise ValueError(
-            f"agent.prompts {config.prompts} is for another workflow, and agent.workflow is {config.workflow}: "
-            f"choose {fitting}"
+    name, workflow = config.prompts, config.workflow
+    folder: Traversable = _templates() / name if name in packaged() else Path(name)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"agent.prompts: {name!r} is neither a folder nor a packaged set ({', '.join(packaged())})"
         )
-    hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
+    # A set for another workflow may have the right slots but describe other tools.
+    if name in packaged() and (fitting := packaged_variant(workflow, name)) != name:
+        raise ValueError(
+            f"agent.prompts {name} is for another workflow, and agent.workflow is {workflow}: choose {fitting}"
+        )
+    hint = f"; agent.workflow is {workflow}: choose agent.prompts for it"
     return {
-        name: _template(folder, f"{name}.txt", *slots, hint=hint)
-        for name, slots in TEMPLATE_SLOTS[config.workflow].items()
+        file: _template(folder, f"{file}.txt", *slots, hint=hint) for file, slots in TEMPLATE_SLOTS[workflow].items()
     }
 
 
@@ -195,14 +195,6 @@ def chat_messages(prompt: Prompt) -> tuple[str, str]:
 
 def _templates() -> Traversable:
     return files("memsearcher_jax.agent") / "templates"
-
-
-def _folder(name: str) -> Traversable:
-    if name in packaged():
-        return _templates() / name
-    if Path(name).is_dir():
-        return Path(name)
-    raise FileNotFoundError(f"agent.prompts: {name!r} is neither a folder nor a packaged set ({', '.join(packaged())})")
 
 
 def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tuple[str, ...]:
