@@ -49,7 +49,7 @@ MODULES = {
     "types": set(),
     "ranges": {"annotated_types"},
     # Every command imports it before JAX; a test below checks that it does not import JAX.
-    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {RANGES, "annotated_types"},
+    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {JSONL, RANGES, "annotated_types"},
     "testing": {PACKAGE, "numpy", "tokenizers"},
 }
 OUTSIDE = {
