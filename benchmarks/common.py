@@ -8,10 +8,12 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
@@ -120,8 +122,11 @@ def random_params(model: ModelConfig, mesh) -> dict:
     return jax.block_until_ready(init(jax.random.key(0)))
 
 
-def transformers_model(model: ModelConfig):
-    """The same architecture in transformers, with random weights. Needs the extra `parity`."""
+def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
+    """generate(prompts, new_tokens, **settings) -> the new ids of each prompt; prompts are padded on the left.
+
+    By the same architecture in transformers, with random weights. Needs the extra `parity`.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -130,4 +135,23 @@ def transformers_model(model: ModelConfig):
     torch.manual_seed(0)
     settings = config_json(model) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    return AutoModelForCausalLM.from_config(config).to(getattr(torch, model.param_dtype)).eval()
+    torch_model = AutoModelForCausalLM.from_config(config).to(getattr(torch, model.param_dtype)).eval()
+
+    @torch.inference_mode()
+    def generate(prompts: Sequence[Sequence[int]], new_tokens: int, **settings: Any) -> list[list[int]]:
+        width = max(map(len, prompts))
+        ids_BT, mask_BT = np.zeros((2, len(prompts), width), np.int64)
+        for row, ids in enumerate(prompts):
+            ids_BT[row, width - len(ids) :] = ids
+            mask_BT[row, width - len(ids) :] = 1
+        generated_BT = torch_model.generate(
+            torch.from_numpy(ids_BT),
+            attention_mask=torch.from_numpy(mask_BT),
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            **settings,
+        )
+        assert generated_BT.shape[1] == width + new_tokens
+        return generated_BT[:, width:].tolist()
+
+    return generate

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import common
 import jax
@@ -51,10 +52,10 @@ def measure(size: common.Size, flags: Flags) -> dict:
     """The results of one model."""
     model = common.model_of(size, flags.dtype)
     batch = flags.batch or BATCHES.get(size, 16)
-    prompt_BT = np.random.default_rng(0).integers(0, model.vocab_size, (batch, flags.prompt))
-    programs = {"engine": engine_program(model, prompt_BT, flags)}
+    prompts = np.random.default_rng(0).integers(0, model.vocab_size, (batch, flags.prompt)).tolist()
+    programs: dict[str, Callable[[int], Any]] = {"engine": engine_program(model, prompts, flags)}
     if flags.transformers:
-        programs["transformers"] = transformers_program(model, prompt_BT)
+        programs["transformers"] = partial(common.transformers_generate(model), prompts, do_sample=False)
     calls = {(name, new): partial(programs[name], new) for name in programs for new in (1, flags.new)}
     runs = common.alternate(calls, flags.repeats + 1)
     # The first round warms up: compilation, allocation, caches.
@@ -72,13 +73,12 @@ def measure(size: common.Size, flags: Flags) -> dict:
     return result | {"read GB/s": bandwidth / 1e9, "share of copy bandwidth": bandwidth / copy_bandwidth()}
 
 
-def engine_program(model: ModelConfig, prompt_BT: np.ndarray, flags: Flags) -> Callable[[int], None]:
+def engine_program(model: ModelConfig, prompts: list[list[int]], flags: Flags) -> Callable[[int], None]:
     """A function that generates a number of tokens in every row."""
-    batch, length = prompt_BT.shape
     settings = SamplingConfig(
-        slots=batch,
+        slots=len(prompts),
         tensor=flags.tensor,
-        context_tokens=length + flags.new,
+        context_tokens=flags.prompt + flags.new,
         decode_steps_per_call=flags.new,
         prefill_chunk=64,
         prefill_buckets=(512,),
@@ -87,7 +87,6 @@ def engine_program(model: ModelConfig, prompt_BT: np.ndarray, flags: Flags) -> C
     mesh = common.mesh_of(flags.tensor)
     params = common.random_params(model, mesh)
     engine = Engine(model, settings, (), mesh)
-    prompts = prompt_BT.tolist()
 
     def generate(new: int) -> None:
         engine.start(params, jax.random.key(0))
@@ -95,23 +94,7 @@ def engine_program(model: ModelConfig, prompt_BT: np.ndarray, flags: Flags) -> C
             engine.open_context(slot, prompt, (slot, 0), new)
         while engine.active:
             engine.step()
-        assert all(len(engine.pop_context(slot).ids) == length + new for slot in range(batch))
-
-    return generate
-
-
-def transformers_program(model: ModelConfig, prompt_BT: np.ndarray) -> Callable[[int], None]:
-    """The same with transformers."""
-    import torch
-
-    torch_model, ids_BT = common.transformers_model(model), torch.from_numpy(prompt_BT)
-
-    @torch.inference_mode()
-    def generate(new: int) -> None:
-        ids = torch_model.generate(
-            ids_BT, attention_mask=torch.ones_like(ids_BT), do_sample=False, min_new_tokens=new, max_new_tokens=new
-        )
-        assert ids.shape[1] == ids_BT.shape[1] + new
+        assert all(len(engine.pop_context(slot).ids) == flags.prompt + new for slot in range(len(prompts)))
 
     return generate
 

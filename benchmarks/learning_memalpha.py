@@ -76,11 +76,8 @@ def summary(out: Path) -> str:
     for name in (START, *trained(out, BASELINES)):
         cells = [name, minutes(out / name)]
         for decoding in TEMPERATURES:
-            accuracy_by_length = accuracies(out / f"{name}, {decoding}")
-            cells += [
-                *(f"{value:.3f}" for value in accuracy_by_length.values()),
-                f"{accuracy_by_length[lengths[-1]] / accuracy_by_length[lengths[0]]:.3f}",
-            ]
+            by_length = list(accuracies(out / f"{name}, {decoding}").values())
+            cells += [f"{value:.3f}" for value in (*by_length, by_length[-1] / by_length[0])]
         rows.append(cells)
     return markdown(head, rows)
 

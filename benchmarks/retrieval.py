@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import common
@@ -105,7 +104,6 @@ def clustered(rows: int) -> Dataset:
 def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list[dict]]:
     """Vectors of a corpus and its questions, and the share of supporting titles that each search method finds."""
     config = RetrievalConfig(corpus=str(wiki / "corpus.jsonl"), encoder=encoder)
-    load = partial(text_encoder.load, config)
     folder, name = cache / wiki.name, Path(encoder).name
     methods = {
         f"{name} exact": replace(config, index_type="exact"),
@@ -113,12 +111,12 @@ def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list
         "BM25": replace(config, method="bm25"),
         "hybrid": replace(config, method="hybrid"),
     }
-    open_searcher(config, folder, (), load)  # builds the index if it is missing
+    open_searcher(config, folder, (), text_encoder.load)  # builds the index if it is missing
     questions = {
         dataset: list(map(json.loads, (wiki / dataset / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
         for dataset in QUESTIONS
     }
-    searchers = {method: open_searcher(settings, folder, (), load) for method, settings in methods.items()}
+    searchers = {method: open_searcher(settings, folder, (), text_encoder.load) for method, settings in methods.items()}
     source = searchers["hybrid"].source
     for weight in LINK_WEIGHTS:
         retriever = replace(source.retriever, link_weight=weight)
@@ -128,7 +126,7 @@ def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list
         shares = {dataset: _support(searcher, rows) for dataset, rows in questions.items()}
         table.append({"method": method} | shares)
         print(f"{method:18}", "  ".join(f"{dataset} {share:.3f}" for dataset, share in shares.items()), flush=True)
-    queries_QD = load(encoder).queries([row["question"] for rows in questions.values() for row in rows])
+    queries_QD = text_encoder.load(config).queries([row["question"] for rows in questions.values() for row in rows])
     vectors_RD = searchers[f"{name} exact"].source.retriever.index.vectors_RD
     return Dataset(f"{wiki.name}, {name}", vectors_RD, queries_QD), table
 
@@ -168,31 +166,23 @@ def faiss_engines(data: Dataset, cache: Path, links: Sequence[int]) -> Iterator[
     expected_QN = exact(data)
     for times in (1, 2, 4):
         lists = int(times * rows**0.5)
-
-        def make_ivf(lists: int = lists) -> faiss.Index:
-            index = faiss.IndexIVFFlat(faiss.IndexFlatIP(size), size, lists, faiss.METRIC_INNER_PRODUCT)
-            index.cp.max_points_per_centroid = 100
-            index.train(data.vectors_RD)
-            return index
-
-        yield _tuned(f"FAISS IVF, {lists} lists", data, cache, make_ivf, "nprobe", expected_QN)
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(size), size, lists, faiss.METRIC_INNER_PRODUCT)
+        index.cp.max_points_per_centroid = 100
+        yield _tuned(f"FAISS IVF, {lists} lists", data, cache, index, "nprobe", expected_QN)
     for link in links:
-
-        def make_hnsw(link: int = link) -> faiss.Index:
-            index = faiss.IndexHNSWFlat(size, link, faiss.METRIC_INNER_PRODUCT)
-            index.hnsw.efConstruction = 6 * link
-            return index
-
-        yield _tuned(f"FAISS HNSW, {link} links", data, cache, make_hnsw, "efSearch", expected_QN)
+        index = faiss.IndexHNSWFlat(size, link, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 6 * link
+        yield _tuned(f"FAISS HNSW, {link} links", data, cache, index, "efSearch", expected_QN)
 
 
 def _tuned(
-    name: str, data: Dataset, cache: Path, make: Callable[[], faiss.Index], parameter: str, expected_QN: np.ndarray
+    name: str, data: Dataset, cache: Path, index: faiss.Index, parameter: str, expected_QN: np.ndarray
 ) -> Engine:
+    """The empty `index`, built or read from the cache, at the lowest value of `parameter` with the recall."""
     file = cache / f"{_file_name(data)}.{name.replace(', ', '.').replace(' ', '')}"
     if not file.exists():
         started = time.perf_counter()
-        index = make()
+        index.train(data.vectors_RD)
         index.add(data.vectors_RD)
         faiss.write_index(index, str(file))
         print(f"{name}: built in {time.perf_counter() - started:.0f} s", flush=True)

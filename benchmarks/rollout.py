@@ -24,7 +24,6 @@ from pathlib import Path
 
 import common
 import jax
-import numpy as np
 import tyro
 import workload
 
@@ -69,7 +68,6 @@ class Flags(common.Flags):
 class Measurement:
     """One run of one program over the whole workload."""
 
-    generated_tokens: int  # that the workload requests
     prompt_tokens: int  # sum of the context lengths before each generation
     prefilled_tokens: int
     token_capacity: int  # tokens that all slots could have generated in all decoding steps
@@ -91,7 +89,7 @@ def main(flags: Flags) -> None:
     }
     programs = {name: partial(count_compilations, makers[name](model, load, flags)) for name in flags.programs}
     runs = common.alternate(programs, flags.repeats)
-    rows = {name: summary(repeats, flags.trajectories) for name, repeats in runs.items()}
+    rows = {name: summary(repeats, load) for name, repeats in runs.items()}
     for name, row in rows.items():
         ratio = rows["engine"]["trajectories/s"] / row["trajectories/s"] if "engine" in rows else float("nan")
         print(
@@ -122,16 +120,16 @@ def compare(flags: Flags, baseline: Path) -> None:
     common.write_json({name: [row for _, row in repeats] for name, repeats in runs.items()}, flags.json)
 
 
-def summary(runs: Sequence[tuple[float, Measurement]], trajectories: int) -> dict[str, float]:
+def summary(runs: Sequence[tuple[float, Measurement]], load: workload.Workload) -> dict[str, float]:
     """Medians over the runs, which are (seconds, measurement)."""
-    seconds = statistics.median(seconds for seconds, _ in runs)
+    seconds, tokens = statistics.median(seconds for seconds, _ in runs), requested_tokens(load)
     _, last = runs[-1]
     return {
-        "trajectories/s": trajectories / seconds,
-        "generated tokens/s": last.generated_tokens / seconds,
+        "trajectories/s": len(load.plans) / seconds,
+        "generated tokens/s": tokens / seconds,
         "prefilled tokens": float(last.prefilled_tokens),
         "prefix hit rate": 1 - last.prefilled_tokens / last.prompt_tokens,
-        "slot utilisation": last.generated_tokens / last.token_capacity,
+        "slot utilisation": tokens / last.token_capacity,
         "compilations": float(max(run.compilations for _, run in runs)),
     }
 
@@ -170,7 +168,7 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
         stats = rollout.sampler
         assert len(trajectories) == len(jobs) and stats.generated_tokens == requested_tokens(load)
         capacity = stats.slots * settings.decode_steps_per_call
-        return Measurement(stats.generated_tokens, stats.prompt_tokens, stats.prefilled_tokens, capacity)
+        return Measurement(stats.prompt_tokens, stats.prefilled_tokens, capacity)
 
     return run
 
@@ -204,43 +202,29 @@ def static_program(
         run_turn_by_turn(load, flags.slots, generate)
         stats = sum(batches, SamplerStats())
         capacity = stats.slots * settings.decode_steps_per_call
-        return Measurement(requested_tokens(load), stats.prompt_tokens, stats.prefilled_tokens, capacity)
+        return Measurement(stats.prompt_tokens, stats.prefilled_tokens, capacity)
 
     return run
 
 
 def transformers_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], Measurement]:
     """transformers with static batches and left-padded prompts."""
-    import torch
+    batch_generate = common.transformers_generate(model)
+    prefilled = capacity = 0
 
-    torch_model = common.transformers_model(model)
-    prefilled, capacity = [0], [0]
-
-    @torch.inference_mode()
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
-        width, new_tokens = max(map(len, prompts)), max(counts)
-        ids_BT, mask_BT = np.zeros((2, len(prompts), width), np.int64)
-        for row, ids in enumerate(prompts):
-            ids_BT[row, width - len(ids) :] = ids
-            mask_BT[row, width - len(ids) :] = 1
-        generated_BT = torch_model.generate(
-            torch.from_numpy(ids_BT),
-            attention_mask=torch.from_numpy(mask_BT),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-        )[:, width:]
-        prefilled[0] += sum(map(len, prompts))
-        capacity[0] += new_tokens * flags.slots
-        return [generated_BT[row, :count].tolist() for row, count in enumerate(counts)]
+        nonlocal prefilled, capacity
+        new_tokens = max(counts)
+        generated = batch_generate(prompts, new_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+        prefilled += sum(map(len, prompts))
+        capacity += new_tokens * flags.slots
+        return [ids[:count] for ids, count in zip(generated, counts, strict=True)]
 
     def run() -> Measurement:
-        prefilled[0] = capacity[0] = 0
+        nonlocal prefilled, capacity
+        prefilled = capacity = 0
         run_turn_by_turn(load, flags.slots, generate)
-        return Measurement(requested_tokens(load), prefilled[0], prefilled[0], capacity[0])
+        return Measurement(prefilled, prefilled, capacity)
 
     return run
 

@@ -224,17 +224,17 @@ def index_rows(trajectory: Trajectory, retriever: EvidenceRetriever) -> dict[str
 def question_rows(long: LongStream, retriever: EvidenceRetriever) -> dict[str, str]:
     """Fractions of questions whose answering sentence is in the memory, and is retrieved."""
     stored = {item.text for store in ITEM_STORES for item in retriever.memory.items(store)}
-    questions_by_third = thirds(retriever.stream.questions)
-    retrieved = [
-        [long.sentences[question.text] in retriever.retrieve(question.text) for question in questions]
-        for questions in questions_by_third
-    ]
+
+    def shares(is_found: Callable[[str], bool]) -> str:
+        by_third = thirds([is_found(question.text) for question in retriever.stream.questions])
+        return ", ".join(f"{statistics.fmean(found):.2f}" for found in by_third)
+
     about = f"of {len(retriever.stream.questions)} questions, by thirds of the stream:"
     return {
         f"{about} the answering sentence is in the memory word for word": shares(
-            [[long.sentences[question.text] in stored for question in questions] for questions in questions_by_third]
+            lambda text: long.sentences[text] in stored
         ),
-        "and is retrieved": shares(retrieved),
+        "and is retrieved": shares(lambda text: long.sentences[text] in retriever.retrieve(text)),
     }
 
 
@@ -250,10 +250,6 @@ def thirds(values: Sequence[Any]) -> list[Any]:
     """Three parts of nearly the same length."""
     cuts = [len(values) * part // 3 for part in range(4)]
     return [values[begin:end] for begin, end in itertools.pairwise(cuts)]
-
-
-def shares(several: Sequence[Sequence[bool]]) -> str:
-    return ", ".join(f"{statistics.fmean(some):.2f}" for some in several)
 
 
 def first_and_last_third(values: Sequence[float], mean: Callable[[Sequence[float]], float], template: str) -> str:

@@ -75,7 +75,9 @@ def schedule(program: str, *, unknown_trips: int) -> Schedule:
             elif opcode == "call":
                 total.add(work_of(_attribute(line, "to_apply")))
             elif _is_operation(opcode, line):
-                total.add(_operation(line, computations))
+                cycles = _CYCLES.search(line)
+                sent_bytes = Counter(_sent_bytes(line, computations))
+                total.add(Schedule(1, float(cycles[1]) if cycles else 0.0, sent_bytes))
         return total
 
     (entry,) = (name for name in computations if name.startswith("ENTRY "))
@@ -100,13 +102,8 @@ def _is_operation(opcode: str, line: str) -> bool:
     return not done and not _ALLOCATION.search(line)
 
 
-def _operation(line: str, computations: dict[str, list[str]]) -> Schedule:
-    """An operation, with the collectives that are fused into it."""
-    cycles = _CYCLES.search(line)
-    return Schedule(1, float(cycles[1]) if cycles else 0.0, Counter(_sent_bytes(line, computations)))
-
-
 def _sent_bytes(line: str, computations: dict[str, list[str]]) -> dict[str, float]:
+    """Bytes that an operation sends, by kind of collective; collectives may be fused into it."""
     if collective := _COLLECTIVE.search(line):
         return {collective["kind"]: _collective_bytes(collective, line)}
     if "calls=" not in line or _CONTINUATION.search(line):

@@ -279,7 +279,7 @@ def estimate_run(
 ) -> dict[str, float]:
     """The time of `rl.steps` steps at `workload.efficiency` of the roofline; tokens are those of all contexts."""
     seconds = sum(phase.seconds for phase in phases) / workload.efficiency
-    tokens = config.rl.prompts_per_step * config.rl.group_size * workload.contexts * workload.context_tokens
+    tokens = contexts_per_step(config, workload) * workload.context_tokens
     hours = seconds * config.rl.steps / 3600
     return {
         "step_seconds": seconds,

@@ -96,6 +96,15 @@ def _kernel(
 
         return jnp.sum(scan_columns(add, jnp.zeros((ROWS, LANES), jnp.float32)), axis=1, keepdims=True)
 
+    def set_weights(value: Callable[[Any], Array]) -> Array:
+        """Sets the weights to value((x, rows, columns)); their sum over each row."""
+
+        def store(at: Any) -> Array:
+            weight_XRV[at] = value(at)
+            return weight_XRV[at]
+
+        return total(store)
+
     def scale(x: int, first: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         at = x, slice(None), pl.ds(first, LANES)
         scaled_XRV[at] = logits_XRV[at] / divisor_R1
@@ -109,29 +118,15 @@ def _kernel(
     max_R1 = jnp.max(max_RC, axis=1, keepdims=True)
     greedy_R1 = jnp.min(jnp.where(max_RC == max_R1, index_RC, X * vocab - 1), axis=1, keepdims=True)
 
-    def weigh(at: Any) -> Array:
-        weight_XRV[at] = jnp.exp(scaled_XRV[at] - max_R1)
-        return weight_XRV[at]
-
-    sum_R1 = total(weigh)
+    sum_R1 = set_weights(lambda at: jnp.exp(scaled_XRV[at] - max_R1))
 
     def holds_k(threshold_R1: Array) -> Array:
         # A float32 counts exactly up to 2^24.
         return total(lambda at: (scaled_XRV[at] >= threshold_R1).astype(jnp.float32)) >= top_k_R1
 
     threshold_k_R1 = largest_threshold((top_k_R1 > 0) & (top_k_R1 < X * vocab) & ~is_greedy_R1, holds_k)
-
-    def drop(at: Any) -> Array:
-        weight_XRV[at] = jnp.where(scaled_XRV[at] >= threshold_k_R1, weight_XRV[at], 0.0)
-        return weight_XRV[at]
-
-    kept_R1 = total(drop)
-
-    def normalize(at: Any) -> Array:
-        weight_XRV[at] = weight_XRV[at] / kept_R1
-        return weight_XRV[at]
-
-    total(normalize)
+    kept_R1 = set_weights(lambda at: jnp.where(scaled_XRV[at] >= threshold_k_R1, weight_XRV[at], 0.0))
+    set_weights(lambda at: weight_XRV[at] / kept_R1)
 
     def nucleus(at: Any, threshold_R1: Array) -> Array:
         return jnp.where(weight_XRV[at] >= threshold_R1, weight_XRV[at], 0.0)
