@@ -32,14 +32,13 @@ JOB, CONTAINER = "train", "train"
 COMMAND = ("python", "launch/pod/start.py")  # the image's entry point, without a shell, so that Python gets SIGTERM
 CREATE = ("kubectl", "create", "-f", "-")  # `apply` would change an existing job of this name
 INSTALL_HINT = "see cloud.google.com/sdk, or write a file with --manifest"
-BEFORE_DASHES = "put it before the --"
 NOT_PASSED = {
-    **{flag: BEFORE_DASHES for flag in ("--config", "--out")},
-    **{flag: "every start resumes the run in --out" for flag in ("--resume", "--start_or_resume")},
+    **dict.fromkeys(("--config", "--out"), "put it before the --"),
+    **dict.fromkeys(("--resume", "--start_or_resume"), "every start resumes the run in --out"),
     "--checkpoint": "give the weights with --model.path",
     "--sweep": "it cannot write to a bucket: start one run for each value",
     "--json": "the metrics are in the run directory",
-    **{flag: "run launch/tpu_train.py --help" for flag in ("--help", "-h")},
+    **dict.fromkeys(("--help", "-h"), "run launch/tpu_train.py --help"),
 }
 PORTS = {"tpu": 8471, "coordinator": 8482, "metrics": 8431}
 ENVIRONMENT = {"JAX_PLATFORMS": "tpu,cpu"}  # exits without a working TPU; by default JAX would continue on the CPU
@@ -86,12 +85,11 @@ def main(argv: Sequence[str]) -> None:
         if flags.dry_run and flags.manifest:
             raise ValueError("--dry_run and --manifest exclude each other: omit one")
         check(flags, trainer_flags)
-        if flags.manifest:
-            outputs.require_writable(flags.manifest, "--manifest")
         jobset = manifest(flags, trainer_flags)
         if flags.dry_run:
             print(as_shell(jobset))
         elif flags.manifest:
+            outputs.require_writable(flags.manifest, "--manifest")
             outputs.write_json(flags.manifest, jobset)
             print(f"{flags.manifest}: start it with kubectl create -f {shlex.quote(str(flags.manifest))}")
         else:
@@ -198,6 +196,9 @@ def pod(flags: Jobset, trainer_flags: Sequence[str]) -> dict[str, Any]:
     claim = {"claimName": flags.data_claim, "readOnly": True}
     volumes = [{"name": "data", "persistentVolumeClaim": claim}] if flags.data_claim else []
     mounts = [{"name": "data", "mountPath": DATA, "readOnly": True}] if flags.data_claim else []
+    # The minimum: TPU devices belong to root, and raising the locked-memory limit needs SYS_RESOURCE.
+    capabilities = {"add": ["SYS_RESOURCE"]}
+    privileges = {"runAsUser": 0, "privileged": False, "allowPrivilegeEscalation": False, "capabilities": capabilities}
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": flags.grace_seconds,
@@ -215,27 +216,16 @@ def pod(flags: Jobset, trainer_flags: Sequence[str]) -> dict[str, Any]:
                 "name": CONTAINER,
                 "image": flags.image,
                 "command": list(COMMAND),
-                "args": [literal(arg) for arg in args],
+                "args": [arg.replace("$", "$$") for arg in args],  # Kubernetes would expand $(NAME)
                 "env": [{"name": name, "value": value} for name, value in ENVIRONMENT.items()],
                 "envFrom": [{"secretRef": {"name": flags.secret}}] if flags.secret else [],
                 "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
                 "resources": {"requests": chips, "limits": chips},
-                "securityContext": privileges(),
+                "securityContext": privileges,
                 "volumeMounts": mounts,
             }
         ],
     }
-
-
-def privileges() -> dict[str, Any]:
-    """The minimum: TPU devices belong to root, and raising the locked-memory limit needs SYS_RESOURCE."""
-    capabilities = {"add": ["SYS_RESOURCE"]}
-    return {"runAsUser": 0, "privileged": False, "allowPrivilegeEscalation": False, "capabilities": capabilities}
-
-
-def literal(arg: str) -> str:
-    """Escapes the argument: Kubernetes would expand $(NAME)."""
-    return arg.replace("$", "$$")
 
 
 def as_json(jobset: dict[str, Any]) -> str:
