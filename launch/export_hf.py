@@ -62,9 +62,7 @@ def main(argv: Sequence[str]) -> None:
                 written = f"{flags.dtype} adapters of {base}; load them with peft's PeftModel.from_pretrained"
             else:
                 max_shard_bytes = int(flags.shard_gb * 1e9)
-                load_weights.export(
-                    model.path, model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes
-                )
+                load_weights.export(model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes)
                 written = (
                     f"{flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
                 )

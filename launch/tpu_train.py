@@ -35,13 +35,7 @@ from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.card import add_results, write_card
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
-from memsearcher_jax.runtime.run_dir import (
-    INDEX,
-    checkpoints_of,
-    open_run_folder,
-    read_run_config,
-    with_own_tokenizer,
-)
+from memsearcher_jax.runtime.run_dir import INDEX, checkpoints_of, open_run_folder, read_run_config, with_own_tokenizer
 
 LAST_STEPS = 10  # over which the results on the card of a run are means
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
@@ -148,13 +142,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 }
                 if remote:
                     remote.send()
-                    writer = UploadingWriter(remote, **tracking)
-                else:
-                    writer = MetricsWriter(out, **tracking)
-                print(
-                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}",
-                    file=sys.stderr,
-                )
+                writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
+                print(f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
@@ -189,9 +178,9 @@ def last_steps(out: Path) -> dict[str, Any]:
     """The results of training for its card: means over the last steps, with bootstrap intervals over these steps."""
     steps = read_metrics(out / METRICS_FILE)
     last, rng = steps[-LAST_STEPS:], np.random.default_rng(0)
-    names = [name for name in (MetricName.REWARD, MetricName.EXACT_MATCH) if all(name in step for step in last)]
-    finite = [name for name in names if all(math.isfinite(step[name]) for step in last)]
-    means = {str(name): asdict(bootstrap_mean([step[name] for step in last], rng)) for name in finite}
+    wanted = (MetricName.REWARD, MetricName.EXACT_MATCH)
+    names = [name for name in wanted if all(math.isfinite(step.get(name, math.nan)) for step in last)]
+    means = {str(name): asdict(bootstrap_mean([step[name] for step in last], rng)) for name in names}
     return {"steps": len(steps), "last_steps": len(last), "metrics": means}
 
 

@@ -288,7 +288,8 @@ def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     run, source = uninterrupted
     base = tmp_path / "base"
-    load_weights.export(source, run.config.model, base, "float32", run.tokenizer.folder, (), 10**9)
+    trained = replace(run.config.model, path=str(source))
+    load_weights.export(trained, base, "float32", run.tokenizer.folder, (), 10**9)
     config, targets = small(2), ("q_proj", "v_proj", "down_proj")
     model = replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)
     config = check(replace(config, model=model, rl=replace(config.rl, checkpoint_every=1)))
@@ -311,7 +312,8 @@ def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     apart, hf = tmp_path / "apart", tmp_path / "hf"
     apart.mkdir()
     assert load_weights.export_adapters(tmp_path / "straight", apart) == str(base)
-    load_weights.export(tmp_path / "straight", run.config.model, hf, "float32", run.tokenizer.folder, (), 10**9)
+    trained = replace(run.config.model, path=str(tmp_path / "straight"))
+    load_weights.export(trained, hf, "float32", run.tokenizer.folder, (), 10**9)
     for model in (
         replace(run.config.model, path=str(hf), lora_rank=0),
         replace(run.config.model, path=str(base), adapter=str(apart), lora_rank=0),

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -90,8 +89,3 @@ class Hosts:
         """Waits for all hosts, each of which must call it with the same name."""
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
-
-
-def current_hosts() -> Hosts:
-    """The hosts whose devices JAX sees."""
-    return Hosts(jax.process_index(), jax.process_count())

@@ -125,20 +125,15 @@ def _merge(base: dict, adapters: dict, model: ModelConfig, mesh: Mesh) -> dict:
 
 
 def export(
-    folder: str | Path,
-    model: ModelConfig,
-    out: Path,
-    dtype: str,
-    tokenizer: str,
-    end_ids: Sequence[int],
-    max_shard_bytes: int,
+    model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: Sequence[int], max_shard_bytes: int
 ) -> None:
-    """Writes these weights to `out`, a Hugging Face directory, with the tokenizer in the directory `tokenizer`.
+    """Writes the weights in `model.path` to `out`, a Hugging Face directory, with the tokenizer in the directory
+    `tokenizer`.
 
     The weights of a run are copied one tensor at a time, unless adapters are merged into them.
     Raises ValueError or OSError in one line.
     """
-    model = replace(model, param_dtype=dtype)
+    folder, model = model.path, replace(model, param_dtype=dtype)
     rest = {"end_ids": end_ids, "max_shard_bytes": max_shard_bytes}
     if is_run(folder) and not read_run_config(folder).model.lora_rank and not model.adapter:
         saved = checkpoint.open_params(checkpoints_of(folder), model)

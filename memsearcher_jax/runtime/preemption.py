@@ -54,9 +54,11 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
     with _sigterm_handler(job.on_sigterm) if stoppable else contextlib.nullcontext():
         if ADDRESS in os.environ or os.environ.get("JAX_PLATFORMS", "").startswith("tpu"):
             job.join(timeout)
-        from memsearcher_jax.runtime.distributed import Stopped, current_hosts
+        import jax
 
-        hosts = current_hosts()
+        from memsearcher_jax.runtime.distributed import Hosts, Stopped
+
+        hosts = Hosts(jax.process_index(), jax.process_count())
         if hosts.count > 1 and job.client is None:
             raise ValueError(f"the devices belong to {hosts.count} hosts, which are not joined: set {ADDRESS}")
         try:

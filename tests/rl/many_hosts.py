@@ -25,7 +25,7 @@ from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
-from memsearcher_jax.runtime.distributed import Hosts, current_hosts  # noqa: E402
+from memsearcher_jax.runtime.distributed import Hosts  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.testing import NANO  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
@@ -108,7 +108,7 @@ def leaves(state: update.TrainState, mesh: jax.sharding.Mesh) -> dict[str, np.nd
 
 
 def main(folder: Path) -> None:
-    hosts, mesh = current_hosts(), sharding.make_mesh(MESH)
+    hosts, mesh = Hosts(jax.process_index(), jax.process_count()), sharding.make_mesh(MESH)
     assert (hosts.index, hosts.count, len(jax.devices())) == (PROCESS, PROCESSES, 8)
 
     state, metrics, batch = train(hosts, mesh)
