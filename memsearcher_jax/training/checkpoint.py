@@ -74,7 +74,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         _rename_incomplete(self._manager)
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Waits until everything is written. Raises OSError in one line if that fails."""
+        with _write_errors(self._manager):
+            self._manager.close()
 
     def save(self, step: int, state: TrainState, model_config: ModelConfig, meta: Mapping[str, Any]) -> None:
         """Copies the state to the host and returns; `state` may be donated at once. `meta` must be plain JSON.
@@ -87,7 +89,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"step {step} is not saved: {self._manager.directory} already holds step {self.newest}; "
                 "resume from it or choose another directory"
             )
-        items = {"params": state.params, "optimizer": _optimizer_item(state)}
+        items = _array_items(state)
         content = {
             "model": dataclasses.asdict(model_config),
             "run": dict(meta),
@@ -112,11 +114,6 @@ class Checkpoints(contextlib.AbstractContextManager):
     def newest(self) -> int | None:
         """The newest step that is complete or being written."""
         return self._manager.latest_step()
-
-    def close(self) -> None:
-        """Waits until everything is written. Raises OSError in one line if that fails."""
-        with _write_errors(self._manager):
-            self._manager.close()
 
 
 def latest_step(directory: str | Path) -> int | None:
@@ -154,15 +151,12 @@ def restore_latest(
 def restore_params(directory: str | Path, model_config: ModelConfig, target: Params, step: int | None = None) -> Params:
     """The weights of `step`, by default the newest, with the shapes, types and shardings of `target`.
 
-    Raises FileNotFoundError without that checkpoint, ValueError for another model or if the step is damaged.
+    Collective. Raises FileNotFoundError without that checkpoint, ValueError for another model or if it is damaged.
     """
     with _open_reader(directory) as manager:
         step = _select_step(manager, step)
-        meta = _read_meta(manager, step, model_config)
         try:
-            saved = _restore(manager, step, params=_restore_args(target, meta))
-            _check_checksums(manager, step, meta, {"params": saved.params})
-            return _cast(saved.params, target)
+            return _restore_items(manager, step, model_config, {"params": target})[0]["params"]
         except DamagedCheckpointError as error:
             older = [other for other in _require_steps(manager) if other < step]
             fix = f"move it away to continue from step {older[0]}" if older else "there is no older one"
@@ -193,10 +187,8 @@ class ParamsReader:
         self._url = str(folder) if "://" in str(folder) else f"file://{folder}"
         self._expected = expected
         self._context = tensorstore.Context(SEQUENTIAL_READS)
-        self._shapes = {
-            qwen.param_path(path): tuple(spec.shape)
-            for path, spec in jax.tree.leaves_with_path(qwen.param_specs(config))
-        }
+        specs = jax.tree.leaves_with_path(qwen.param_specs(config))
+        self._shapes = {qwen.param_path(path): spec.shape for path, spec in specs}
         self._sums: dict[str, tuple[int, int]] = dict.fromkeys(self._shapes, (0, 0))
         self._stores: dict[str, tensorstore.TensorStore] = {}
 
@@ -227,8 +219,8 @@ class ParamsReader:
         return self._stores[path]
 
 
-def _optimizer_item(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state}
+def _array_items(state: TrainState) -> dict[str, Any]:
+    return {"params": state.params, "optimizer": {"step": state.step, "opt_state": state.opt_state}}
 
 
 def _save_args(params: Params) -> Params:
@@ -272,12 +264,8 @@ def _open_reader(directory: str | Path) -> ocp.CheckpointManager:
 
 def _complete_steps(manager: ocp.CheckpointManager) -> list[int]:
     """`all_steps` of orbax also lists directories that an interrupted copy left incomplete."""
-
-    def is_complete(step: int) -> bool:
-        folder = manager.directory / str(step)
-        return (folder / "_CHECKPOINT_METADATA").exists() and all((folder / item).exists() for item in ITEMS)
-
-    return [step for step in manager.all_steps() if is_complete(step)]
+    root, names = manager.directory, ("_CHECKPOINT_METADATA", *ITEMS)
+    return [step for step in manager.all_steps() if all((root / str(step) / name).exists() for name in names)]
 
 
 def _require_steps(manager: ocp.CheckpointManager, *, collective: bool = False) -> list[int]:
@@ -315,49 +303,52 @@ def _rename(manager: ocp.CheckpointManager, step: int, suffix: str) -> None:
         if renamed.exists():
             renamed.rmtree()
         (manager.directory / str(step)).rename(renamed)
-    _barrier(f"step {step} is renamed")
+    multihost_utils.sync_global_devices(f"step {step} is renamed")
 
 
 def _steps_of_first_host(steps: Sequence[int]) -> list[int]:
     """The first `MAX_STEPS` of the first host's `steps`, on all hosts: cached listings may differ. Collective."""
-    if jax.process_count() == 1:
-        return list(steps)
     padded = np.full(MAX_STEPS, -1, np.int32)
     padded[: len(steps)] = steps[:MAX_STEPS]
     return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
 
 
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
 def _restore_state(
     manager: ocp.CheckpointManager, step: int, model_config: ModelConfig, target: TrainState
 ) -> tuple[TrainState, dict[str, Any]]:
-    """The state and meta of a step. Raises DamagedCheckpointError on all hosts if one host cannot read it."""
-    meta, restored, reason, items = {}, None, "", {"params": target.params, "optimizer": _optimizer_item(target)}
+    """The state and meta of a step. Raises as `_restore_items`."""
+    items, meta = _restore_items(manager, step, model_config, _array_items(target))
+    return TrainState(params=items["params"], **items["optimizer"]), meta
+
+
+def _restore_items(
+    manager: ocp.CheckpointManager, step: int, model_config: ModelConfig, targets: Mapping[str, Params]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the items of a step in the types of `targets`, its meta). Collective.
+
+    Raises DamagedCheckpointError on all hosts if one host cannot read it, or if a checksum differs.
+    """
+    folder, meta, reason = manager.directory / str(step), {}, ""
+    restored: Any = None
     try:
         meta = _read_meta(manager, step, model_config)
-        for item, tree in items.items():
+        for item, tree in targets.items():
             if missing := sorted({*tree_paths(tree)} ^ meta["checksums"][item].keys()):
                 raise ValueError(
-                    f"{manager.directory / str(step)} was written by another version, or with other settings: "
+                    f"{folder} was written by another version, or with other settings: "
                     f"its {item} and that of this run differ in {missing[0]}"
                 )
-        args = {item: _restore_args(tree, meta) for item, tree in items.items()}
-        restored = _restore(manager, step, **args)
+        restored = _restore(manager, step, **{item: _restore_args(tree, meta) for item, tree in targets.items()})
     except DamagedCheckpointError as error:
         reason = str(error)
-    if jax.process_count() > 1:
-        failed = multihost_utils.process_allgather(np.int32(bool(reason))).reshape(-1)
-        if failed.any():
-            reason = reason or f"host {int(failed.argmax())} cannot read checkpoint {manager.directory / str(step)}"
-    if reason or restored is None:
-        raise DamagedCheckpointError(reason)
-    _check_checksums(manager, step, meta, {item: restored[item] for item in items})
-    params, optimizer = (_cast(restored[item], tree) for item, tree in items.items())
-    return TrainState(params=params, **optimizer), meta
+    failed = multihost_utils.process_allgather(np.int32(bool(reason))).reshape(-1)
+    if failed.any():
+        raise DamagedCheckpointError(reason or f"host {int(failed.argmax())} cannot read checkpoint {folder}")
+    for item in targets:
+        for path, checksum in checksums(restored[item]).items():
+            if meta["checksums"][item][path] != checksum:
+                raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of {item} {path} differs")
+    return {item: _cast(restored[item], tree) for item, tree in targets.items()}, meta
 
 
 def _restore_args(target: Params, meta: Mapping[str, Any]) -> ocp.args.StandardRestore:
@@ -370,22 +361,7 @@ def _restore_args(target: Params, meta: Mapping[str, Any]) -> ocp.args.StandardR
 
 def _cast(tree: Params, target: Params) -> Params:
     """The arrays in the types of `target`."""
-    if all(x.dtype == like.dtype for x, like in zip(jax.tree.leaves(tree), jax.tree.leaves(target), strict=True)):
-        return tree
-    dtypes = jax.tree.map(lambda like: like.dtype, target)
-    return jax.jit(lambda tree: jax.tree.map(lambda x, dtype: x.astype(dtype), tree, dtypes))(tree)
-
-
-def _check_checksums(
-    manager: ocp.CheckpointManager, step: int, meta: Mapping[str, Any], items: Mapping[str, Params]
-) -> None:
-    """Collective. Raises DamagedCheckpointError unless the arrays have the checksums of `meta`."""
-    for item, tree in items.items():
-        differing = [path for path, value in checksums(tree).items() if meta["checksums"][item].get(path) != value]
-        if differing:
-            raise DamagedCheckpointError(
-                f"checkpoint {manager.directory / str(step)} is damaged: the checksum of {item} {differing[0]} differs"
-            )
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), tree, target)
 
 
 def _json_checksum(content: Mapping[str, Any]) -> str:

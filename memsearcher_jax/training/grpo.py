@@ -7,7 +7,6 @@ trajectory the trajectory's advantage, is `rl.advantages`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,26 +57,6 @@ def group_advantages(
     return np.where(has_spread_G[index_R], deviation_R / scale_R, 0).astype(np.float32)
 
 
-class Surrogate(NamedTuple):
-    """The clipped objective per token; all [B, T]. Masked entries are 0 or False, and 1 in ratio_BT."""
-
-    loss_BT: jax.Array
-    ratio_BT: jax.Array  # new policy / old policy, of the token or of its sequence
-    log_ratio_BT: jax.Array  # of the token, unbounded
-    clipped_BT: jax.Array  # bool: the loss is the clipped term
-    dual_clipped_BT: jax.Array  # bool: the loss is bounded by dual_clip
-
-    def metrics(self, mask_BT: jax.Array) -> dict[str, jax.Array]:
-        """Means over the trained tokens for every aggregate; `approx_kl` is the mean old - new log-probability."""
-        return {
-            "clip_fraction": masked.mean(self.clipped_BT, mask_BT),
-            "dual_clip_fraction": masked.mean(self.dual_clipped_BT, mask_BT),
-            "approx_kl": masked.mean(-self.log_ratio_BT, mask_BT),
-            "ratio_mean": masked.mean(self.ratio_BT, mask_BT),
-            "ratio_max": masked.maximum(self.ratio_BT, mask_BT),
-        }
-
-
 def surrogate(
     config: TrainingConfig,
     logprob_BT: jax.Array,
@@ -85,8 +64,11 @@ def surrogate(
     advantage_BT: jax.Array,
     mask_BT: jax.Array,
     segment_BT: jax.Array,
-) -> Surrogate:
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """PPO's clipped loss (Schulman et al. 2017, equation 7) with the dual clip (Ye et al. 2020, equation 5).
+
+    Returns loss_BT, 0 where masked, and metrics: means over the trained tokens for every aggregate. `approx_kl` is the
+    mean old - new log-probability.
 
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), bounded by -A dual_clip where A < 0.
@@ -104,13 +86,13 @@ def surrogate(
     ppo_loss_BT = jnp.maximum(unclipped_BT, clipped_BT)
     dual_bound_BT = -advantage_BT * config.dual_clip
     loss_BT = jnp.where(advantage_BT < 0, jnp.minimum(ppo_loss_BT, dual_bound_BT), ppo_loss_BT)
-    return Surrogate(
-        loss_BT=loss_BT,
-        ratio_BT=ratio_BT,
-        log_ratio_BT=log_ratio_BT,
-        clipped_BT=clipped_BT > unclipped_BT,
-        dual_clipped_BT=(advantage_BT < 0) & (ppo_loss_BT > dual_bound_BT),
-    )
+    return loss_BT, {
+        "clip_fraction": masked.mean(clipped_BT > unclipped_BT, mask_BT),
+        "dual_clip_fraction": masked.mean((advantage_BT < 0) & (ppo_loss_BT > dual_bound_BT), mask_BT),
+        "approx_kl": masked.mean(-log_ratio_BT, mask_BT),
+        "ratio_mean": masked.mean(ratio_BT, mask_BT),
+        "ratio_max": masked.maximum(ratio_BT, mask_BT),
+    }
 
 
 def policy_ratio(
@@ -149,7 +131,7 @@ def policy_loss(
     logprob_BT, old_logprob_BT, advantage_BT: float [B, T]; only entries where mask_BT is set matter.
     aggregate, norm_tokens, segment_BT: see `masked.token_weights`; without segments each row is a sequence. The other
     settings: see `surrogate`.
-    Returns the scalar loss and `Surrogate.metrics`. Raises ValueError for an unknown aggregate.
+    Returns the scalar loss and the metrics of `surrogate`. Raises ValueError for an unknown aggregate.
     """
     segment_BT = jnp.ones(mask_BT.shape, jnp.int32) if segment_BT is None else segment_BT
     weight_BT = masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=norm_tokens)
@@ -159,8 +141,8 @@ def policy_loss(
         dual_clip=dual_clip,
         importance_sampling_level=importance_sampling_level,
     )
-    tokens = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT, segment_BT)
-    return masked.weighted_sum(tokens.loss_BT, weight_BT), tokens.metrics(mask_BT)
+    loss_BT, metrics = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT, segment_BT)
+    return masked.weighted_sum(loss_BT, weight_BT), metrics
 
 
 def kl_k3(logprob_BT: jax.Array, ref_logprob_BT: jax.Array) -> jax.Array:

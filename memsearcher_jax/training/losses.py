@@ -27,10 +27,9 @@ def grpo_loss(
 
     Raises ValueError if the batch lacks ref_logprob_BT or tis_weight_BT and the config needs it.
     """
-    tokens = grpo.surrogate(
+    loss_BT, metrics = grpo.surrogate(
         config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT, batch.segment_BT
     )
-    loss_BT, metrics = tokens.loss_BT, tokens.metrics(batch.mask_BT)
     if config.tis_cap:
         if batch.tis_weight_BT is None:
             raise ValueError("training.tis_cap is above 0, but the batch has no tis_weight_BT")
