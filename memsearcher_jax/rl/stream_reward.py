@@ -112,25 +112,22 @@ class StreamRewardFn:
     ) -> list[list[Completion]]:
         """The judge's completions about the answers of the sources that need it; empty completions about others and
         about answers that failed."""
-
-        def graded(trajectory: Trajectory, answer: Completion) -> bool:
-            return not answer.error and needs_judge(_stream(trajectory).source, evaluation=self.evaluation)
-
-        def prompts() -> Iterator[Prompt]:
-            for trajectory, answers in zip(trajectories, answers_RQ, strict=True):
-                for question, answer in zip(_stream(trajectory).questions, answers, strict=True):
-                    if graded(trajectory, answer):
-                        yield self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
-
+        prompts_RQ = [
+            [
+                self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
+                if needs_judge(stream.source, evaluation=self.evaluation) and not answer.error
+                else None
+                for question, answer in zip(stream.questions, answers, strict=True)
+            ]
+            for stream, answers in zip(map(_stream, trajectories), answers_RQ, strict=True)
+        ]
+        asked = (prompt for prompts in prompts_RQ for prompt in prompts if prompt)
         empty = "the judge's completion is empty"
         grades = (
             one if one.text.strip() else Completion(error=one.error or empty)
-            for one in _complete(self.judge, prompts(), key, notify, "grades")
+            for one in _complete(self.judge, asked, key, notify, "grades")
         )
-        return [
-            [next(grades) if graded(trajectory, answer) else Completion() for answer in answers]
-            for trajectory, answers in zip(trajectories, answers_RQ, strict=True)
-        ]
+        return [[next(grades) if prompt else Completion() for prompt in prompts] for prompts in prompts_RQ]
 
     def _verdicts(
         self, trajectories: Sequence[Trajectory], key: jax.Array, notify: Callable[[str], None]
