@@ -40,7 +40,6 @@ def located(folder: str | Path) -> Path:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether the directory holds a run."""
     return (located(folder) / RUN_FILE).is_file()
 
 

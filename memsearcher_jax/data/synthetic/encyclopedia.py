@@ -143,7 +143,6 @@ def _families(rng: random.Random, names: NameGenerator, people: int) -> list[Ent
 
 
 def _couple(names: NameGenerator, surnames: list[str]) -> list[Entity]:
-    """A married couple."""
     woman, man = names.person(surnames[0], woman=True), names.person(surnames[1], woman=False)
     return [Entity(woman, "person", {"spouse": man}, woman=True), Entity(man, "person", {"spouse": woman})]
 

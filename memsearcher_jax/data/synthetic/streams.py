@@ -98,7 +98,6 @@ class Story:
 
 
 def select_statements(sentences: Iterable[Sentence]) -> list[Statement]:
-    """The statements among these sentences."""
     return [sentence for sentence in sentences if isinstance(sentence, Statement)]
 
 
