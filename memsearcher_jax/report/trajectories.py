@@ -128,15 +128,10 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         yield f"{path}:{number}", line
 
 
-def truncate_incomplete(path: Path) -> int:
-    """Remove the bytes after the last complete line of a log; return their number."""
-    if not path.exists():
-        return 0
-    complete = max((end for end, _ in _gzip_members(path)), default=0)
-    incomplete = path.stat().st_size - complete
-    if incomplete:
-        os.truncate(path, complete)
-    return incomplete
+def truncate_incomplete(path: Path) -> None:
+    """Remove the bytes after the last complete line of a log, if there is one."""
+    if path.exists():
+        os.truncate(path, max((end for end, _ in _gzip_members(path)), default=0))
 
 
 def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:

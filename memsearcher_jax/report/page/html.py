@@ -60,7 +60,7 @@ def write_page(
     return {"read": len(run.summaries), "shown": len(records.index)}
 
 
-def render(run: RunData, other: RunData | None, records: TrajectoryRecords, reload_seconds: int = 0) -> str:
+def render(run: RunData, other: RunData | None, records: TrajectoryRecords, reload_seconds: int) -> str:
     """The HTML of the page."""
     if other:
         label, other_label = distinct_labels(run, other)

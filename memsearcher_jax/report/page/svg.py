@@ -97,7 +97,7 @@ def bar_chart(
     )
 
 
-def share_bar(fraction: float, color: int = 0) -> str:
+def share_bar(fraction: float, color: int) -> str:
     """A fraction as a small bar, for a table cell."""
     return (
         f'<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
