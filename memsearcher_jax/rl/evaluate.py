@@ -150,21 +150,16 @@ def evaluate_to_folder(
     What is sampled for a question depends on its place among all questions, not on what was done before a restart.
     With `chunk` above 1, that many trajectories are rewarded together: a killed evaluation loses one chunk at most.
     """
+    key, notify = evaluation_key(run), lambda line: None
+    if chunk == 1:
+        rewarded = (reward_fn([one], key, notify) for _, one in driver.run(jobs, params, key))
+    else:
+        starts = range(0, len(jobs), chunk)
+        rewarded = (evaluate(run, driver, params, notify, reward_fn, jobs[start : start + chunk]) for start in starts)
     with open_log(folder / SHARD_FILE.format(shard.index)) as log:
-        for scored in _rewarded(run, driver, params, jobs, reward_fn, chunk):
+        for scored in itertools.chain.from_iterable(rewarded):
             append_trajectory(log, scored)
             yield scored.trajectory.problem.id, summarize_trajectory(scored)
-
-
-def _rewarded(
-    run: Run, driver: RolloutDriver, params: Params, jobs: Sequence[Job], reward_fn: RewardFn, chunk: int
-) -> Iterator[ScoredTrajectory]:
-    if chunk == 1:
-        for _, trajectory in driver.run(jobs, params, evaluation_key(run)):
-            yield from reward_fn([trajectory], evaluation_key(run), lambda line: None)
-        return
-    for start in range(0, len(jobs), chunk):
-        yield from evaluate(run, driver, params, lambda line: None, reward_fn, jobs[start : start + chunk])
 
 
 def evaluation_key(run: Run) -> jax.Array:
