@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.ranges import Count
+from memsearcher_jax.ranges import Count, LargeCount
 from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.retrieval import scann_index
@@ -54,7 +54,7 @@ class BuildIndex(cli.Command):
     """Build nothing: measure this machine for a minute and print the required memory, disk space and time."""
     verify: bool = False
     """Build nothing: compare the files of the index in --out with their checksums."""
-    passages: int = WIKI_18
+    passages: LargeCount = WIKI_18
     """Passages to plan for."""
 
 
@@ -107,8 +107,6 @@ def check(flags: BuildIndex) -> None:
     config = flags.run.retrieval
     if config.index_type == "scann":
         scann_index.check_installed()
-    if flags.passages < 1:
-        raise ValueError(f"--passages is {flags.passages}: it must be at least 1")
     if not flags.plan and not flags.verify:
         if not config.corpus:
             raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
@@ -176,7 +174,7 @@ def load_encoder(config: RetrievalConfig) -> TextEncoder | None:
     # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
     from memsearcher_jax.runtime import text_encoder
 
-    return text_encoder.load(config, config.encoder)
+    return text_encoder.load(config)
 
 
 def plan(flags: BuildIndex, hosts: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.launch import cli
-from memsearcher_jax.launch.serve_search import check_server, listen, run_server
+from memsearcher_jax.launch.serve_search import listen, run_server
+from memsearcher_jax.ranges import Port
 from memsearcher_jax.rl.config import read_key
 from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
@@ -32,7 +33,7 @@ class ServeAgent(cli.Command):
     """The model's name for clients. Default: that of the directory in --checkpoint."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 or :: for all interfaces."""
-    port: int = 8_000
+    port: Port = 8_000
     """Port to listen on; 0 for any free one."""
     api_key_env: str = ""
     """Environment variable that holds the key which clients must send; empty: no key."""
@@ -44,7 +45,6 @@ def main(argv: Sequence[str]) -> None:
         with cli.one_line_errors():
             flags = cli.parse(ServeAgent, argv)
             cli.require_extra("serve", "fastapi", "uvicorn", "mcp")
-            check_server(flags.port, flags.limits)
             cli.require_checkpoint(flags)
             cli.require_inputs(flags.run)
             if flags.run.agent.workflow == "memalpha" and flags.run.memalpha.answer_from != "memory":

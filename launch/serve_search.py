@@ -15,12 +15,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli
+from memsearcher_jax.ranges import Port
 from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher
 from memsearcher_jax.runtime import hub
@@ -37,7 +37,7 @@ class Serve(cli.Command):
     """Directory for an index that has to be built. Default: a temporary one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 or :: for all interfaces. Any client that can reach it may search."""
-    port: int = 8_000
+    port: Port = 8_000
     """Port to listen on; 0 for any free one."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
@@ -63,21 +63,11 @@ def main(argv: Sequence[str]) -> None:
 def check(flags: Serve) -> None:
     """Raises ValueError for errors that can be found before any file is opened."""
     cli.require_extra("serve", "fastapi", "uvicorn")
-    check_server(flags.port, flags.limits)
     if flags.run.retrieval.url:
         raise ValueError("retrieval.url is for clients of a service: omit it")
     retrieval = flags.run.retrieval
     if flags.run.published_model and not (retrieval.corpus or retrieval.index):
         raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
-
-
-def check_server(port: int, limits: ConnectionLimits) -> None:
-    """Raises ValueError for a port or a limit that is out of range."""
-    if not 0 <= port < 65_536:
-        raise ValueError(f"--port is {port}: it must be between 0 and 65535")
-    for name, value in vars(limits).items():
-        if not value > 0:
-            raise ValueError(f"--limits.{name} is {value}: it must be above 0")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -100,11 +90,12 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     if config.encoder == HASHING or config.encoder_device == "cpu":
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    passages = make_encyclopedia(flags.run.data.encyclopedia).passages
     if config.encoder == HASHING:
-        return open_searcher(config, directory, make_encyclopedia(flags.run.data.encyclopedia).passages)
+        return open_searcher(config, directory, passages)
     from memsearcher_jax.runtime import text_encoder
 
-    return open_searcher(config, directory, (), partial(text_encoder.load, config))
+    return open_searcher(config, directory, passages, text_encoder.load)
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str) -> None:

@@ -17,6 +17,8 @@ Count = Annotated[int, Interval(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Interval(ge=0, le=MAX_COUNT)]
 EvenCount = Annotated[int, Interval(ge=2, le=MAX_COUNT)]
 AxisSize = Annotated[int, Interval(ge=-1, le=MAX_COUNT)]
+LargeCount = Annotated[int, Interval(ge=1, lt=math.inf)]  # of bytes, passages or clients: no limit is too large
+Port = Annotated[int, Interval(ge=0, le=65_535)]
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 Hops = Annotated[int, Interval(ge=1, le=8)]
 Positive = Annotated[float, Interval(gt=0, lt=math.inf)]

@@ -50,8 +50,7 @@ class Bm25Retriever:
 def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25Retriever:
     """Open the folder, and build it first if it does not exist; that needs about 30 bytes per word of the corpus.
 
-    Raises:
-      ValueError: one line with the reason why the folder cannot serve this corpus, and the way out.
+    Raises as `open_derived` does.
     """
     import bm25s
     from bm25s.tokenization import Tokenized, Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memsearcher_jax.ranges import Count, CountOrZero, Positive, PositiveFraction
+from memsearcher_jax.ranges import Count, CountOrZero, LargeCount, Positive, PositiveFraction
 
 HASHING = "hashing"
 MAX_TOP_N = 100
@@ -66,13 +66,13 @@ class RetrievalConfig:
 class ConnectionLimits:
     """Limits of the bodies and connections of a service."""
 
-    max_body_bytes: int = 4_194_304
+    max_body_bytes: LargeCount = 4_194_304
     """Bytes of the body of a request. It is parsed while other requests wait, a megabyte in about 0.1 s."""
-    max_buffered_bytes: int = 67_108_864
+    max_buffered_bytes: LargeCount = 67_108_864
     """Total bytes of the bodies of all unanswered requests; further requests are rejected with status 503."""
-    max_connections: int = 1_024
+    max_connections: LargeCount = 1_024
     """Open connections; further ones are rejected with status 503."""
-    read_timeout: float = 20.0
+    read_timeout: Positive = 20.0
     """Seconds in which a client must send the headers of a request, and as many for its body."""
 
 
@@ -80,15 +80,15 @@ class ConnectionLimits:
 class ServiceLimits(ConnectionLimits):
     """Limits of the search service."""
 
-    max_query_chars: int = 4_096
+    max_query_chars: LargeCount = 4_096
     """Characters of a query."""
-    max_queries_per_request: int = 1_024
+    max_queries_per_request: LargeCount = 1_024
     """Queries of one request."""
-    max_top_n: int = MAX_TOP_N
+    max_top_n: LargeCount = MAX_TOP_N
     """Passages per query."""
-    max_batch_queries: int = 256
+    max_batch_queries: LargeCount = 256
     """Queries of concurrent requests that are searched in one call."""
-    max_waiting_queries: int = 8_192
+    max_waiting_queries: LargeCount = 8_192
     """Queries that may wait; further requests are rejected with status 503."""
-    request_timeout: float = 30.0
+    request_timeout: Positive = 30.0
     """Seconds until a request is rejected with status 503."""

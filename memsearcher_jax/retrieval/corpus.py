@@ -69,7 +69,7 @@ def read_corpus(path: str | Path) -> Corpus:
 def make_corpus(passages: Iterable[Passage]) -> Corpus:
     """The corpus of these passages, under the same rules as a file."""
     name = "synthetic encyclopedia"
-    rows = (_Row(f"{name}:{row}", passage.id, passage.contents) for row, passage in enumerate(passages, start=1))
+    rows = ((f"{name}:{row}", passage) for row, passage in enumerate(passages, start=1))
     return _concatenate(rows, (BytesIO(), BytesIO()), name)
 
 
@@ -111,31 +111,26 @@ def open_corpus(directory: Path, checksum: str) -> Corpus:
 def corpus_checksum(path: str | Path) -> str:
     """The checksum of a file's passages, in one pass without storing them. Raises as `read_corpus` does on bad rows."""
     digest = hashlib.sha256()
-    for row in _read_rows(Path(path)):
-        digest.update(row.framed())
+    for _, passage in _read_rows(Path(path)):
+        digest.update(_framed(passage))
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Row:
-    location: str  # "file:line"
-    id: str
-    contents: str
-
-    def framed(self) -> bytes:
-        """Both texts with their lengths, without which ("ab", "c") and ("a", "bc") would have the same checksum."""
-        encoded_id, encoded_contents = self.id.encode(), self.contents.encode()
-        return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
+def _framed(passage: Passage) -> bytes:
+    """Both texts with their lengths, without which ("ab", "c") and ("a", "bc") would have the same checksum."""
+    encoded_id, encoded_contents = passage.id.encode(), passage.contents.encode()
+    return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
 
 
-def _read_rows(path: Path) -> Iterator[_Row]:
+def _read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
+    """("file:line", passage) of every row."""
     for location, line in numbered_lines(path):
         row = parse_object(location, line)
-        yield _Row(location, id_field(location, row), text_field(location, row, "contents"))
+        yield location, Passage(id_field(location, row), text_field(location, row, "contents"))
 
 
 def _concatenate(
-    rows: Iterable[_Row],
+    rows: Iterable[tuple[str, Passage]],
     files: tuple[BufferedWriter | BytesIO, BufferedWriter | BytesIO],
     name: str,
     on_progress: Callable[[int], None] = lambda rows: None,
@@ -147,12 +142,12 @@ def _concatenate(
     """
     ends, hashes, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
     digest = hashlib.sha256()
-    for row in rows:
-        digest.update(row.framed())
-        for file, text, column in zip(files, (row.id, row.contents), ends, strict=True):
+    for location, passage in rows:
+        digest.update(_framed(passage))
+        for file, text, column in zip(files, (passage.id, passage.contents), ends, strict=True):
             column.append(column[-1] + file.write(text.encode()))
-        hashes.append(int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest()))
-        lines.append(int(row.location.rpartition(":")[2]))
+        hashes.append(int.from_bytes(hashlib.blake2b(passage.id.encode(), digest_size=8).digest()))
+        lines.append(int(location.rpartition(":")[2]))
         if len(lines) % PROGRESS_ROWS == 0:
             on_progress(len(lines))
     if not lines:

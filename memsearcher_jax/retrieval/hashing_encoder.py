@@ -38,11 +38,6 @@ class HashingEncoder:
     idf_F: np.ndarray  # float32 [IDF_BUCKETS]
     size: int  # D
 
-    @property
-    def name(self) -> str:
-        """Encoders with the same name that are fitted on the same corpus return the same vectors."""
-        return hashing_name(self.size)
-
     def __call__(self, texts: list[str]) -> np.ndarray:
         chunks = [self._encode(texts[start : start + CHUNK_TEXTS]) for start in range(0, len(texts), CHUNK_TEXTS)]
         return np.concatenate(chunks) if chunks else np.zeros((0, self.size), np.float32)
@@ -74,6 +69,7 @@ class HashingEncoder:
 
 
 def hashing_name(size: int) -> str:
+    """Encoders with the same name that are fitted on the same corpus return the same vectors."""
     return f"hashing-1/{size}"
 
 

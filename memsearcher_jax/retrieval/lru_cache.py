@@ -18,9 +18,6 @@ class LRUCache(Generic[Key, Value]):
         self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: Key) -> Value | None:
         with self._lock:
             if key in self._entries:

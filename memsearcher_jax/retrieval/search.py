@@ -128,7 +128,7 @@ def build_dense_index(
     state: dict[str, np.ndarray] = {}
     if model is None:
         hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
-        model, state = TextEncoder(hashing.name, hashing, hashing), {"idf": hashing.idf_F}
+        model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
     index_config = IndexConfig(
         model.name,
         config.index_type,
@@ -145,7 +145,7 @@ def open_searcher(
     config: RetrievalConfig,
     directory: Path,
     passages: Iterable[Passage],
-    load_encoder: Callable[[str], TextEncoder] | None = None,
+    load_encoder: Callable[[RetrievalConfig], TextEncoder] | None = None,
     max_outage: float = 0.0,
 ) -> Searcher:
     """Open the service or the index that `config` names; if it names none, build an index in `directory`.
@@ -181,7 +181,7 @@ def _local(
     config: RetrievalConfig,
     directory: Path,
     passages: Iterable[Passage],
-    load_encoder: Callable[[str], TextEncoder] | None,
+    load_encoder: Callable[[RetrievalConfig], TextEncoder] | None,
 ) -> LocalSource:
     if config.method != "bm25" and config.index_type == "scann":
         scann_index.check_installed()
@@ -218,14 +218,14 @@ def _open_dense(
     config: RetrievalConfig,
     corpus: Corpus | None,
     directory: Path,
-    load_encoder: Callable[[str], TextEncoder] | None,
+    load_encoder: Callable[[RetrievalConfig], TextEncoder] | None,
 ) -> tuple[DenseRetriever, StoredIndex]:
     """Open the vectors; build them first if the config names no index and `directory` contains none."""
     model = None
     if config.encoder != HASHING:
         if load_encoder is None:
             raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
-        model = load_encoder(config.encoder)
+        model = load_encoder(config)
     if corpus is not None and not config.index and not (directory / MANIFEST).exists():
         build_dense_index(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)

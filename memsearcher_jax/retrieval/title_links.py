@@ -79,11 +79,7 @@ def title_keys(title: str) -> dict[int, bool]:
 
 
 def open_title_links(corpus: Corpus, directory: Path) -> TitleLinks:
-    """Open the folder, and build it first if it does not exist.
-
-    Raises:
-      ValueError: one line with the reason why the folder cannot serve this corpus, and the way out.
-    """
+    """Open the folder, and build it first if it does not exist. Raises as `open_derived` does."""
 
     def build(staging: Path) -> None:
         keys, rows, without_suffix = array("Q"), array("q"), array("b")

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -239,8 +238,7 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
 def open_search(config: RunConfig, index: Path, max_outage: float = 0.0) -> Searcher:
     """What the config searches; an index that has to be built is kept at `index`."""
     passages = make_encyclopedia(config.data.encyclopedia).passages if has_synthetic_passages(config) else ()
-    load = partial(text_encoder.load, config.retrieval)
-    return open_searcher(config.retrieval, index, passages, load, max_outage)
+    return open_searcher(config.retrieval, index, passages, text_encoder.load, max_outage)
 
 
 def has_synthetic_passages(config: RunConfig) -> bool:

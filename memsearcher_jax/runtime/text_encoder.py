@@ -105,22 +105,23 @@ class TextEmbedder:
         return next((size for size in sizes if size >= needed), sizes[-1])
 
 
-def load(config: RetrievalConfig, folder: str) -> TextEncoder:
-    """Load the encoder in a Hugging Face folder onto this host's devices.
+def load(config: RetrievalConfig) -> TextEncoder:
+    """Load the encoder in the Hugging Face folder `config.encoder` onto this host's devices.
 
     Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or one not of the BERT family.
     """
-    embedder = load_embedder(config, folder)
+    embedder = load_embedder(config)
     return TextEncoder(embedder.name, embedder.passages, embedder.queries)
 
 
-def load_embedder(config: RetrievalConfig, folder: str) -> TextEmbedder:
+def load_embedder(config: RetrievalConfig) -> TextEmbedder:
     """As `load`, but returns the model."""
-    if not folder:
+    if not config.encoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
-    shape, params = encoder.load(folder)
-    shape = replace(with_prompts(shape, Path(folder), config.encoder_prompts), compute_dtype=config.encoder_dtype)
-    tokenizer_json = _read_tokenizer(Path(folder), shape)
+    shape, params = encoder.load(config.encoder)
+    folder = Path(config.encoder)
+    shape = replace(with_prompts(shape, folder, config.encoder_prompts), compute_dtype=config.encoder_dtype)
+    tokenizer_json = _read_tokenizer(folder, shape)
     devices = jax.local_devices(backend="cpu" if config.encoder_device == "cpu" else None)
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices)
     return TextEmbedder(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsearcher_jax.ranges import LargeCount, Positive
 from memsearcher_jax.retrieval.config import ConnectionLimits
 
 
@@ -11,9 +12,9 @@ from memsearcher_jax.retrieval.config import ConnectionLimits
 class AgentLimits(ConnectionLimits):
     """Limits of a served agent."""
 
-    max_requests: int = 1_024
+    max_requests: LargeCount = 1_024
     """Requests that are answered or wait; further ones are rejected with status 503."""
-    request_timeout: float = 600.0
+    request_timeout: Positive = 600.0
     """Seconds after which a request is cancelled, with status 504."""
-    max_memories: int = 1_024
+    max_memories: LargeCount = 1_024
     """Memories that the MCP tools may create."""

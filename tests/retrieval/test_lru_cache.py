@@ -28,4 +28,4 @@ def test_a_cache_is_bounded_and_correct(limit, steps):
             truth[key] = number
         else:
             assert cache.get(key) in (None, truth.get(key))
-        assert len(cache) <= limit
+        assert len(cache._entries) <= limit

@@ -223,11 +223,11 @@ def test_bm25_over_an_index_needs_neither_encoder_nor_vectors(tmp_path):
 def test_the_scale_of_scores(tmp_path):
     """Scores by words depend on the corpus, those of a model on the model only."""
 
-    def load(folder):
+    def load(config):
         def embed(texts):
             return np.ones((len(texts), 2), np.float32)
 
-        return TextEncoder(f"model:{folder}", embed, embed)
+        return TextEncoder(f"model:{config.encoder}", embed, embed)
 
     def scale(passages, **changes):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -255,12 +255,12 @@ def test_an_encoder_with_separate_queries_and_passages(tmp_path):
     """Its queries have the vector of the next town."""
     words = ["Oslo", "Turin", "Lyon", "Bari"]
 
-    def load(folder):
+    def load(config):
         def embed(texts, shift=0):
             places = [next((row for row, word in enumerate(words) if word in text), 0) for text in texts]
             return np.eye(4, dtype=np.float32)[[(place + shift) % 4 for place in places]]
 
-        return TextEncoder(f"shifted:{folder}", passages=embed, queries=lambda texts: embed(texts, shift=1))
+        return TextEncoder(f"shifted:{config.encoder}", passages=embed, queries=lambda texts: embed(texts, shift=1))
 
     config = RetrievalConfig(encoder="folder", index_type="exact")
     searcher = open_searcher(config, tmp_path / "index", PASSAGES, load)

@@ -72,7 +72,7 @@ def folder(tmp_path) -> Path:
 
 
 def load(folder, **settings) -> text_encoder.TextEmbedder:
-    return text_encoder.load_embedder(replace(SETTINGS, **settings), str(folder))
+    return text_encoder.load_embedder(replace(SETTINGS, encoder=str(folder), **settings))
 
 
 def test_vectors_do_not_depend_on_the_batch(folder):
@@ -161,11 +161,11 @@ def test_an_index_of_another_encoder_is_an_error(folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": str(row), "contents": f"town {row}"}) + "\n" for row in range(30)))
     config = replace(SETTINGS, corpus=str(corpus), encoder=str(folder))
-    searcher = open_searcher(config, tmp_path / "index", (), lambda path: text_encoder.load(config, path))
+    searcher = open_searcher(config, tmp_path / "index", (), text_encoder.load)
     assert searcher.search(["town 7"], 1)[0][0].contents == "town 7"
     for other in (replace(config, encoder_prompts="e5"), replace(config, encoder="hashing")):
         with pytest.raises(ValueError, match="was built with encoder"):
-            open_searcher(other, tmp_path / "index", (), lambda path, other=other: text_encoder.load(other, path))
+            open_searcher(other, tmp_path / "index", (), text_encoder.load)
 
 
 @pytest.fixture(scope="module")

@@ -66,10 +66,6 @@ class BuildShard:
     index: int = 0
     count: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ValueError(f"shard {self.index}/{self.count}: shards are numbered from 0 to {self.count - 1}")
-
 
 def prepare_corpus(path: Path, directory: Path, on_progress: ProgressFn = lambda step, done, total: None) -> Corpus:
     """Read the corpus file `path`, of any size, into the staging folder of `directory`, unless it is there already.
