@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts
 from memsearcher_jax.agent.memalpha.reward import needs_judge
-from memsearcher_jax.agent.prompts import Prompts
-from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.registry import WORKFLOWS, AnyPrompts
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data import problems as data
 from memsearcher_jax.data.problems import ProblemSplits
@@ -45,7 +43,7 @@ class Run:
     config: RunConfig
     meshes: Meshes
     tokenizer: ChatTokenizer
-    prompts: Prompts | MemalphaPrompts
+    prompts: AnyPrompts
     searcher: Searcher | None  # None where the workflow never searches
     problems: ProblemSplits
 
@@ -77,8 +75,6 @@ def prepare(
     prompts = open_prompts(config, tokenizer)
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     check_problems((*problems.train, *problems.test), config, tokenizer)
-    if training and config.rl.evaluate_every:
-        select_test_problems(problems.test, config.evaluation.max_questions)
     if training:
         config = with_steps(config, len(problems.train))
     searches = WORKFLOWS[config.agent.workflow].searches
@@ -140,7 +136,7 @@ def _device_bytes() -> float:
     return (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> Prompts | MemalphaPrompts:
+def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> AnyPrompts:
     """The workflow's template set. Raises ValueError or OSError if it is incomplete or its contexts do not fit."""
     spec = WORKFLOWS[config.agent.workflow]
     prompts = spec.load_prompts(config.agent)
@@ -211,8 +207,8 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
     problems = data.load(config.data, folder)
     if training and not problems.train:
         raise ValueError("there are no questions to train on: set data.train to files of questions")
-    if not problems.test and (not training or config.rl.evaluate_every):
-        raise ValueError("there are no test questions: set data.test to files of questions")
+    if not training or config.rl.evaluate_every:
+        select_test_problems(problems.test, config.evaluation.max_questions)
     return problems
 
 
@@ -231,7 +227,7 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
             raise ValueError(f'two test questions have the id "{problem.id}": evaluate the files of data.test apart')
         problems[problem.id] = problem
     if not problems:
-        raise ValueError("there are no test questions: set data.test to a file of questions")
+        raise ValueError("there are no test questions: set data.test to files of questions")
     return list(problems.values())
 
 
@@ -265,9 +261,7 @@ def make_driver(
     return RolloutDriver(executor, workflow_factory(config, run.prompts, run.tokenizer))
 
 
-def workflow_factory(
-    config: RunConfig, prompts: Prompts | MemalphaPrompts, tokenizer: ChatTokenizer
-) -> Callable[[Problem], Workflow]:
+def workflow_factory(config: RunConfig, prompts: AnyPrompts, tokenizer: ChatTokenizer) -> Callable[[Problem], Workflow]:
     """Starts the configured workflow on a problem."""
     spec = WORKFLOWS[config.agent.workflow]
     return lambda problem: spec.start(problem, config.agent, config.memalpha, prompts, tokenizer)
