@@ -183,17 +183,19 @@ class StreamRewardFn:
         scores = {"accuracy": float(np.mean(known)), **_by_kind(stream, score_Q)}
         if self.config.answer_from != "memory":
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
+        calls_C = [calls_reward(results, self.config.reward) for results in outcome.results_C]
+        content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
         reward = stream_reward(
             known,
             memory_tokens=outcome.counts["memory_tokens"],
             stream_tokens=outcome.counts["stream_tokens"],
-            calls_C=[calls_reward(results, self.config.reward) for results in outcome.results_C],
-            content_C=None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C],
+            calls_C=calls_C,
+            content_C=content_C,
             config=self.config.reward,
         )
-        scores |= {"compression": reward.compression, "calls_reward": float(np.mean(reward.calls_C))}
-        if reward.content_C is not None:
-            scores["content_reward"] = known_mean(reward.content_C)
+        scores |= {"compression": reward.compression, "calls_reward": float(np.mean(calls_C))}
+        if content_C is not None:
+            scores["content_reward"] = known_mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
         return ScoredTrajectory(trajectory, known_mean(reward.value_C), reason, scores, reward.value_C)
 

@@ -56,13 +56,11 @@ class MemalphaRewardConfig:
 
 @dataclass(frozen=True)
 class StreamReward:
-    """The rewards of one trajectory, one per chunk; the terms are unweighted."""
+    """The rewards of one trajectory, and the terms that its chunks share, unweighted."""
 
-    value_C: tuple[float, ...]
+    value_C: tuple[float, ...]  # one per chunk
     answers: float  # r1
     compression: float  # r3
-    calls_C: tuple[float, ...]  # r2
-    content_C: tuple[float, ...] | None  # r4; None without a judge
 
 
 def stream_reward(
@@ -74,8 +72,9 @@ def stream_reward(
     content_C: Sequence[float] | None,
     config: MemalphaRewardConfig,
 ) -> StreamReward:
-    """One reward per chunk. `stream_tokens` counts the raw chunks, without the instructions around them.
+    """One reward per chunk, of its r2 (`calls_C`) and r4 (`content_C`; None without a judge).
 
+    `stream_tokens` counts the raw chunks, without the instructions around them.
     Raises ValueError for a stream without questions or without tokens.
     """
     if not question_scores:
@@ -86,11 +85,9 @@ def stream_reward(
     compression = compression_reward(memory_tokens, stream_tokens, clip=config.clip_compression)
     shared = config.answers_weight * answers + config.compression_weight * compression
     value_C = [shared + config.calls_weight * calls for calls in calls_C]
-    if content_C is not None:
-        content_C = tuple(content_C)
     if content_C is not None and config.content_weight:  # 0 x NaN would lose a context whose verdicts all failed
         value_C = [value + config.content_weight * content for value, content in zip(value_C, content_C, strict=True)]
-    return StreamReward(tuple(value_C), answers, compression, tuple(calls_C), content_C)
+    return StreamReward(tuple(value_C), answers, compression)
 
 
 def calls_reward(results: Sequence[CallResult], config: MemalphaRewardConfig) -> float:

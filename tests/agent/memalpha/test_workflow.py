@@ -123,14 +123,15 @@ def test_recorded_episodes(recorded):
                 question_score(prompt["data_source"], predicted, question["answer"])
                 for predicted, question in zip(rollout["preds"], prompt["qas"], strict=True)
             ]
+            calls_C = [calls_reward(results, config) for results in outcome.results_C]
+            content_C = [content_reward([their_verdict(one) for one in calls]) for calls in outcome.calls_C]
+            judged = asked.get("analyze") is not False
             reward = stream_reward(
                 scores,
                 memory_tokens=outcome.counts["memory_tokens"],
                 stream_tokens=outcome.counts["stream_tokens"],
-                calls_C=[calls_reward(results, config) for results in outcome.results_C],
-                content_C=None
-                if asked.get("analyze") is False
-                else [content_reward([their_verdict(one) for one in calls]) for calls in outcome.calls_C],
+                calls_C=calls_C,
+                content_C=content_C if judged else None,
                 config=config,
             )
             assert reward.answers == pytest.approx(expected["r1"][number]), case["id"]
@@ -140,9 +141,9 @@ def test_recorded_episodes(recorded):
             for chunk, value in enumerate(reward.value_C):
                 row = next(rows)
                 assert row["trajectory"] == number
-                assert reward.calls_C[chunk] == pytest.approx(row["r2"]), (case["id"], number, chunk)
-                if reward.content_C is not None:
-                    assert reward.content_C[chunk] == pytest.approx(row["r4"]), (case["id"], number, chunk)
+                assert calls_C[chunk] == pytest.approx(row["r2"]), (case["id"], number, chunk)
+                if judged:
+                    assert content_C[chunk] == pytest.approx(row["r4"]), (case["id"], number, chunk)
                 assert value == pytest.approx(row["row_reward"], abs=1e-6)
 
 
