@@ -36,11 +36,11 @@ BREAKDOWNS = ("hops", "turns")  # of the accuracy: fields of `TrajectorySummary`
 
 
 def write_page(
-    folder: str | Path,
-    out: str | Path,
+    folder: Path,
+    out: Path,
     rules: MemoryRules,
     *,
-    compare: str | Path | None = None,
+    compare: Path | None = None,
     max_trajectories: int = MAX_TRAJECTORIES,
     reload_seconds: int = 0,
 ) -> dict[str, int]:
@@ -56,7 +56,7 @@ def write_page(
     records = TrajectoryRecords(rules)
     run = read_run(folder, max_trajectories=max_trajectories, on_trajectory=records.add)
     other = read_run(compare, max_trajectories=max_trajectories) if compare is not None else None
-    atomic_write(Path(out), render(run, other, records, reload_seconds).encode("utf-8"))
+    atomic_write(out, render(run, other, records, reload_seconds).encode("utf-8"))
     return {"read": len(run.summaries), "shown": len(records.index)}
 
 

@@ -42,7 +42,7 @@ class TrajectoryGroup:
 
 
 def read_run(
-    folder: str | Path,
+    folder: Path,
     *,
     max_trajectories: int,
     on_trajectory: Callable[[ScoredTrajectory, TrajectorySummary], None] | None = None,
@@ -57,7 +57,6 @@ def read_run(
         FileNotFoundError: there is no such folder.
         ValueError: it is neither kind of run, or a file of it is damaged.
     """
-    folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     training = (folder / METRICS_FILE).is_file()

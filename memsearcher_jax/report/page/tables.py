@@ -141,20 +141,21 @@ def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
 
 def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
     """The means of each dataset; "" for a single dataset."""
-    names = sorted({summary.dataset for group in groups for summary in group.summaries})
-    if len(names) < 2:
+    summaries = [summary for group in groups for summary in group.summaries]
+    datasets = sorted({summary.dataset for summary in summaries})
+    if len(datasets) < 2:
         return ""
-    rows, head = [], []
+    columns, rows = list(summary_metrics(summaries)), []
     for group in groups:
-        for name in names:
+        for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
-                metrics = summary_metrics(chosen)
-                head = max(head, ["dataset", "questions", *metrics], key=len)
+                metrics = summary_metrics(chosen)  # without scores, if all of them were lost
                 title = escape_html(name or "unnamed")
                 if len(groups) > 1:
                     title += f" <small>{escape_html(group.label)}</small>"
-                rows.append([title, f"{len(chosen):,}", *map(format_number, metrics.values())])
-    return table("Results by dataset", head, rows)
+                cells = [format_number(metrics.get(column, math.nan)) for column in columns]
+                rows.append([title, f"{len(chosen):,}", *cells])
+    return table("Results by dataset", ("dataset", "questions", *columns), rows)
 
 
 def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -178,6 +179,16 @@ def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
     height = [float(y) for y in re.findall(r'cy="(\S+)"', figure)]
     assert height == sorted(height, reverse=True)
     assert {entry["step"] for entry in page.data["index"][0]} == set(range(8))
+
+
+def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
+    """Faults of the machinery may take all of its questions."""
+    lost = scored(metadata={"source": "popqa"}, stop=StopReason.SEARCH_FAILED, answer="", reward=math.nan)
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(metadata={"source": "nq"}), replace(lost, scores={})]))
+    head, nq, popqa = rows(page, "Results by dataset")
+    assert head[:6] == ["dataset", "questions", "exact match", "F1", "cover exact match", "reward"]
+    assert nq[:6] == ["nq", "1", "1", "1", "1", "1"]
+    assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0"]
 
 
 def test_tokens_of_two_workflows_are_compared(tmp_path):
