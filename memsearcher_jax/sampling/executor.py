@@ -57,7 +57,9 @@ class Executor:
 def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
     """Shapes, types and shardings of the cache of an executor."""
     with jax.set_mesh(mesh):
-        return _empty_cache(model, settings, mesh).eval_shape()
+        shapes = jax.eval_shape(_empty_cache(model, settings, mesh))
+    pages = _cache_sharding(mesh)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), shapes)
 
 
 def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, int, Lowered]]:
