@@ -61,7 +61,7 @@ class RetrieveBody(BaseModel):
 
 def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]) -> FastAPI:
     """The service over `search_fn`; /health returns `info`."""
-    batcher = MicroBatcher(search_fn, limits.max_batch_queries, limits.max_waiting_queries, limits.request_timeout)
+    batcher = MicroBatcher(search_fn, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -182,9 +182,7 @@ class MicroBatcher:
     """Batches requests for `search_fn`, which runs in a separate thread. Use it from one event loop only."""
 
     search_fn: SearchFn
-    max_batch_queries: int = 256  # a single request may have more
-    max_waiting_queries: int = 8_192  # requests beyond this are rejected
-    timeout: float = 30.0  # seconds until a request fails
+    limits: ServiceLimits  # a single request may have more queries than a batch
     _waiting: deque[_Request] = field(default_factory=deque, init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -192,16 +190,16 @@ class MicroBatcher:
         """Return what `search_fn` returns for these queries, or raise its error. Raises Overloaded if the queue is full
         or the timeout expires."""
         waiting = sum(len(request.queries) for request in self._waiting)
-        if waiting and waiting + len(queries) > self.max_waiting_queries:
+        if waiting and waiting + len(queries) > self.limits.max_waiting_queries:
             raise Overloaded(f"{waiting} queries are already waiting")
         request = _Request(queries, top_n, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._arrived.set()
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.limits.request_timeout):
                 return await request.future
         except TimeoutError:
-            raise Overloaded(f"no result within {self.timeout:g} s") from None
+            raise Overloaded(f"no result within {self.limits.request_timeout:g} s") from None
 
     async def run(self) -> None:
         """Process requests until cancelled."""
@@ -218,10 +216,10 @@ class MicroBatcher:
         while self._waiting:
             request = self._waiting[0]
             if not request.future.done():
-                if batch and (request.top_n != batch[0].top_n or size + len(request.queries) > self.max_batch_queries):
+                size += len(request.queries)
+                if batch and (request.top_n != batch[0].top_n or size > self.limits.max_batch_queries):
                     break
                 batch.append(request)
-                size += len(request.queries)
             self._waiting.popleft()
         return batch
 

@@ -349,7 +349,7 @@ def test_a_batch_is_bounded_and_has_one_top_n():
         return [[] for _ in queries]
 
     async def run():
-        batcher = MicroBatcher(search, max_batch_queries=3)
+        batcher = MicroBatcher(search, ServiceLimits(max_batch_queries=3))
         requests = [(["a"], 1), (["b", "c"], 1), (["d"], 1), (["e"], 2), (["f"] * 5, 2), (["g"], 2)]
         answers = [asyncio.create_task(batcher.search(*request)) for request in requests]
         await asyncio.sleep(0)
@@ -369,7 +369,7 @@ def test_requests_that_timed_out_are_not_searched():
         return [[] for _ in queries]
 
     async def run():
-        batcher = MicroBatcher(search, timeout=0.05)
+        batcher = MicroBatcher(search, ServiceLimits(request_timeout=0.05))
         with pytest.raises(Overloaded, match=r"no result within 0\.05 s"):
             await batcher.search(["gone"], 1)  # the worker is not running yet
         worker = asyncio.create_task(batcher.run())
