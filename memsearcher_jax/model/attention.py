@@ -82,7 +82,7 @@ def causal_attention(
     Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) attends to padding
     and to the sources, so that no softmax is empty. Scores and the softmax are float32.
     """
-    q_BKGTH = _group_heads(q_BNTH, k_BKTH)
+    q_BKGTH = group_heads(q_BNTH, k_BKTH)
     if on_tpu() and segment_BT.shape[1] % SPLASH_BLOCKS[-1] == 0:
         own = splash_softmax(q_BNTH, k_BKTH, v_BKTH, segment_BT)
     else:
@@ -141,8 +141,8 @@ def splash_softmax(
     """
     visible = Visible.of_segments(segment_BT)
     out_BNTH, logsumexp_BNT = _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=True, interpret=interpret)
-    max_BKGT = logsumexp_BNT.reshape(len(q_BNTH), k_BKTH.shape[1], -1, q_BNTH.shape[2])
-    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), _group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
+    max_BKGT = group_heads(logsumexp_BNT, k_BKTH)
+    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
 
 
 def _splash(
@@ -299,7 +299,7 @@ def _forward_rows(
     q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array
 ) -> tuple[Array, Array]:
     """(out_BNTH, logsumexp_BKGT of each query's scores)."""
-    visible, q_BKGTH, k_BKHT = Visible(offset_BT, prefix_B), _group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3)
+    visible, q_BKGTH, k_BKHT = Visible(offset_BT, prefix_B), group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3)
     block = _block_size(q_BNTH.shape[2])
 
     def attend(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -333,7 +333,7 @@ def _backward_rows(
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH). With probabilities p: dv = p' dout, dscore = p (dout v' - dout · out)."""
     visible, block, dtype = Visible(offset_BT, prefix_B), _block_size(q_BNTH.shape[2]), q_BNTH.dtype
-    q_BKGTH, out_BKGTH, dout_BKGTH = (_group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
+    q_BKGTH, out_BKGTH, dout_BKGTH = (group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
     delta_BKGT = jnp.sum(dout_BKGTH.astype(jnp.float32) * out_BKGTH, axis=-1)
 
@@ -439,11 +439,9 @@ def normalize(softmax: OnlineSoftmax) -> Array:
     return softmax.acc_BKGTH / softmax.sum_BKGT[..., None]
 
 
-def _group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
-    """x_BKGTH: the G = N / K query heads of each kv head together."""
-    B, N, T, H = x_BNTH.shape
-    K = k_BKTH.shape[1]
-    return x_BNTH.reshape(B, K, N // K, T, H)
+def group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
+    """x_BKGTH, or x_BKGT of x_BNT: the G = N / K query heads of each kv head together."""
+    return x_BNTH.reshape(len(x_BNTH), k_BKTH.shape[1], -1, *x_BNTH.shape[2:])
 
 
 def _self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:

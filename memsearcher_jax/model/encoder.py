@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -121,10 +121,6 @@ class EncoderConfig:
     passage_prompt: str = ""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
-    @property
-    def head_size(self) -> int:
-        return self.embed_size // self.heads
-
 
 def init(key: Array, config: EncoderConfig) -> Params:
     """Random float32 weights; the leaves under "layers" are stacked, [L, ...]."""
@@ -198,8 +194,7 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
 
     The output at padding is undefined. T may be at most `config.positions - config.first_position`.
     """
-    hidden_BTD: Any = Bert(config).apply({"params": params}, ids_BT, length_B)
-    return hidden_BTD
+    return cast("Array", Bert(config).apply({"params": params}, ids_BT, length_B))
 
 
 def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
@@ -221,16 +216,14 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: Array, mask_BT: Array) -> tuple[Array, None]:
         c = self.config
-        D, F, N, H = c.embed_size, c.ffn_size, c.heads, c.head_size
+        D, F, N, H = c.embed_size, c.ffn_size, c.heads, c.embed_size // c.heads
         weight = partial(_param, self)
         wq_NHD, bq_NH = weight("wq", (D, D)).reshape(N, H, D), weight("bq", (D,), ZEROS).reshape(N, H)
         wk_NHD, bk_NH = weight("wk", (D, D)).reshape(N, H, D), weight("bk", (D,), ZEROS).reshape(N, H)
         wv_NHD, bv_NH = weight("wv", (D, D)).reshape(N, H, D), weight("bv", (D,), ZEROS).reshape(N, H)
         wo_DNH, bo_D = weight("wo", (D, D)).reshape(D, N, H), weight("bo", (D,), ZEROS)
-        attention_scale_D, attention_shift_D = (
-            weight("attention_scale", (D,), ONES),
-            weight("attention_shift", (D,), ZEROS),
-        )
+        attention_scale_D = weight("attention_scale", (D,), ONES)
+        attention_shift_D = weight("attention_shift", (D,), ZEROS)
         up_FD, up_bias_F = weight("up", (F, D)), weight("up_bias", (F,), ZEROS)
         down_DF, down_bias_D = weight("down", (D, F)), weight("down_bias", (D,), ZEROS)
         ffn_scale_D, ffn_shift_D = weight("ffn_scale", (D,), ONES), weight("ffn_shift", (D,), ZEROS)

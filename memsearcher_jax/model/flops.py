@@ -12,14 +12,10 @@ class ForwardFlops:
     """Floating-point operations of a forward pass, by matrix products."""
 
     qkv: float
-    attention: float
-    """Scores, and the values weighted by them."""
-    out_gate_up: float
-    """The attention's output projection, and the gate and up projections of the feed-forward block."""
-    down: float
-    """The feed-forward block's down projection, whose result no backward pass needs."""
-    output: float
-    """The output layer."""
+    attention: float  # scores, and the values weighted by them
+    out_gate_up: float  # the attention's output projection, and the feed-forward block's gate and up projections
+    down: float  # the feed-forward block's down projection, whose result no backward pass needs
+    output: float  # the output layer
 
     @property
     def layers(self) -> float:

@@ -28,16 +28,14 @@ from memsearcher_jax.model.attention import (
     causal_attention,
     combine,
     empty,
+    group_heads,
     partial_attention,
 )
 from memsearcher_jax.model.axes import as_bits, constrain, from_bits, on_tpu, shard_map_per_device
 from memsearcher_jax.model.config import ModelConfig
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
-"""Logical axes of k_LPKHE and of v_LPKEH."""
-
-BUFFER_AXES = ("layers", "batch", "kv", None, None)
-"""Logical axes of a `DecodeBuffer` and of the new keys and values of a forward pass."""
+"""Logical axes of both pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
 
 Rotation = tuple[Array, Array]
 """(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
@@ -69,11 +67,6 @@ class Cache:
             v_LPKEH=constrain(as_bits(jnp.zeros((*shape_LPK, E, H), config.compute_dtype)), CACHE_AXES),
         )
 
-    @property
-    def page_tokens(self) -> int:
-        """Entries of a page."""
-        return self.v_LPKEH.shape[3]
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -96,8 +89,8 @@ class CacheView:
         """
         argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (CHUNK_AXES,), CHUNK_AXES)
         order_A = argsort(-length_A)
-        common = shard_map_per_device(partial(common_pages, cache.page_tokens), (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)
-        shared_A = common(length_A, page_table_AN)
+        common = partial(common_pages, cache.v_LPKEH.shape[3])
+        shared_A = shard_map_per_device(common, (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)(length_A, page_table_AN)
         return cls(cache, page_table_AN, start_A, length_A, order_A, argsort(order_A), shared_A)
 
     def attend(
@@ -119,13 +112,9 @@ class CacheView:
             append = kernels.append_to_pages if on_tpu() else append_to_pages
             return append(k_LPKHE, v_LPKEH, *chunked, *where)
 
-        cache, pools = self.cache, (CACHE_AXES, CACHE_AXES)
-        write = shard_map_per_device(
-            write,
-            (*pools, BUFFER_AXES, BUFFER_AXES, TABLE_AXES, CHUNK_AXES, CHUNK_AXES),
-            pools,
-            (cache.k_LPKHE.shape, cache.v_LPKEH.shape),
-        )
+        cache, pair = self.cache, (CACHE_AXES, CACHE_AXES)
+        shapes = (cache.k_LPKHE.shape, cache.v_LPKEH.shape)
+        write = shard_map_per_device(write, (*pair, *pair, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), pair, shapes)
         where = (self.page_table_AN, self.start_A, added_A)
         k_LPKHE, v_LPKEH = write(cache.k_LPKHE, cache.v_LPKEH, k_LBKTH, v_LBKTH, *where)
         return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
@@ -174,7 +163,7 @@ class DecodeBuffer:
     def empty(cls, cache: Cache, rows: int, entries: int) -> DecodeBuffer:
         """Room for `entries` entries of each of `rows` contexts."""
         L, _, K, _, H = cache.v_LPKEH.shape
-        zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LPKEH.dtype), BUFFER_AXES)
+        zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LPKEH.dtype), CACHE_AXES)
         return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((rows, entries), jnp.int32), jnp.int32(0))
 
     def with_visible(self, visible_BT: Array, at: Array) -> DecodeBuffer:
@@ -220,13 +209,12 @@ class DecodeCache:
 
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
         def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
-            q_BKGTH = q_BNTH.reshape(len(q_BNTH), others[0].shape[1], -1, *q_BNTH.shape[2:])
+            q_BKGTH = group_heads(q_BNTH, others[0])
             out_BKGTH, k_BKTH, v_BKTH = kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, *others)
             return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
-        pools, buffers = (CACHE_AXES,) * 2, (BUFFER_AXES,) * 2
-        axes = (angles, angles, heads, kv, kv, *pools, *buffers, TABLE_AXES, (), TABLE_AXES, CHUNK_AXES)
+        axes = (angles, angles, heads, kv, kv, *[CACHE_AXES] * 4, TABLE_AXES, (), TABLE_AXES, CHUNK_AXES)
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
         view, buffer, cache = self.view, self.buffer, self.view.cache
         arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ)
@@ -234,12 +222,12 @@ class DecodeCache:
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
         """The buffer with T more entries, visible where the segment is not 0."""
-        buffer = self.buffer
-        at, visible_BT = (0, 0, 0, buffer.used, 0), (segment_BT > 0).astype(jnp.int32)
-        return DecodeBuffer(
-            k_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.k_LBKJH, k_LBKTH, at), BUFFER_AXES),
-            v_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.v_LBKJH, v_LBKTH, at), BUFFER_AXES),
-            visible_BJ=jax.lax.dynamic_update_slice(buffer.visible_BJ, visible_BT, (0, buffer.used)),
+        buffer = self.buffer.with_visible(segment_BT > 0, at=self.buffer.used)
+        at = (0, 0, 0, buffer.used, 0)
+        return replace(
+            buffer,
+            k_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.k_LBKJH, k_LBKTH, at), CACHE_AXES),
+            v_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.v_LBKJH, v_LBKTH, at), CACHE_AXES),
             used=buffer.used + segment_BT.shape[1],
         )
 

@@ -295,12 +295,12 @@ _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
 class AdaptedWeight(NamedTuple):
-    """A projection to which LoRA adapters were added, and the adapters."""
+    """A projection, and the LoRA adapters that were added to it."""
 
     weight: Array
-    a: Array  # [rank, *input axes]
-    b: Array  # [*output axes, rank]
-    scale: float
+    a: Array | None = None  # [rank, *input axes]
+    b: Array | None = None  # [*output axes, rank]
+    scale: float = 1.0
 
 
 def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -317,47 +317,31 @@ def project(subscripts: str, x: Array, weight: Array | AdaptedWeight) -> Array:
     JAX's own gradient of an up projection would read the larger. With adapters this gradient, which is as large as the
     weight, is never computed: A and B get theirs from products of their rank.
     """
-    if isinstance(weight, AdaptedWeight):
-        return cast("Array", _project_adapted(subscripts, weight.scale, x, *weight[:3]))
-    return cast("Array", _project(subscripts, x, weight))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _project(subscripts: str, x: Array, weight: Array) -> Array:
-    return einsum(subscripts, x, weight)
-
-
-def _project_forward(subscripts: str, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return einsum(subscripts, x, weight), (x, weight)
-
-
-def _project_backward(subscripts: str, saved: tuple[Array, Array], dout: Array) -> tuple[Array, Array]:
-    (x, weight), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
-    (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
-    # In another order of the result jnp.einsum would exchange the operands.
-    order = "".join(axis for axis in axes + other if axis in weight_axes)
-    dweight = einsum(f"{axes},{other}->{order}", smaller, larger)
-    dx = einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
-    return dx, jnp.einsum(f"{order}->{weight_axes}", dweight)
-
-
-_project.defvjp(_project_forward, _project_backward)
+    weight, a, b, scale = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
+    return cast("Array", _project(subscripts, scale, x, weight, a, b))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _project_adapted(subscripts: str, scale: float, x: Array, weight: Array, a: Array, b: Array) -> Array:
+def _project(subscripts: str, scale: float, x: Array, weight: Array, a: Array | None, b: Array | None) -> Array:
     return einsum(subscripts, x, weight)
 
 
-def _project_adapted_forward(subscripts: str, scale: float, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
-    return _project_adapted(subscripts, scale, *arguments), arguments
+def _project_forward(
+    subscripts: str, scale: float, x: Array, weight: Array, *adapters: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+    return einsum(subscripts, x, weight), (x, weight, *adapters)
 
 
-def _project_adapted_backward(
-    subscripts: str, scale: float, saved: tuple[Array, ...], dout: Array
-) -> tuple[Array | None, ...]:
+def _project_backward(subscripts: str, scale: float, saved: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
     """With y = x (W + scale B A)^T: dA = scale (dy B)^T x and dB = scale dy^T (x A^T)."""
     (x, weight, a, b), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
+    dx = einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
+    if a is None:
+        (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
+        # In another order of the result jnp.einsum would exchange the operands.
+        order = "".join(axis for axis in axes + other if axis in weight_axes)
+        dweight = einsum(f"{axes},{other}->{order}", smaller, larger)
+        return dx, jnp.einsum(f"{order}->{weight_axes}", dweight), None, None
     a_axes = "R" + "".join(axis for axis in weight_axes if axis in x_axes)
     b_axes = "".join(axis for axis in weight_axes if axis in out_axes) + "R"
 
@@ -367,10 +351,10 @@ def _project_adapted_backward(
 
     da = product(f"BTR,{x_axes}->{a_axes}", product(f"{out_axes},{b_axes}->BTR", dout, b), x)
     db = product(f"{out_axes},BTR->{b_axes}", dout, product(f"{x_axes},{a_axes}->BTR", x, a))
-    return einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight), None, scale * da, scale * db
+    return dx, None, scale * da, scale * db
 
 
-_project_adapted.defvjp(_project_adapted_forward, _project_adapted_backward)
+_project.defvjp(_project_forward, _project_backward)
 
 
 def einsum(subscripts: str, x: Array, y: Array) -> Array:

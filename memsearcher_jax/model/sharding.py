@@ -90,17 +90,12 @@ def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     return replace(config, attention="splash" if mesh.devices.flat[0].platform == "tpu" else "xla")
 
 
-def reshard_params(params: Params, shardings: Params, dtype: str) -> Params:
-    """A copy of `params` in `dtype` with these shardings over the same devices."""
-    return cast_program(shardings)(params, dtype=dtype)
-
-
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
     """A copy of `params`, which a mesh of all hosts shares, in `dtype` on this host's mesh `local`: for its sampler.
 
     One jitted reshard gives every host a full copy; all hosts must call it together, with local meshes of one shape.
     """
-    per_host = reshard_params(params, per_host_shardings(config, local, jax.devices()), dtype)
+    per_host = cast_program(per_host_shardings(config, local, jax.devices()))(params, dtype=dtype)
     return on_submesh(per_host, config, local)
 
 
@@ -131,7 +126,7 @@ def _by_host(devices: Sequence[Device]) -> list[Device]:
 
 
 def cast_program(shardings: Params) -> Wrapped:
-    """(params, dtype=...) -> a copy of the weights in that type, with these shardings."""
+    """(params, dtype=...) -> a copy of the weights in that type, with these shardings over the same devices."""
     return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import cast
 
 import jax
@@ -42,10 +42,11 @@ def token_logprobs(
     return jnp.roll(logprob_BT, 1, axis=1), jnp.roll(entropy_BT, 1, axis=1)
 
 
+@lru_cache(maxsize=8)
 def make_logprob_fn(model_config: ModelConfig, config: TrainingConfig, *, temperature: float) -> LogprobFn:
     """A compiled `(params, batch) -> logprob_BT`, which computes one micro-batch at a time and skips empty ones.
 
-    `config` as `update.fit_to_mesh` returns it.
+    `config` as `update.fit_to_mesh` returns it. Runs of one process share the function if their settings agree.
     """
 
     def local_logprobs(params: Params, batch: PackedBatch) -> jax.Array:

@@ -152,17 +152,14 @@ def make_trainer(
         frozen = reference_params
         merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings)
     elif config.kl_coefficient:
-        frozen = sharding.reshard_params(reference_params, shardings, model_config.compute_dtype)
+        frozen = sharding.cast_program(shardings)(reference_params, dtype=model_config.compute_dtype)
         if config.offload_reference:
             frozen = _move(frozen, PINNED_HOST)
     model_config = sharding.select_attention(model_config, mesh)
 
     make_update = partial(update_program, model_config, mesh, method, temperature)
-    logprob_fn = logprob_program(model_config, mesh, temperature, config)
+    logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
     return Trainer(config, mesh, make_update(config), logprob_fn, frozen, make_update, merge)
-
-
-# Runs of one process, as in a sweep, that differ in other settings have the same programs: they are traced once.
 
 
 @lru_cache(maxsize=8)
@@ -173,30 +170,17 @@ def update_program(
     temperature: float,
     config: TrainingConfig,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """The compiled update of `make_trainer`."""
-    with jax.set_mesh(mesh):
-        return update.make_update(
-            model_config,
-            config,
-            update.make_optimizer(config),
-            mesh,
-            temperature=temperature,
-            loss_fn=LOSS_FNS[method],
-            with_logprobs=reports_mismatch(config, method),
-        )
-
-
-@lru_cache(maxsize=8)
-def logprob_program(model_config: ModelConfig, mesh: Mesh, temperature: float, config: TrainingConfig) -> LogprobFn:
-    """The compiled log-probabilities of `make_trainer`."""
-    with jax.set_mesh(mesh):
-        return make_logprob_fn(model_config, config, temperature=temperature)
-
-
-def reports_mismatch(config: TrainingConfig, method: str) -> bool:
-    """Whether the mismatch metrics come from the update: with old_logprobs sampler no other program computes the
-    trainer's log-probabilities."""
-    return method == "grpo" and config.old_logprobs == "sampler"
+    """The compiled update of `make_trainer`. Runs of one process, as in a sweep, share it if these settings agree."""
+    return update.make_update(
+        model_config,
+        config,
+        update.make_optimizer(config),
+        mesh,
+        temperature=temperature,
+        loss_fn=LOSS_FNS[method],
+        # For the mismatch metrics: here no other program computes the trainer's log-probabilities.
+        with_logprobs=method == "grpo" and config.old_logprobs == "sampler",
+    )
 
 
 def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, float]:

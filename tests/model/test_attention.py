@@ -15,11 +15,11 @@ from memsearcher_jax.model.attention import (
     PACKED_BLOCK,
     PackedMask,
     Visible,
-    _group_heads,
     _needed_blocks,
     _next_needed,
     _self_attention,
     causal_attention,
+    group_heads,
     normalize,
     packed_attention,
     splash_attention,
@@ -164,7 +164,7 @@ def test_the_splash_kernel_within_segments_can_be_combined_with_other_keys():
         return [jnp.take(value, real_T, axis=3) for value in values]
 
     def plain(q, k, v, segment_BT):
-        return of_real(_self_attention(_group_heads(q, k), k, v, segment_BT))
+        return of_real(_self_attention(group_heads(q, k), k, v, segment_BT))
 
     kernel = jax.jit(lambda *arguments: of_real(splash_softmax(*arguments, interpret=True)))
     for actual, expected in zip(kernel(*row.qkv, segment_BT), jax.jit(plain)(*row.qkv, segment_BT), strict=True):

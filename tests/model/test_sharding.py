@@ -200,7 +200,7 @@ def test_reshard_casts_moves_and_compiles_once(base, make_params):
         listener := lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
     )
     try:
-        first, second = (sharding.reshard_params(placed, target, "bfloat16") for _ in range(2))
+        first, second = (sharding.cast_program(target)(placed, dtype="bfloat16") for _ in range(2))
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert len(compiled) == 1
