@@ -50,7 +50,6 @@ from memsearcher_jax.types import TrajectorySummary
 if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
 
-TRAJECTORIES = "trajectories"
 MAX_UPDATES = 20  # of the progress; each computes all metrics
 
 
@@ -186,7 +185,7 @@ def evaluate(
         settings = with_own_tokenizer(out, config) if resume else config
         index = cli.reusable_index(config)
         run = hosts.in_turn(lambda: setup.prepare(settings, workspace or out, training=False, index=index))
-        share, folder, problems = evaluation.Shard(*shard), out / TRAJECTORIES, evaluation.evaluation_problems(run)
+        share, folder, problems = evaluation.Shard(*shard), out / "trajectories", evaluation.evaluation_problems(run)
         evaluation.drop_lost_trajectories(folder, share)
         done = evaluation.read_summaries(folder, problems, share)
         # Rows of other shards that were lost count as missing on every host, whoever has removed them by now.

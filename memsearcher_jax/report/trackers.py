@@ -18,8 +18,6 @@ from memsearcher_jax.report.trajectories import read_trajectories, step_path
 from memsearcher_jax.types import ScoredTrajectory
 
 TrackerName = Literal["tensorboard", "wandb"]
-WANDB = "wandb"  # directory of the files of Weights & Biases in a run directory
-WANDB_ID = "id.txt"  # in that directory: a resumed run continues the same run there
 TABLE_ROWS = 32
 MAX_QUEUE = 1_000  # values for TensorBoard, more than a step has
 TABLE_COLUMNS = ("question", "golden answers", "answer", "reward", "stop", "turns", "searches", "last memory")
@@ -59,7 +57,7 @@ class WeightsAndBiases:
         import wandb
 
         self._directory, self._wandb = directory, wandb
-        id_file = directory / WANDB / WANDB_ID
+        id_file = directory / "wandb" / "id.txt"  # a resumed run continues the same run there
         id_file.parent.mkdir(parents=True, exist_ok=True)
         if not id_file.exists():
             id_file.write_text(secrets.token_hex(4))
