@@ -137,7 +137,7 @@ def _prefix_groups(
     before the first trained one: that token is the example's own, because its prediction has to come from the example.
     """
     mask = PackedMask(seq_len)
-    limits = np.array([_first_trained(example) - 1 for example in examples])
+    limits = np.array([np.argmax(np.append(example.sampled, True)) - 1 for example in examples])
     width = min(int(limits.max()), mask.max_prefix)
     # From its limit on, each example has an id of its own, so that no two agree there.
     ids = np.repeat(-1 - np.arange(len(examples), dtype=np.int32)[:, None], width, axis=1)
@@ -165,12 +165,6 @@ def _prefix_groups(
     return groups
 
 
-def _first_trained(example: TrainingExample) -> int:
-    """The index of the first trained token, or the number of tokens."""
-    sampled_T = np.asarray(example.sampled, np.bool_)
-    return int(np.argmax(sampled_T)) if sampled_T.any() else len(sampled_T)
-
-
 def _best_fit_decreasing(lengths: np.ndarray, seq_len: int, order: np.ndarray) -> list[list[int]]:
     """The members of each row: each example of `order`, longest first, goes to the fullest row that has space.
 
@@ -193,9 +187,7 @@ def _assign_rows(
     Rows of a micro-batch have similar numbers, so that its devices compute equally many logits.
     """
     num_microbatches = -(-len(trained) // micro_rows)
-    rows_per_update = (
-        np.array([len(part) for part in np.array_split(np.arange(num_microbatches), updates)]) * micro_rows
-    )
+    rows_per_update = np.bincount(np.arange(num_microbatches) % updates) * micro_rows
     # Each mini-batch takes rows at even distances, jittered, from the list sorted by trained tokens.
     turn = np.concatenate([(np.arange(rows) + rng.random(rows)) / rows for rows in rows_per_update])
     update_of_rank = np.repeat(np.arange(updates), rows_per_update)[np.argsort(turn)]
