@@ -149,9 +149,11 @@ class Agent:
         if tokens > limit:
             raise ValueError(f"the question has {tokens} tokens: at most {limit} are allowed")
 
-    def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
+    async def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """The events of a search agent; the last item is what its workflow returned."""
-        return self._events(self._driver.make_workflow(Problem("asked", question, ())), params)
+        workflow = self._driver.make_workflow(Problem("asked", question, ()))
+        async for event in self._events(workflow, params):
+            yield event
 
     async def memorize(
         self, texts: Sequence[str], memory: Memory | None, params: RequestParams
