@@ -55,8 +55,9 @@ class Workload:
     """Tokens per context that are generated and trained."""
     shared_tokens: NonNegative = 448.0
     """Tokens with which every context begins, which a packed row holds once."""
-    longest_tokens: NonNegative = 1_665.0
-    """Tokens that the longest trajectory of a step generates, one after the other."""
+    longest_tokens: NonNegative = 2_310.0
+    """Tokens that the longest trajectory of a step generates, one after the other; by default the mean of the longest of
+    1,280."""
     search_seconds: NonNegative = 0.5
     """Seconds per search, for the simulated rollouts."""
     prefilled_tokens: NonNegative = 640.0
