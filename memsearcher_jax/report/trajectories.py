@@ -130,8 +130,11 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def truncate_incomplete(path: Path) -> None:
     """Remove the bytes after the last complete line of a log, if there is one."""
-    if path.exists():
-        os.truncate(path, max((end for end, _ in _gzip_members(path)), default=0))
+    if not path.exists():
+        return
+    complete = max((end for end, _ in _gzip_members(path)), default=0)
+    if path.stat().st_size > complete:  # a complete file is not touched
+        os.truncate(path, complete)
 
 
 def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:
