@@ -56,8 +56,7 @@ class Workload:
     shared_tokens: NonNegative = 448.0
     """Tokens with which every context begins, which a packed row holds once."""
     longest_tokens: NonNegative = 2_310.0
-    """Tokens that the longest trajectory of a step generates, one after the other; by default the mean of the longest of
-    1,280."""
+    """Tokens that the longest trajectory of a step generates, one after the other. Default: the longest of 1,280."""
     search_seconds: NonNegative = 0.5
     """Seconds per search, for the simulated rollouts."""
     prefilled_tokens: NonNegative = 640.0
