@@ -4,7 +4,6 @@ python benchmarks/update.py                                      # tiny and smal
 python benchmarks/update.py --sizes qwen05b --contexts 8 --repeats 1
 python benchmarks/update.py --no-torch --baseline ../before      # a worktree of an earlier commit
 python benchmarks/update.py --no-torch --baseline ../before --sizes smollm2 --dtype bfloat16 --lora-rank 16
-python benchmarks/update.py --isa avx2                           # all programs without AVX-512
 
 The contexts are those of workload.py: MemSearcher's lengths, with the system prompt of all contexts at their beginning.
 Our programs pack them into rows as short as possible. Torch takes micro-batches of contexts of similar length, padded.
@@ -25,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import common
 import numpy as np
@@ -40,16 +38,6 @@ PASSED = (  # flags of a child process
     "torch_contexts",
 )
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}  # relative to 0.1 for losses, to the value for gradient norms
-INSTRUCTION_SETS = {
-    "all": {},
-    "avx2": {
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-}
-"""Environment variables of the programs, by the value of --isa."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +68,6 @@ class Flags(common.Flags):
     """Type of weights and activations."""
     lora_rank: int = 0
     """Train adapters of this rank, not the weights; not with torch."""
-    isa: Literal["all", "avx2"] = "all"
-    """Instruction sets that the programs may use."""
     devices: int = 2
     """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
     steps: int = 2
@@ -124,7 +110,7 @@ def measure(size: common.Size, flags: Flags) -> dict:
             name: [result for _, result in repeats]
             for name, repeats in common.alternate(programs, flags.repeats).items()
         }
-    result: dict = {"size": size, "contexts": num_contexts(size, flags), "dtype": flags.dtype, "isa": flags.isa}
+    result: dict = {"size": size, "contexts": num_contexts(size, flags), "dtype": flags.dtype}
     seconds, cpu_seconds = (
         {name: [statistics.median(run[clock]) for run in runs[name]] for name in names}
         for clock in ("seconds", "cpu_seconds")
@@ -151,7 +137,7 @@ def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
     if name == "baseline":
         flags = replace(flags, seq_len=flags.baseline_seq_len)
     arguments = [word for field in PASSED for word in (f"--{field}", str(getattr(flags, field)))]
-    environment = dict(INSTRUCTION_SETS[flags.isa])
+    environment = {}
     if name == "ours":
         environment["JAX_NUM_CPU_DEVICES"] = str(flags.devices)
     if name == "baseline":

@@ -23,8 +23,9 @@ row, and bounds how many exist at one time."""
 PACKED_BLOCK = 128
 """Queries and keys of a block in training; a row that it does not divide is one block."""
 
-MAX_SCORES = 2**21
-"""Scores that exist at one time in training; at least those of one block of one row."""
+MAX_SCORES = 2**16
+"""Scores that exist at one time in training; at least those of one block of one row. So many stay in the cache of a CPU
+core, and rows of a group compute all blocks that one of them needs."""
 
 SPLASH_BLOCKS = (1_024, 512, 256, 128)
 """Block sizes of the splash kernel: the largest that divides a row is used."""
