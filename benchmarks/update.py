@@ -90,12 +90,12 @@ class Context:
 
 
 def main(flags: Flags) -> None:
-    if flags.lora_rank and flags.torch:
-        raise SystemExit("--lora-rank trains adapters, which the program on torch has not: add --no-torch")
     if flags.child:
         program = torch_steps if flags.child == "torch" else update_steps
         print(json.dumps(program(flags, flags.sizes[0])))
         return
+    if flags.lora_rank and flags.torch:
+        raise SystemExit("--lora-rank trains adapters, which the program on torch has not: add --no-torch")
     common.report((measure(size, flags) for size in flags.sizes), flags.json)
 
 
