@@ -78,6 +78,10 @@ def draw_examples(count: int, longest: int, rng: np.random.Generator) -> list[Tr
 
 @pytest.fixture(scope="session")
 def nano() -> Nano:
+    return make_nano()
+
+
+def make_nano() -> Nano:
     rng = np.random.default_rng(0)
     examples = draw_examples(12, 24, rng)
     rows = pack(examples, TRAINING.seq_len, TRAINING.minibatch_rows, rng)

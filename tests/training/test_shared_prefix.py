@@ -1,7 +1,11 @@
 """Rows that hold the common beginning of their contexts once: loss, gradient and log-probabilities stay the same."""
 
+import os
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +70,7 @@ def rows_of(nano, case):
     Both have empty rows, so that one program computes all cases without a workflow.
     """
     examples, seq_len = drawn(case)
-    rng, count = np.random.default_rng(0), 8 if case in WORKFLOWS else 24
+    rng, count = np.random.default_rng(0), 8 if case in WORKFLOWS else 32
     shared = pack(examples, seq_len, count, rng)
     alone = [pack([example], seq_len, 1, rng) for example in examples]
     alone += [jax.tree.map(np.zeros_like, alone[0])] * (count - len(alone))
@@ -130,10 +134,25 @@ def test_sharing_is_exact_in_float64(nano, monkeypatch):
     assert_same(one, other, 1e-10)
 
 
-def test_sharing_on_eight_devices(nano):
+def check_sharing(nano, *mesh, **changes):
     shared, separate = rows_of(nano, "several")
-    one = step(nano, shared, nano.mesh(2, 2, 2), grad_accum_steps=2)
+    one = step(nano, shared, nano.mesh(*mesh), **changes)
     assert_same(one, step(nano, separate, nano.mesh()), 1e-5)
+
+
+def test_sharing_on_eight_devices(nano):
+    check_sharing(nano, 2, 2, 2, grad_accum_steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 16, 1), (2, 4, 2)])
+def test_sharing_on_sixteen_devices(mesh):
+    """In a process of its own, because the tests have eight. Over 16 of "fsdp" gradients are scattered in two steps."""
+    code = f"import conftest, test_shared_prefix; test_shared_prefix.check_sharing(conftest.make_nano(), *{mesh})"
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=16"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, env=os.environ | {"XLA_FLAGS": flags}, check=True
+    )
 
 
 def test_log_probabilities_of_shared_rows_are_those_of_contexts_alone(nano):
