@@ -23,10 +23,6 @@ row, and bounds how many exist at one time."""
 PACKED_BLOCK = 128
 """Queries and keys of a block in training; a row that it does not divide is one block."""
 
-MAX_SCORES = 2**16
-"""Scores that exist at one time in training; at least those of one block of one row. So many stay in the cache of a CPU
-core, and rows of a group compute all blocks that one of them needs."""
-
 SPLASH_BLOCKS = (1_024, 512, 256, 128)
 """Block sizes of the splash kernel: the largest that divides a row is used."""
 
@@ -286,14 +282,14 @@ packed_attention.defvjp(_packed_attention_forward, _packed_attention_backward)
 
 
 def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
-    """`function` of arrays [B, ...], the first [B, N, T, H], over as many rows at a time as MAX_SCORES allows."""
-    B, N, T, _ = arrays[0].shape
-    max_rows = MAX_SCORES // (N * _block_size(T) ** 2)
-    rows = max(rows for rows in range(1, B + 1) if rows == 1 or (B % rows == 0 and rows <= max_rows))
-    if rows == B:
+    """`function` of arrays [1, ...], for each row of arrays [B, ...].
+
+    Of several rows together it would compute every block that one of them needs, and a CPU core's cache would not hold
+    their scores.
+    """
+    if len(arrays[0]) == 1:
         return function(*arrays)
-    groups = [x.reshape(B // rows, rows, *x.shape[1:]) for x in arrays]
-    return [x.reshape(B, *x.shape[2:]) for x in jax.lax.map(lambda group: function(*group), groups)]
+    return [x[:, 0] for x in jax.lax.map(lambda row: function(*(x[None] for x in row)), arrays)]
 
 
 def _forward_rows(
