@@ -1,6 +1,6 @@
 """Rollouts with and without trajectories that are carried over: throughput and idle slots.
 
-python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--json FILE]
+python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--slots 128] [--json FILE]
 
 Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
 weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
@@ -43,6 +43,10 @@ class Flags:
     """Steps to measure, with those to skip."""
     skip: int = 2
     """First steps, which compile and in which nothing is carried yet."""
+    slots: int = 0
+    """Contexts that decode concurrently; 0: as in the preset."""
+    engine_per_replica: bool = False
+    """Sample with an engine for each device (JAX_NUM_CPU_DEVICES)."""
     search_delay: float = 0.0
     """Longest delay of a search, in seconds."""
     max_concurrency: int = 16
@@ -77,6 +81,9 @@ class Step:
 def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
     config = common.preset(flags.config)
+    sampling = config.sampling
+    sampling = replace(sampling, slots=flags.slots or sampling.slots, engine_per_replica=flags.engine_per_replica)
+    config = replace(config, sampling=sampling)
     run = setup.prepare(config, folder)
     engine = setup.make_driver(run).executor.engine
     params = setup.publish(run, init_state.initial_params(run))

@@ -8,8 +8,9 @@ log-probabilities it keeps, and no KV cache outlives the weights that filled it.
 A context that was interrupted is sampled again with the same random numbers. While the weights are the same it becomes
 the context that it would have been, whatever its length: interrupting does not select for short contexts.
 
-A group that began `rl.carry_over` steps ago has to be complete, and the step waits for it: so no context is staler than
-that, and nothing is discarded. With `rl.carry_over` 0 every group is such a group, and nothing is ever carried.
+A group whose oldest context is `rl.carry_over` steps old has to be complete, and the step waits for it: so no context
+is staler than that, and nothing is discarded. With `rl.carry_over` 0 every group is such a group, and nothing is ever
+carried.
 
 What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
 the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up.
@@ -58,7 +59,7 @@ class Group:
 
     step: int  # to which the problem belongs
     index: int  # of the problem among those of the step
-    begun: int  # the step whose rollout opened its first context
+    begun: int  # the step that sampled its oldest context, or opened the first while none is complete
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
@@ -203,7 +204,8 @@ class _StepRollout:
         """Records how one rollout of a group ended: it finished or was paused."""
         group = self.groups[position]
         rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
-        self.groups[position] = replace(group, rollouts=rollouts)
+        versions = (context.version for rollout in rollouts for context in rollout.contexts)
+        self.groups[position] = replace(group, rollouts=rollouts, begun=min(versions, default=group.begun))
         self.begun.add(position)
         if self.groups[position].complete:
             self.complete.add(position)

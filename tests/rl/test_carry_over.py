@@ -168,6 +168,37 @@ def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
     assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
 
 
+def test_a_step_waits_for_a_group_when_its_oldest_context_is_as_old_as_allowed():
+    """Not when the group was opened: an interrupted context is not trained, so it cannot be too old."""
+    waits = []
+
+    class Slow:
+        """Completes one other problem in each step, of "1" no context in step 0 and one in each of the next."""
+
+        def run_while(self, jobs, params, key, *, should_continue, version):
+            other = next(job.number for job in jobs if job.problem.id != "1")
+            yield other, FinishedWorkflow(Outcome(StopReason.ANSWERED), ())
+            waits.append(should_continue())
+            for job in jobs:
+                if job.problem.id == "1":
+                    contexts = job.paused.contexts + (Context((1,), (0.0,), (True,), version),) * (version > 0)
+                    yield job.number, PausedWorkflow(contexts)
+            return RolloutStats()
+
+        def trajectory(self, problem, rollout, finished):
+            return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
+
+    settings = RLConfig(steps=9, prompts_per_step=1, group_size=1, carry_over=2)
+    carried, begun = nothing_carried(0, 1), []
+    for step in range(4):
+        _, carried, _ = carry_over.rollout(
+            Slow(), carried, lambda n: [Problem(str(n), "", ())], {}, None, step, settings, lambda line: None
+        )
+        begun += [group.begun for group in carried.groups if group.problem.id == "1"]
+    assert begun == [0, 1, 1, 1]
+    assert waits == [False, False, False, True]
+
+
 def test_each_context_is_sampled_by_the_policy_of_its_version(sampled, params):
     forward = jax.jit(lambda params, *row: jax.nn.log_softmax(qwen.forward(params, NANO, *row)[0][0]))
     checked = Counter()
