@@ -9,8 +9,8 @@ A context that was interrupted is sampled again with the same random numbers. Wh
 the context that it would have been, whatever its length: interrupting does not select for short contexts.
 
 A group whose oldest context is `rl.carry_over` steps old has to be complete, and the step waits for it: so no context
-is staler than that, and nothing is discarded. With `rl.carry_over` 0 every group is such a group, and nothing is ever
-carried.
+is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too many for the
+next steps. With `rl.carry_over` 0 every group has to be complete, and nothing is ever carried.
 
 What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
 the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up.
@@ -148,11 +148,9 @@ def rollout(
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
     """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
     groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
-    is_last = step == settings.steps - 1  # a host whose share has changed at a resume may carry more than others
-    oldest = step if is_last else step - settings.carry_over
-    due = {position for position, group in enumerate(groups) if group.begun <= oldest}
+    needs = _needs(groups, len(carried.next_steps), step, settings)
     complete = {position for position, group in enumerate(groups) if group.complete}
-    step_rollout = _StepRollout(groups, len(carried.next_steps), step, due, complete)
+    step_rollout = _StepRollout(groups, step, needs, complete)
     waiting = {
         _draw_number(group, copy, settings): (position, copy, one)
         for position, group in enumerate(groups)
@@ -189,16 +187,20 @@ class _StepRollout:
     """The groups of one step's rollout: all that have begun, then those that may."""
 
     groups: list[Group]
-    quota: int  # groups that the step trains
     step: int
-    due: set[int]  # positions of groups that must be complete
+    needs: list[tuple[set[int], int]]  # see `_needs`
     complete: set[int]  # positions of groups that are
     begun: set[int] = field(default_factory=set)  # positions of groups that held slots in this rollout
     finished: int = 0
 
+    @property
+    def quota(self) -> int:
+        """Groups that the step trains."""
+        return max(count for _, count in self.needs)
+
     def should_continue(self) -> bool:
-        """Whether the step needs more: too few groups are complete, or one that has to be is not."""
-        return len(self.complete) < self.quota or not self.due <= self.complete
+        """Whether the step needs more groups to be complete."""
+        return any(len(self.complete & positions) < count for positions, count in self.needs)
 
     def record(self, position: int, copy: int, one: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
@@ -212,15 +214,30 @@ class _StepRollout:
         self.finished += isinstance(one, FinishedWorkflow)
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
-        """The groups to train, those that are due first and then by their order, and those to carry on."""
-        first = sorted(self.complete, key=lambda position: (position not in self.due, self.groups[position].order))
-        trained = set(first[: max(self.quota, len(self.due))])
+        """The groups to train, those with the oldest contexts first and then by their order, and those to carry on."""
+        first = sorted(self.complete, key=lambda position: (self.groups[position].begun, self.groups[position].order))
+        trained = set(first[: self.quota])
         kept = [
             group
             for position, group in enumerate(self.groups)
             if position not in trained and (position in self.begun or group.begun < self.step)
         ]
         return sorted((self.groups[position] for position in trained), key=lambda group: group.order), kept
+
+
+def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
+    """(positions, how many of these groups have to be complete) for which the rollout of a step waits.
+
+    As many groups as the step has problems, `quota`; and for each later step, of those that will be too old after it,
+    all but what the steps until then train. A step trains `quota` groups, unless hosts or the bound have changed at a
+    resume.
+    """
+    bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
+    needs = [(set(range(len(groups))), quota)]
+    for later in range(bound + 1):
+        old = {position for position, group in enumerate(groups) if group.begun <= step - bound + later}
+        needs.append((old, len(old) - later * quota))
+    return needs
 
 
 def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLConfig) -> list[Group]:

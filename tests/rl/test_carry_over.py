@@ -2,11 +2,13 @@
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.model import qwen, sharding
@@ -168,35 +170,78 @@ def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
     assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
 
 
-def test_a_step_waits_for_a_group_when_its_oldest_context_is_as_old_as_allowed():
-    """Not when the group was opened: an interrupted context is not trained, so it cannot be too old."""
-    waits = []
+@dataclass
+class Simulation:
+    """Steps whose rollouts take time alone: of a problem, `plans` has the number of contexts and the ticks of each."""
 
-    class Slow:
-        """Completes one other problem in each step, of "1" no context in step 0 and one in each of the next."""
+    plans: list
+    slots: int
+    settings: RLConfig
+    ticks: list = field(default_factory=list)  # of each rollout
 
-        def run_while(self, jobs, params, key, *, should_continue, version):
-            other = next(job.number for job in jobs if job.problem.id != "1")
-            yield other, FinishedWorkflow(Outcome(StopReason.ANSWERED), ())
-            waits.append(should_continue())
-            for job in jobs:
-                if job.problem.id == "1":
-                    contexts = job.paused.contexts + (Context((1,), (0.0,), (True,), version),) * (version > 0)
-                    yield job.number, PausedWorkflow(contexts)
-            return RolloutStats()
+    def run_while(self, jobs, params, key, *, should_continue, version):
+        queue, active = list(jobs), []
+        self.ticks.append(0)
+        while (active or queue) and should_continue():
+            for job in queue[: self.slots - len(active)]:
+                active.append([job, job.paused.contexts, self.plan(job)[1]])
+                queue.remove(job)
+            self.ticks[-1] += 1
+            for one in list(active):
+                job, contexts, ticks = one
+                one[2] = ticks - 1
+                if not one[2]:
+                    one[1], one[2] = (*contexts, Context((1,), (0.0,), (True,), version)), self.plan(job)[1]
+                    if len(one[1]) == self.plan(job)[0]:
+                        active.remove(one)
+                        yield job.number, FinishedWorkflow(Outcome(StopReason.ANSWERED), one[1])
+        for job, contexts, _ in active:
+            yield job.number, PausedWorkflow(contexts)
+        return RolloutStats()
 
-        def trajectory(self, problem, rollout, finished):
-            return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
+    def plan(self, job):
+        return self.plans[(int(job.problem.id) + job.rollout) % len(self.plans)]
 
-    settings = RLConfig(steps=9, prompts_per_step=1, group_size=1, carry_over=2)
-    carried, begun = nothing_carried(0, 1), []
-    for step in range(4):
-        _, carried, _ = carry_over.rollout(
-            Slow(), carried, lambda n: [Problem(str(n), "", ())], {}, None, step, settings, lambda line: None
-        )
-        begun += [group.begun for group in carried.groups if group.problem.id == "1"]
-    assert begun == [0, 1, 1, 1]
-    assert waits == [False, False, False, True]
+    def trajectory(self, problem, rollout, finished):
+        return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
+
+    def run(self):
+        """[(trajectories, what is carried on)] of each step."""
+        count, done = self.settings.prompts_per_step, []
+
+        def problems(step):
+            return [Problem(str(number), "", ()) for number in range(step * count, (step + 1) * count)]
+
+        carried = nothing_carried(0, count)
+        for step in range(self.settings.steps):
+            args = (self, carried, problems, {}, None, step, self.settings, lambda line: None)
+            trajectories, carried, _ = carry_over.rollout(*args)
+            done.append((trajectories, carried))
+        return done
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=7),
+    *(st.integers(low, high) for low, high in ((1, 12), (0, 4), (1, 3), (1, 3))),
+)
+def test_every_step_trains_as_many_groups_as_it_has_problems(plans, slots, bound, prompts, group_size):
+    settings = RLConfig(steps=7, prompts_per_step=prompts, group_size=group_size, carry_over=bound)
+    done = Simulation(plans, slots, settings).run()
+    assert [len(trajectories) for trajectories, _ in done] == [prompts * group_size] * settings.steps
+    trained = Counter((one.problem.id, one.rollout) for trajectories, _ in done for one in trajectories)
+    assert len(trained) == settings.steps * prompts * group_size and set(trained.values()) == {1}
+    for step, (trajectories, _) in enumerate(done):
+        assert all(step - bound <= context.version <= step for one in trajectories for context in one.contexts)
+
+
+def test_a_group_ages_from_its_oldest_complete_context():
+    """Not from when it was opened: a context that was interrupted is not trained."""
+    settings = RLConfig(steps=6, prompts_per_step=1, group_size=1, carry_over=2)
+    run = Simulation([(1, 1), (3, 2), (1, 2), (1, 1)], 2, settings)
+    done = run.run()
+    begun = [group.begun for _, carried in done[:4] for group in carried.groups if group.problem.id == "1"]
+    assert begun == [0, 1, 1]
+    assert run.ticks[:4] == [1, 2, 1, 4]  # step 3 waits for it, step 2 does not
 
 
 def test_each_context_is_sampled_by_the_policy_of_its_version(sampled, params):
