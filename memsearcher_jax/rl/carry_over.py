@@ -241,11 +241,14 @@ def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -
 
 
 def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLConfig) -> list[Group]:
-    """The groups that may begin in this step, none of a step after the run's last."""
+    """The groups that may begin in this step, none of a step after the run's last.
+
+    Where other hosts had other shares before a resume, some of an earlier step may be among them.
+    """
     last = min(step + settings.carry_over, settings.steps - 1)
     return [
         Group(number, index, step, problems(number)[index], (PausedWorkflow(),) * settings.group_size)
-        for number in range(step, last + 1)
+        for number in range(min(carried.next_steps.values(), default=step), last + 1)
         for index, first in carried.next_steps.items()
         if first <= number
     ]
@@ -277,10 +280,10 @@ def to_text(carried: Carried, hosts: Hosts) -> str:
     return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
 
 
-def check_carried(text: str, step: int, settings: RLConfig, changed: Sequence[str] = ()) -> None:
-    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on in `step`.
+def check_carried(text: str, settings: RLConfig, changed: Sequence[tuple[str, Any, Any]] = ()) -> None:
+    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on.
 
-    `changed`: names of all settings that differ from those of the run that saved `text`.
+    `changed`: (name, old value, new value) of all settings that differ from those of the run that saved `text`.
     """
     content = _content(text)
     next_steps, groups = content["next_steps"], content["groups"]
@@ -290,13 +293,11 @@ def check_carried(text: str, step: int, settings: RLConfig, changed: Sequence[st
             f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
             f"rl.group_size {group_size}: leave them"
         )
-    if groups and (names := [name for name in changed if name.startswith(FIXED_SETTINGS)]):
-        raise ValueError(f"{names[0]} cannot change while the checkpoint carries trajectories: leave it")
-    if (needed := max((step - one["begun"] for one in groups), default=0)) > settings.carry_over:
-        raise ValueError(
-            f"the checkpoint carries trajectories that began {needed} steps ago, and rl.carry_over is "
-            f"{settings.carry_over}: leave it"
-        )
+    for name, old, new in changed if groups else ():
+        if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
+            raise ValueError(
+                f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
+            )
 
 
 def restored(

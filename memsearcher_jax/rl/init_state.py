@@ -133,12 +133,12 @@ def restored_state(run: Run, folder: Path, check: Callable[[], None] = lambda: N
             step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
         except FileNotFoundError:  # the run was stopped before its first checkpoint
             return initial_state(run, check)
-        changed = [name for name, *_ in differences(hub.local(read_run_config(folder)), run.config)]
+        changed = list(differences(hub.local(read_run_config(folder)), run.config))
         if carried := meta.get("carried", ""):
-            check_carried(carried, step, run.config.rl, changed)
+            check_carried(carried, run.config.rl, changed)
         source = meta.get("initial_step")
         health = HealthState(**meta.get("health", {}))
-        if any(name.startswith(REWARD_SETTINGS) for name in changed):
+        if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
             health = replace(health, rewards=[], best_mean=0.0, best_step=None, best_reward=None)
         needs_frozen = model.lora_rank or run.config.training.kl_coefficient
         trainer = _open_trainer(run, initial_params(run, source) if needs_frozen else {})

@@ -205,8 +205,8 @@ class Simulation:
     def trajectory(self, problem, rollout, finished):
         return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
 
-    def run(self):
-        """[(trajectories, what is carried on)] of each step."""
+    def run(self, hosts=()):
+        """[(trajectories, what is carried on)] of each step, on that many hosts, by default one."""
         count, done = self.settings.prompts_per_step, []
 
         def problems(step):
@@ -214,22 +214,37 @@ class Simulation:
 
         carried = nothing_carried(0, count)
         for step in range(self.settings.steps):
-            args = (self, carried, problems, {}, None, step, self.settings, lambda line: None)
-            trajectories, carried, _ = carry_over.rollout(*args)
-            done.append((trajectories, carried))
+            shares, trained = [], []
+            for host in range(number := hosts[step] if hosts else 1):
+                args = (carried.share(host, number), problems, {}, None, step, self.settings, lambda line: None)
+                trajectories, share, _ = carry_over.rollout(self, *args)
+                trained += trajectories
+                shares.append(share)
+            next_steps = {index: step for share in shares for index, step in share.next_steps.items()}
+            groups = sorted((group for share in shares for group in share.groups), key=lambda group: group.order)
+            carried = Carried(next_steps, tuple(groups))
+            done.append((trained, carried))
         return done
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=7),
-    *(st.integers(low, high) for low, high in ((1, 12), (0, 4), (1, 3), (1, 3))),
-)
+PLANS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=7)
+
+
+@given(PLANS, *(st.integers(low, high) for low, high in ((1, 12), (0, 4), (1, 3), (1, 3))))
 def test_every_step_trains_as_many_groups_as_it_has_problems(plans, slots, bound, prompts, group_size):
     settings = RLConfig(steps=7, prompts_per_step=prompts, group_size=group_size, carry_over=bound)
     done = Simulation(plans, slots, settings).run()
     assert [len(trajectories) for trajectories, _ in done] == [prompts * group_size] * settings.steps
-    trained = Counter((one.problem.id, one.rollout) for trajectories, _ in done for one in trajectories)
-    assert len(trained) == settings.steps * prompts * group_size and set(trained.values()) == {1}
+    for step, (trajectories, _) in enumerate(done):
+        assert all(step - bound <= context.version <= step for one in trajectories for context in one.contexts)
+
+
+@given(PLANS, st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(1, 4), min_size=7, max_size=7))
+def test_every_problem_is_trained_once_on_any_number_of_hosts(plans, slots, bound, hosts):
+    settings = RLConfig(steps=7, prompts_per_step=4, group_size=2, carry_over=bound)
+    done = Simulation(plans, slots, settings).run(hosts)
+    trained = Counter((int(one.problem.id), one.rollout) for trajectories, _ in done for one in trajectories)
+    assert trained == {(problem, rollout): 1 for problem in range(4 * 7) for rollout in range(2)}
     for step, (trajectories, _) in enumerate(done):
         assert all(step - bound <= context.version <= step for one in trajectories for context in one.contexts)
 
@@ -264,7 +279,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(steps, sampled, stop):
     run, done = steps(2), sampled(2)
     carried = done[stop - 1][1]
     text = carry_over.to_text(carried, Hosts())
-    carry_over.check_carried(text, stop, run.settings)
+    carry_over.check_carried(text, run.settings)
     restored = carry_over.restored(text, stop, problems, run.driver, run.settings, Hosts())
     assert restored == carried
     assert run.run(restored, start=stop) == done[stop:]
@@ -296,16 +311,20 @@ def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
     settings = steps(2).settings
     text = carry_over.to_text(sampled(2)[2][1], Hosts())
     for change, message in (
-        ({"carry_over": 0}, "began 1 steps ago, and rl.carry_over is 0"),
         ({"group_size": 3}, "rl.group_size 2: leave them"),
         ({"prompts_per_step": 4}, "rl.prompts_per_step 3"),
     ):
         with pytest.raises(ValueError, match=message):
-            carry_over.check_carried(text, 3, replace(settings, **change))
-    carry_over.check_carried(text, 3, settings, ["training.learning_rate"])
-    for name in ("agent.max_turns", "data.train", "seed"):
-        with pytest.raises(ValueError, match=f"{name} cannot change while the checkpoint carries trajectories"):
-            carry_over.check_carried(text, 3, settings, [name])
+            carry_over.check_carried(text, replace(settings, **change))
+    carry_over.check_carried(text, settings, [("training.learning_rate", 1e-3, 1e-4), ("rl.carry_over", 2, 3)])
+    for name, old, new in (
+        ("agent.max_turns", 4, 5),
+        ("data.train", (), ("a",)),
+        ("seed", 0, 1),
+        ("rl.carry_over", 2, 1),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot change to .* leave it at"):
+            carry_over.check_carried(text, settings, [(name, old, new)])
 
 
 def test_a_rollback_samples_carried_problems_again(steps, sampled):
