@@ -1,18 +1,20 @@
 """Rollouts with and without trajectories that are carried over: throughput and idle slots.
 
-python benchmarks/carry_over.py [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--slots 128] [--json FILE]
+python benchmarks/carry_over.py --config tiny [--bounds 0 1] [--steps 8] [--search_delay 2.0] [--json FILE]
 
-Samples the same problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in turn. The
-weights stay those of the start, so that all sample alike; what an update takes would be the same for all. Prints, over
-the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the share of the
-generated tokens that were of interrupted contexts, and how many contexts were trained a step after they were sampled.
-With `--search_delay` searches ask a service that answers every request after a random time of up to that many seconds.
+Samples the same training problems of a preset, step by step, once for each bound of `rl.carry_over`, a step of each in
+turn. The weights stay those of the start, so that all sample alike; what an update takes would be the same for all.
+Prints, over the steps after the first `--skip`, trajectories per second of rollout, the share of idle slots, the share
+of the generated tokens that were of interrupted contexts, and how many contexts were trained a step after they were
+sampled. With `--search_delay` searches ask a service that answers every request after a random time of up to that many
+seconds, and `--retrieval.max_concurrency` requests at a time.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import common
-import tyro
 
+from memsearcher_jax.launch import cli
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search import Searcher, Source
 from memsearcher_jax.rl import carry_over, init_state, setup
@@ -32,27 +34,17 @@ from memsearcher_jax.types import Passage, Problem
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Command-line options."""
+class CarryOver(cli.Command):
+    """Measure rollouts with and without trajectories that are carried over."""
 
-    config: str = "tiny"
-    """Preset, with its packaged weights."""
     bounds: tuple[int, ...] = (0, 1)
     """Values of rl.carry_over."""
     steps: int = 8
     """Steps to measure, with those to skip."""
     skip: int = 2
     """First steps, which compile and in which nothing is carried yet."""
-    slots: int = 0
-    """Contexts that decode concurrently; 0: as in the preset."""
-    engine_per_replica: bool = False
-    """Sample with an engine for each device (JAX_NUM_CPU_DEVICES)."""
     search_delay: float = 0.0
     """Longest delay of a search, in seconds."""
-    max_concurrency: int = 16
-    """Requests that this service answers at a time."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +70,10 @@ class Step:
     stats: RolloutStats
 
 
-def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
+def measure(flags: CarryOver, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
-    config = common.preset(flags.config)
-    sampling = config.sampling
-    sampling = replace(sampling, slots=flags.slots or sampling.slots, engine_per_replica=flags.engine_per_replica)
-    config = replace(config, sampling=sampling)
-    run = setup.prepare(config, folder)
+    run = setup.prepare(flags.run, folder)
+    config = run.config
     engine = setup.make_driver(run).executor.engine
     params = setup.publish(run, init_state.initial_params(run))
     count = config.rl.prompts_per_step
@@ -98,7 +87,7 @@ def measure(flags: Flags, folder: Path) -> Iterator[dict[str, Any]]:
         source = SlowSource(source, flags.search_delay) if flags.search_delay else source
         searcher = Searcher(source, retrieval.max_batch_size, LRUCache(retrieval.query_cache_size))
         made = setup.make_driver(replace(run, searcher=searcher), engine=engine)
-        concurrency = flags.max_concurrency if flags.search_delay else 1
+        concurrency = retrieval.max_concurrency if flags.search_delay else 1
         return replace(made, executor=replace(made.executor, concurrent_searches=concurrency))
 
     drivers = {bound: driver() for bound in flags.bounds}
@@ -135,10 +124,12 @@ def summary(steps: Sequence[Step]) -> dict[str, float]:
     }
 
 
-def main(flags: Flags) -> None:
+def main(argv: Sequence[str]) -> None:
+    with cli.one_line_errors():
+        flags = cli.parse(CarryOver, argv)
     with tempfile.TemporaryDirectory() as folder:
         common.report(measure(flags, Path(folder)), flags.json)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Flags))
+    main(sys.argv[1:])
