@@ -168,7 +168,7 @@ def rollout(
                 break
             position, copy, _ = waiting[number]
             step_rollout.record(position, copy, one)
-            notify(f"{step_rollout.finished}/{step_rollout.quota * settings.group_size} trajectories")
+            notify(step_rollout.progress(settings))
     trained, kept = step_rollout.split_trained()
     next_steps = dict(carried.next_steps)
     for group in (*trained, *kept):
@@ -201,6 +201,12 @@ class _StepRollout:
     def should_continue(self) -> bool:
         """Whether the step needs more groups to be complete."""
         return any(len(self.complete & positions) < count for positions, count in self.needs)
+
+    def progress(self, settings: RLConfig) -> str:
+        """With carrying over, more trajectories may end than the step trains."""
+        if settings.carry_over:
+            return f"{len(self.complete)}/{self.quota} groups, {self.finished} trajectories"
+        return f"{self.finished}/{self.quota * settings.group_size} trajectories"
 
     def record(self, position: int, copy: int, one: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
