@@ -57,9 +57,11 @@ WORKFLOWS = {
     "direct": Variant("direct answers", config="tiny_direct"),
 }
 LORA = {"lora": Variant("LoRA of rank 16", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3"))}
+DECOUPLED = ("--training.old_logprobs", "trainer", "--training.tis_cap", "2")
 CARRY_OVER = {
-    f"carry over {bound}": Variant(f"carried over at most {bound} steps", ("--rl.carry_over", str(bound)))
-    for bound in (1, 2)
+    "carry over 1": Variant("carried over at most one step", ("--rl.carry_over", "1")),
+    "carry over 2": Variant("at most two steps", ("--rl.carry_over", "2")),
+    "carry over 2 decoupled": Variant("two steps, decoupled objective", ("--rl.carry_over", "2", *DECOUPLED)),
 }
 VARIANTS = ABLATIONS | REWARDS | WORKFLOWS | LORA | CARRY_OVER
 START = "start"
