@@ -299,7 +299,8 @@ def check_carried(text: str, settings: RLConfig, changed: Sequence[tuple[str, An
             f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
             f"rl.group_size {group_size}: leave them"
         )
-    for name, old, new in changed if groups else ():
+    is_even = len({step for _, step in next_steps}) == 1  # else some problems of the next steps are trained already
+    for name, old, new in () if is_even and not groups else changed:
         if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
