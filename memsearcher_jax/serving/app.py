@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
@@ -42,6 +43,8 @@ WEB = {
     "/agent.css": ("agent.css", "text/css"),
 }
 PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+
+LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 IGNORED_IF = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "parallel_tool_calls": True}
 UNSUPPORTED = (*IGNORED_IF, "stop", "tools", "functions", "response_format", "logit_bias", "top_logprobs", "audio")
@@ -92,7 +95,8 @@ class ChatBody(BaseModel):
 def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") -> FastAPI:
     """The service of `agent` under the model's `name`. With a `key`, requests must carry it as their bearer token.
 
-    `host` is the address to listen on. On a loopback address the MCP tools refuse requests for other host names.
+    `host` is the address to listen on. On a loopback address requests for other host names are refused: they may come
+    from a web page whose name was made to resolve to this machine.
     """
     limits, tools = agent.limits, make_tools(agent)
     tools_app = tools.streamable_http_app(stateless_http=True, host=host, max_request_body_size=limits.max_body_bytes)
@@ -106,6 +110,8 @@ def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") ->
     app.router.routes.extend(tools_app.routes)
     app.add_middleware(RequireKey, key=key)
     app.add_middleware(BodyLimit, limits=limits, error=error_body)
+    if host in (*LOOPBACK, "::1"):
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -270,6 +270,23 @@ def test_a_key(agent, serving, questions):
             assert "s3cret" not in response.read().decode()
 
 
+def test_other_host_names_are_refused_on_loopback(url):
+    """Such as that of a web page whose name resolves to this machine."""
+    port = url.rpartition(":")[2]
+    for host, status in (
+        (f"localhost:{port}", 200),
+        ("[::1]", 200),
+        ("pages.example", 400),
+        (f"127.0.0.1.x:{port}", 400),
+    ):
+        request = urllib.request.Request(f"{url}/v1/models", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request) as response:
+                assert response.status == status
+        except urllib.error.HTTPError as error:
+            assert error.code == status
+
+
 def test_the_last_item_is_the_finished_workflow(agent, questions):
     async def collect():
         return [event async for event in agent.ask(questions[0], RequestParams(max_tokens=3))]
