@@ -20,17 +20,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 
 from memsearcher_jax.launch import cli
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search import Searcher, Source
-from memsearcher_jax.rl import carry_over, init_state, setup
-from memsearcher_jax.rl.metrics import RolloutStats
-from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.types import Passage, Problem
+
+if TYPE_CHECKING:
+    from memsearcher_jax.rl.metrics import RolloutStats
+    from memsearcher_jax.rl.rollout import RolloutDriver
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Step:
 
 def measure(flags: CarryOver, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
+    # JAX reads --mesh.cpu_devices when it is imported.
+    from memsearcher_jax.rl import carry_over, init_state, setup
+
     run = setup.prepare(flags.run, folder)
     config = run.config
     engine = setup.make_driver(run).executor.engine
