@@ -89,7 +89,7 @@ class ScriptedPolicy:
 
 @dataclass(frozen=True)
 class ScriptedDriver:
-    """Stands in for `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
+    """In place of `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
 
     tokenizer: ChatTokenizer
     searcher: Searcher | None

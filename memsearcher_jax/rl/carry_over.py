@@ -59,7 +59,7 @@ class Group:
 
     step: int  # to which the problem belongs
     index: int  # of the problem among those of the step
-    begun: int  # the step that sampled its oldest context, or opened the first while none is complete
+    oldest_version: int  # of its contexts; while none is complete, the step that opened the first
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
@@ -90,7 +90,8 @@ class Carried:
     def restarted(self, step: int) -> Carried:
         """The same problems, none of whose rollouts has begun, as if the rollout of `step` had taken them up."""
         fresh = [
-            replace(group, begun=step, rollouts=(PausedWorkflow(),) * len(group.rollouts)) for group in self.groups
+            replace(group, oldest_version=step, rollouts=(PausedWorkflow(),) * len(group.rollouts))
+            for group in self.groups
         ]
         return replace(self, groups=tuple(fresh))
 
@@ -213,7 +214,9 @@ class _StepRollout:
         group = self.groups[position]
         rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
         versions = (context.version for rollout in rollouts for context in rollout.contexts)
-        self.groups[position] = replace(group, rollouts=rollouts, begun=min(versions, default=group.begun))
+        self.groups[position] = replace(
+            group, rollouts=rollouts, oldest_version=min(versions, default=group.oldest_version)
+        )
         self.begun.add(position)
         if self.groups[position].complete:
             self.complete.add(position)
@@ -221,12 +224,14 @@ class _StepRollout:
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
         """The groups to train, those with the oldest contexts first and then by their order, and those to carry on."""
-        first = sorted(self.complete, key=lambda position: (self.groups[position].begun, self.groups[position].order))
+        first = sorted(
+            self.complete, key=lambda position: (self.groups[position].oldest_version, self.groups[position].order)
+        )
         trained = set(first[: self.quota])
         kept = [
             group
             for position, group in enumerate(self.groups)
-            if position not in trained and (position in self.begun or group.begun < self.step)
+            if position not in trained and (position in self.begun or group.oldest_version < self.step)
         ]
         return sorted((self.groups[position] for position in trained), key=lambda group: group.order), kept
 
@@ -234,14 +239,14 @@ class _StepRollout:
 def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
     """(positions, how many of these groups have to be complete) for which the rollout of a step waits.
 
-    As many groups as the step has problems, `quota`; and for each later step, of those that will be too old after it,
-    all but what the steps until then train. A step trains `quota` groups, unless hosts or the bound have changed at a
-    resume.
+    Of all groups `quota`, as many as the step has problems; and of those that will be too old in `later` steps, as many
+    as these steps, with `quota` each, will not train. A step trains more than `quota` only where the number of hosts
+    has changed at a resume.
     """
     bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
     needs = [(set(range(len(groups))), quota)]
     for later in range(bound + 1):
-        old = {position for position, group in enumerate(groups) if group.begun <= step - bound + later}
+        old = {position for position, group in enumerate(groups) if group.oldest_version <= step - bound + later}
         needs.append((old, len(old) - later * quota))
     return needs
 
@@ -272,7 +277,7 @@ def to_text(carried: Carried, hosts: Hosts) -> str:
         {
             "step": group.step,
             "index": group.index,
-            "begun": group.begun,
+            "oldest_version": group.oldest_version,
             "rollouts": list(map(_to_json, group.rollouts)),
         }
         for group in carried.groups
@@ -299,8 +304,9 @@ def check_carried(text: str, settings: RLConfig, changed: Sequence[tuple[str, An
             f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
             f"rl.group_size {group_size}: leave them"
         )
-    is_even = len({step for _, step in next_steps}) == 1  # else some problems of the next steps are trained already
-    for name, old, new in () if is_even and not groups else changed:
+    # Without groups under way, problems of the next steps may be trained already.
+    carries = groups or len({step for _, step in next_steps}) > 1
+    for name, old, new in changed if carries else ():
         if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
@@ -322,7 +328,7 @@ def from_text(text: str, problems: Problems, driver: RolloutDriver) -> Carried:
     def group(fields: dict[str, Any]) -> Group:
         problem = problems(fields["step"])[fields["index"]]
         rollouts = tuple(_from_json(one, problem, driver) for one in fields["rollouts"])
-        return Group(fields["step"], fields["index"], fields["begun"], problem, rollouts)
+        return Group(fields["step"], fields["index"], fields["oldest_version"], problem, rollouts)
 
     return Carried(dict(map(tuple, content["next_steps"])), tuple(map(group, content["groups"])))
 

@@ -164,7 +164,7 @@ def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
     for step, (trajectories, carried) in enumerate(done):
         versions = [context.version for one in trajectories for context in one.contexts]
         assert all(step - bound <= version <= step for version in versions)
-        assert all(group.begun > step - bound for group in carried.groups)
+        assert all(group.oldest_version > step - bound for group in carried.groups)
         assert [one.problem.id for one in trajectories[::GROUP]] == [one.problem.id for one in trajectories[1::GROUP]]
     assert any(len({context.version for context in one.contexts}) > 1 for one in trained)
     assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
@@ -254,8 +254,8 @@ def test_a_group_ages_from_its_oldest_complete_context():
     settings = RLConfig(steps=6, prompts_per_step=1, group_size=1, carry_over=2)
     run = Simulation([(1, 1), (3, 2), (1, 2), (1, 1)], 2, settings)
     done = run.run()
-    begun = [group.begun for _, carried in done[:4] for group in carried.groups if group.problem.id == "1"]
-    assert begun == [0, 1, 1]
+    versions = [group.oldest_version for _, carried in done[:4] for group in carried.groups if group.problem.id == "1"]
+    assert versions == [0, 1, 1]
     assert run.ticks[:4] == [1, 2, 1, 4]  # step 3 waits for it, step 2 does not
 
 
