@@ -1,5 +1,6 @@
 """A Cloud Storage emulator with the features that tensorstore needs: object generations and conditional writes."""
 
+import contextlib
 import json
 import re
 from http import HTTPStatus
@@ -14,6 +15,10 @@ MOVE = re.compile(r"/storage/v1/b/[^/]+/o/(.+)/moveTo/o/(.+)")  # with which gcs
 
 class Handler(server.RequestHandler):
     """https://cloud.google.com/storage/docs/request-preconditions"""
+
+    def handle(self):
+        with contextlib.suppress(ConnectionError):  # a client may leave before it has read a response
+            super().handle()
 
     def do_POST(self):
         if move := MOVE.fullmatch(urlsplit(self.path).path):
