@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import jax
+import pytest
 
 from memsearcher_jax.launch import cli
 from memsearcher_jax.planning.tpu_plan import resident_memory
@@ -20,6 +21,7 @@ def held_bytes():
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
+@pytest.mark.slow
 def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     """The update and publishing have the memory of the sampler, also in the second step."""
     config = cli.load_preset("nano")

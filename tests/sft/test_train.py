@@ -75,6 +75,7 @@ def assert_same_metrics(run_folder, out):
         }
 
 
+@pytest.mark.slow
 def test_adapters_learn_from_demonstrations_and_are_exported(run_folder, tmp_path):
     out, adapter, merged = tmp_path / "run", tmp_path / "adapter", tmp_path / "merged"
     words = [*SMALL.split(), "--model.path", str(run_folder), "--model.lora_rank", "4", "--out", str(out)]
@@ -95,6 +96,7 @@ def test_examples_longer_than_a_row_are_dropped_and_counted(run_folder):
     assert all(step["updates"] > 0 for step in steps)
 
 
+@pytest.mark.slow
 def test_stream_policies_train_with_the_same_command(tmp_path):
     out = tmp_path / "run"
     tpu_train.main([*STREAMS.split(), "--rl.steps", "3", "--out", str(out)])
