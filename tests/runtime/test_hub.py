@@ -169,7 +169,7 @@ def test_commands_take_repositories(hub, tmp_path, capsys):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A finished run as far as a model card reads it: settings, card and curves, with an evaluation beside it."""
+    """A finished run as far as a model card reads it: settings, card, curves and an evaluation."""
     folder = tmp_path / "run"
     folder.mkdir()
     run_dir.write_run_config(
