@@ -15,7 +15,7 @@ from memsearcher_jax.sft.config import SFTConfig
 
 
 def smollm2_warmstart() -> RunConfig:
-    """240 questions, and the steps of each as questions of their own; a step has several mini-batches."""
+    """360 questions, and one step of every second one as a question of its own; a step has several mini-batches."""
     base = smollm2()
     return replace(
         base,
@@ -26,9 +26,9 @@ def smollm2_warmstart() -> RunConfig:
             grad_accum_steps=4,
             learning_rate=1.5e-3,
             warmup_steps=8,
-            decay_steps=160,
+            decay_steps=85,
             adam_b2=0.98,
         ),
-        rl=RLConfig(method="sft", steps=30, prompts_per_step=8, checkpoint_every=15),
-        sft=SFTConfig(measure_every=15),
+        rl=RLConfig(method="sft", steps=30, prompts_per_step=12, checkpoint_every=15),
+        sft=SFTConfig(measure_every=5),
     )

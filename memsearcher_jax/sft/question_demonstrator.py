@@ -17,8 +17,9 @@ from memsearcher_jax.sft.question_steps import decompose
 from memsearcher_jax.sft.search_demonstrator import format_answer, format_memory, format_search
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, Search, SearchResult
 
-FIRST, LAST, ANSWER = "First: {} Then: {}", "Last: {} Then: answer.", "The memory has the answer."
-"""Thoughts: before a search that another one follows, before the last one, and before the answer."""
+PLAN, ANSWER = "{} Then: {}", "The memory has the answer."
+"""Thoughts before a search, and before the answer. What follows is said after what is asked first: a model that begins
+with "First" or "Last" chooses by the question's first word."""
 UNKNOWN = "that person"
 """In a thought, the person that the page will name: relations lead to persons."""
 NOTHING = "Nothing."
@@ -65,10 +66,10 @@ class QuestionDemonstrator:
     def _thought(self, title: str, name: str) -> str:
         """What the page has to answer, so that the memory follows from the thought and the passage."""
         if parts := decompose(self.asked, name, UNKNOWN):
-            return FIRST.format(*parts)
+            return PLAN.format(*parts)
         others = set(self.problem.supporting_titles) - self.visited - {title}
         follows = others and self.asked == self.problem.question
-        return FIRST.format(f"{name}.", "another page.") if follows else LAST.format(self.asked)
+        return PLAN.format(f"{name}.", "another page.") if follows else PLAN.format(self.asked, "answer.")
 
     def _read(self, shown: str) -> str:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""

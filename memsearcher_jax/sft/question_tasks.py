@@ -15,6 +15,7 @@ from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.reward_fn import score_answer
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run, workflow_factory
 from memsearcher_jax.sft.examples import context_examples, demonstrate, span_examples
 from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
@@ -25,6 +26,7 @@ from memsearcher_jax.types import Problem, ScoredTrajectory, Trajectory
 DEMONSTRATED = ("memsearcher", "react")
 """The workflows whose searches and answers the script writes."""
 DECIDED_SPANS = {
+    "plan": re.compile(r"^(.* Then: (?!answer\.).*?)</think>"),
     "query": re.compile(r'"query": "(.*?)"'),
     "next": re.compile(r"(Next: (?!answer ).*?)[.?]</memory>"),
     "answer": re.compile(r"[>?] ?([^<>?]*\. Next: answer .*?)\.</memory>"),
@@ -39,8 +41,9 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     problems = loader.batch(step * count, count)
     demonstrations = make_demonstrations(run, problems)
     metrics = answer_metrics([summarize_trajectory(one) for one in demonstrations])
-    # With whole questions alone a model learns to follow the link in any case.
-    others = [part for problem in problems for part in steps(problem)]
+    # With whole questions alone a model learns to follow the link in any case; with all of their steps, hardly ever.
+    rng = named_rng(run.config.seed, "steps", step)
+    others = [parts[rng.integers(len(parts))] for problem in problems[::2] if (parts := steps(problem))]
     demonstrations += filter(is_right, make_demonstrations(run, others))
     return context_examples([usable_part(one) for one in demonstrations]), metrics
 

@@ -56,8 +56,8 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
         "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
     ]
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
-        "First: Who is the director of film Ave Caesar!? Then: Where was that person born?",
-        "Last: Where was Alexander Korda born? Then: answer.",
+        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Where was Alexander Korda born? Then: answer.",
         ANSWER,
     ]
 
@@ -73,7 +73,7 @@ def test_a_history_gets_as_a_thought_what_a_memory_would_hold():
     )
     assert score == 1
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
-        "First: Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
         "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
         "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
     ]
@@ -84,8 +84,8 @@ def test_a_question_that_names_no_relation_is_followed_by_its_pages():
     outcome, _ = play("Where was the man behind Ave Caesar! born?", "Túrkeve", titles)
     assert outcome.answer == "Túrkeve"
     assert [turn.reply.partition("</think>")[0] for turn in outcome.turns[:-1]] == [
-        "First: Ave Caesar. Then: another page.",
-        "Last: Where was the man behind Ave Caesar! born? Then: answer.",
+        "Ave Caesar. Then: another page.",
+        "Where was the man behind Ave Caesar! born? Then: answer.",
     ]
     assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
 

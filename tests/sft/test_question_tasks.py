@@ -1,6 +1,7 @@
 """The warm start from real questions: what is imitated, and training with the usual command."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,10 @@ def flags(tmp_path):
 @pytest.fixture
 def run(flags, tmp_path):
     return setup.prepare(cli.parse(tpu_train.Train, flags).run, tmp_path / "workspace")
+
+
+def trained_texts(run, examples):
+    return [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
 
 
 def test_contexts_up_to_a_failed_search_are_imitated(run):
@@ -108,22 +113,27 @@ def test_questions_about_the_pages_are_files(tmp_path, flags, capsys):
 
 def test_only_the_replies_of_the_script_are_trained(run):
     examples, metrics = question_tasks.step_examples(run, 0)
-    whole, who_directed, where_born = 3 + 3 + 1, 3 * 2, 2 * 2
-    assert len(examples) == whole + who_directed + where_born, "the page of the last director is missing"
     assert metrics["exact_match"] == pytest.approx(2 / 3)
-    replies = [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
-    assert sum("Next: answer Delft." in reply for reply in replies) == 2
-    assert sum("Next: answer Ann Low." in reply for reply in replies) == 1
-    assert all("question>" not in reply for reply in replies)
+    assert not any("question>" in reply for reply in trained_texts(run, examples))
+
+
+def test_single_steps_of_every_second_question_are_demonstrated_too(run):
+    asked = Counter()
+    for step in range(8):
+        replies = trained_texts(run, question_tasks.step_examples(run, step)[0])
+        thoughts = [reply.partition("</think>")[0] for reply in replies]
+        assert sum(thought.endswith(" Then: Where was that person born?") for thought in thoughts) == len(FILMS)
+        answered_whole, single_steps = 2, 2  # the second step of Rare Bird has no page
+        assert 0 < sum(thought.endswith(" Then: answer.") for thought in thoughts) - answered_whole <= single_steps
+        asked.update(thoughts)
+    assert asked["Who is the director of Paradox? Then: answer."] > 0
+    assert asked["Where was Bob Hay born? Then: answer."] > 8, "as the end of the whole question, and alone"
 
 
 def test_held_out_examples_train_one_decision_each(run):
     held_out = question_tasks.held_out_examples(run)
-    texts = {
-        name: [run.tokenizer.transcript(example.ids[example.sampled]) for example in examples]
-        for name, examples in held_out.items()
-    }
-    assert texts == {
+    assert {name: trained_texts(run, examples) for name, examples in held_out.items()} == {
+        "plan": ["Who is the director of Old Film? Then: Where was that person born?"],
         "query": ["Old Film", "Di Fox"],
         "next": ["Next: Where was Di Fox born"],
         "answer": ["Bonn. Next: answer Bonn"],
