@@ -128,6 +128,7 @@ def test_single_steps_of_every_second_question_are_demonstrated_too(run):
         asked.update(thoughts)
     assert asked["Who is the director of Paradox? Then: answer."] > 0
     assert asked["Where was Bob Hay born? Then: answer."] > 8, "as the end of the whole question, and alone"
+    assert asked["Where was Cy Orr born? Then: answer."] == 0, "its page is missing, so its demonstration is not right"
 
 
 def test_held_out_examples_train_one_decision_each(run):
