@@ -44,7 +44,7 @@ def step_examples(run: Run, step: int) -> tuple[list[TrainingExample], Metrics]:
     # With whole questions alone a model learns to follow the link in any case; with all of their steps, hardly ever.
     rng = named_rng(run.config.seed, "steps", step)
     others = [parts[rng.integers(len(parts))] for problem in problems[::2] if (parts := steps(problem))]
-    demonstrations += filter(is_right, make_demonstrations(run, others))
+    demonstrations += make_demonstrations(run, others)
     return context_examples([usable_part(one) for one in demonstrations]), metrics
 
 
