@@ -137,7 +137,7 @@ def test_sigterm_while_hosts_join_exits_with_85(start_host):
 
 
 def test_the_loss_of_a_host_that_has_joined_exits_with_85(start_host):
-    """Where the coordinator is lost before it answers this host, JAX tries again until the timeout and 5 seconds more."""
+    """If the coordinator is lost before it answers this host, JAX retries until the timeout and 5 seconds more."""
     coordinator, host = start_host(0, 30, "dies"), start_host(1, 30)
     assert coordinator.wait(60) == 9
     _, errors = host.communicate(timeout=60)
