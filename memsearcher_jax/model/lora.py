@@ -93,6 +93,10 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     """
     directory = Path(directory)
     path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{directory} holds no adapters (no {CONFIG_FILE}): launch/export_hf.py --adapter writes those of a run"
+        )
     settings = read_json(path)
     for name, accepted in SUPPORTED.items():
         if settings.get(name, accepted[0]) not in accepted:

@@ -138,6 +138,8 @@ def test_other_variants_are_refused(tmp_path, changes, message):
 
 
 def test_incomplete_folders_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no adapters .*: launch/export_hf.py --adapter writes"):
+        lora.read_adapters(tmp_path, NANO)
     lora.write_adapters(tmp_path, CONFIG, adapters_of(CONFIG), "base", "float32")
     save_file({}, tmp_path / lora.WEIGHTS_FILE)
     with pytest.raises(ValueError, match=r"adapter_model.safetensors holds no adapters"):
