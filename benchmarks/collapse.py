@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 from learning import command, markdown
 
-from memsearcher_jax.report.metrics import METRICS_FILE, Metrics, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
 
 COLLAPSING = [
     *("--config", "tiny", "--training.learning_rate", "9e-3"),  # 30 times that of the preset

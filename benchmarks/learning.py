@@ -25,7 +25,7 @@ from common import REPOSITORY
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.page.run_data import read_run
 from memsearcher_jax.report.plots import COLORS, running_mean
 from memsearcher_jax.types import StopReason, TrajectorySummary

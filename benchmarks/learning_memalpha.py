@@ -32,9 +32,9 @@ from learning import (
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.report.plots import COLORS
-from memsearcher_jax.report.trajectories import read_trajectories, step_path
 
 PRESET = ["--config", "tiny_memalpha"]
 BASELINES = ("position", "pooled")

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from memsearcher_jax.config import check
 from memsearcher_jax.launch.cli import load_preset
+from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.report.console import show_trajectory
-from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.report.plots import training_curves
-from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import init_state, loop, setup
 from memsearcher_jax.runtime.run_dir import open_run_folder
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
-from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.retrieval.documents import (
     DOCUMENT_LIBRARIES,
     READERS,

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.ranges import Count, LargeCount
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder import index_estimate
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir

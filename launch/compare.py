@@ -20,6 +20,7 @@ from rich.console import Console
 from memsearcher_jax.agent.reward import answer_scores
 from memsearcher_jax.config import differences, settings
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluations, show_comparison
 from memsearcher_jax.report.console import make_table, safe_text
@@ -31,7 +32,6 @@ from memsearcher_jax.report.expected import (
     read_experiments,
     show_checked,
 )
-from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.runtime.card import card_differences, read_card
 from memsearcher_jax.runtime.run_dir import read_run_config
 

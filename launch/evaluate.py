@@ -32,6 +32,7 @@ from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs, sweep
+from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import (
     RESULTS_FILE,
@@ -40,7 +41,6 @@ from memsearcher_jax.report.evaluation import (
     show_evaluation,
     summarize_evaluation,
 )
-from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, summarize_streams
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.card import add_results, write_card

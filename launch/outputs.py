@@ -13,7 +13,7 @@ from typing import Any
 
 from memsearcher_jax import file_lock
 from memsearcher_jax.jsonl import encode_floats
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.evaluation import WEIGHTS_FILE
 from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, RUN_FILE, TOKENIZER, is_run
 

@@ -23,10 +23,10 @@ import tyro
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, TpuSlice, Workload
 from memsearcher_jax.ranges import CountOrZero
-from memsearcher_jax.report.trajectories import read_trajectories
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:

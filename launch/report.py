@@ -18,9 +18,9 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.evaluation import RESULTS_FILE
-from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
 from memsearcher_jax.runtime.card import CARD_FILE, read_card
 

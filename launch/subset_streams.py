@@ -17,8 +17,8 @@ from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.subset import stratified_subset, stream_row
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count, CountOrZero, Seed
-from memsearcher_jax.report.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
 
 

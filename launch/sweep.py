@@ -23,8 +23,8 @@ from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.config import RunConfig, check, from_dict, settings, to_dict
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.plots import running_mean
 from memsearcher_jax.report.sweep import SweepPoint, show_sweep, write_sweep_page
 from memsearcher_jax.runtime.run_dir import is_run, write_run_config
@@ -32,7 +32,7 @@ from memsearcher_jax.runtime.run_dir import is_run, write_run_config
 if TYPE_CHECKING:
     from memsearcher_jax.launch.evaluate import Evaluate, Evaluated
     from memsearcher_jax.launch.tpu_train import Train
-    from memsearcher_jax.report.progress import Progress
+    from memsearcher_jax.logs.progress import Progress
 
 SWEEP_FILE, PAGE = "sweep.json", "sweep.html"
 TEST = "test"  # the directory of the evaluation in that of a training run

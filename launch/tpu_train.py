@@ -24,12 +24,12 @@ from rich.console import Console
 from memsearcher_jax.config import differences, to_dict
 from memsearcher_jax.launch import cli, outputs, remote_output, sweep
 from memsearcher_jax.launch.report import has_ended
-from memsearcher_jax.report import trackers
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from memsearcher_jax.logs import trackers
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from memsearcher_jax.logs.progress import Progress, format_metrics
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-from memsearcher_jax.report.progress import Progress, format_metrics
 from memsearcher_jax.report.statistics import bootstrap_mean
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption

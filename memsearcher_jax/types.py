@@ -296,7 +296,7 @@ class TrajectorySummary:
     step: int | None = None  # training step
     counts: dict[str, int] = field(default_factory=dict)  # of `Outcome`
     versions: tuple[int, ...] = ()  # of the policy that sampled each context
-    failure: str = ""  # why the answer is wrong, a key of `report.trajectories.FAILURES`; "" if it is right or unscored
+    failure: str = ""  # why the answer is wrong, a key of `logs.trajectories.FAILURES`; "" if it is right or unscored
 
     @property
     def correct(self) -> bool | None:

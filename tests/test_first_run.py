@@ -11,10 +11,10 @@ import pytest
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.report.metrics import read_metrics
-from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.rl.search_executor import search_all
 from memsearcher_jax.rl.tokenizer import ChatTokenizer

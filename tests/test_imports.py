@@ -23,7 +23,8 @@ PACKAGES = {
     "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers", "gguf"},
     "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
     "training": {f"{PACKAGE}.model", RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
-    "report": {TYPES, JSONL, "numpy", "matplotlib", "tensorboardX", "wandb", "rich"},
+    "logs": {TYPES, JSONL, "numpy", "tensorboardX", "wandb", "rich"},
+    "report": {f"{PACKAGE}.agent", f"{PACKAGE}.logs", TYPES, JSONL, "numpy", "scipy", "matplotlib", "rich"},
 }
 LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
     f"{PACKAGE}.config",
@@ -120,7 +121,8 @@ def test_the_table_names_every_package():
         ("agent/run.py", "import importlib\nimportlib.import_module('jax')", {"jax"}),
         ("agent/run.py", "__import__(name)", {"a computed name"}),
         ("report/plots.py", "from memsearcher_jax import types", set()),
-        ("report/plots.py", "from memsearcher_jax.agent import reward", {f"{PACKAGE}.agent.reward"}),
+        ("report/plots.py", "from memsearcher_jax.agent import reward", set()),
+        ("logs/metrics.py", "from memsearcher_jax.agent import reward", {f"{PACKAGE}.agent.reward"}),
         ("report/plots.py", "from memsearcher_jax.types_of_mine import x", {f"{PACKAGE}.types_of_mine.x"}),
         ("sampling/engine.py", "from memsearcher_jax.training import packing", {f"{PACKAGE}.training.packing"}),
         ("training/packing.py", "from memsearcher_jax import sampling", {f"{PACKAGE}.sampling"}),
@@ -139,7 +141,7 @@ def test_init_files_are_empty(path):
     assert (ROOT / path).read_bytes() == b""
 
 
-@pytest.mark.parametrize("path", ["agent", "report", "config.py"])
+@pytest.mark.parametrize("path", ["agent", "logs", "report", "config.py"])
 def test_importing_does_not_import_jax(path):
     paths = [Path(PACKAGE, path)] if path.endswith(".py") else modules(f"{PACKAGE}/{path}")
     names = [".".join(path.with_suffix("").parts) for path in paths]

@@ -15,10 +15,10 @@ import pytest
 from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.launch.cli import load_preset
+from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
-from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.rl import carry_over, init_state, reward_fn, setup
 from memsearcher_jax.rl.loop import train
 from memsearcher_jax.runtime import load_weights, run_dir

@@ -17,13 +17,13 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.trajectories import read_trajectories, summarize_trajectory
 from memsearcher_jax.report.console import make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import RESULTS_FILE, WEIGHTS_FILE, read_results
 from memsearcher_jax.report.memory_quality import MemoryRules, memory_quality
-from memsearcher_jax.report.metric_names import MetricName
 from memsearcher_jax.report.published_results import ScoreAnswer, find_published, match_problems, read_published
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, N_RESAMPLES, PairedComparison, paired_comparison
-from memsearcher_jax.report.trajectories import read_trajectories, summarize_trajectory
 from memsearcher_jax.types import Problem, ScoredTrajectory, StopReason
 
 MAX_QUESTION_CHARACTERS, MAX_ANSWER_CHARACTERS = 80, 32  # in the printed tables

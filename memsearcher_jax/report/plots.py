@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
-from memsearcher_jax.report.metrics import Metrics, read_metrics
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
+from memsearcher_jax.logs.metrics import Metrics, read_metrics
 from memsearcher_jax.report.statistics import mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.report.evaluation import SCORES, EvaluationResult, percent
 from memsearcher_jax.report.page import tables

@@ -32,7 +32,7 @@ class RolloutBatch:
     examples: Sequence[TrainingExample]
     summaries: Sequence[TrajectorySummary]  # one for each trajectory
     stats: RolloutStats = field(default_factory=RolloutStats)
-    trajectories: bytes = b""  # a trajectory file, as `report.trajectories` writes it; empty if none are kept
+    trajectories: bytes = b""  # a trajectory file, as `logs.trajectories` writes it; empty if none are kept
 
     def mixed_groups(self, group_size: int) -> list[bool]:
         """For each group, whether the rewards of its trajectories differ."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax
 
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trajectories import (
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import (
     append_trajectory,
     compress_trajectories,
     open_log,

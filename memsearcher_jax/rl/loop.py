@@ -25,11 +25,11 @@ from pathlib import Path
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.data.problems import ProblemLoader
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.metrics import Metrics, MetricsWriter
-from memsearcher_jax.report.progress import Progress
-from memsearcher_jax.report.trajectories import compress_trajectories, step_path, summarize_trajectory
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.trajectories import compress_trajectories, step_path, summarize_trajectory
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.batch import RolloutBatch, concatenate, exchange
 from memsearcher_jax.rl.carry_over import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.trajectories import FAILURES
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.trajectories import FAILURES
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import StopReason, TrajectorySummary
 

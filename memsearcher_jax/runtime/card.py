@@ -25,7 +25,7 @@ from typing import Any
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.jsonl import encode_floats, flatten, parse_object
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, file_sha256
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS, is_run, located

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.ranges import Count, NonNegative, PositiveFraction, Probability
-from memsearcher_jax.report.metric_names import MetricName
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.report.page.run_data import evenly_spaced
 from memsearcher_jax.runtime.run_dir import BUCKET_FILE, CHECKPOINTS, DATA, INDEX, RUN_FILE
 

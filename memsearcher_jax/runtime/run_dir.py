@@ -17,8 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
-from memsearcher_jax.report.atomic_write import atomic_write
 
 PACKAGED = "package:"
 RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"

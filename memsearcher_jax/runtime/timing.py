@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import jax
 
-from memsearcher_jax.report.metric_names import PHASE_PREFIX
+from memsearcher_jax.logs.metric_names import PHASE_PREFIX
 
 
 class Timer:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memsearcher_jax.data.problems import ProblemLoader
-from memsearcher_jax.report.metrics import Metrics
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.metrics import Metrics
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.reward_fn import score_answer
 from memsearcher_jax.rl.rng import named_rng

@@ -22,8 +22,8 @@ from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
-from memsearcher_jax.report.metrics import Metrics
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.metrics import Metrics
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.reward_fn import score_answer

@@ -28,7 +28,7 @@ from memsearcher_jax.data.synthetic.streams import (
     make_stories,
     select_statements,
 )
-from memsearcher_jax.report.metrics import Metrics
+from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.tokenizer import ChatTokenizer

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.data.questions import check_disjoint
-from memsearcher_jax.report.metrics import Metrics, MetricsWriter
-from memsearcher_jax.report.progress import Progress
+from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
+from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.init_state import RunState
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run

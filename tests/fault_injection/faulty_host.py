@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.launch import cli, tpu_train
-from memsearcher_jax.report.progress import Progress
+from memsearcher_jax.logs.progress import Progress
 
 VARIABLE = "FAULTS"
 PHASES = ("rollout", "rewards", "gather", "update", "publish", "evaluate", "write")

@@ -9,7 +9,7 @@ import pytest
 import run_job
 from faulty_host import Fault
 
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 
 SMALL = """
     --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8 --agent.max_turns 2

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import ask, cli, evaluate, export_hf, outputs, tpu_train
-from memsearcher_jax.report.metrics import read_metrics
-from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.runtime import run_dir
 from memsearcher_jax.runtime.card import add_results, read_card
 from memsearcher_jax.training import checkpoint

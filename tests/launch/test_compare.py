@@ -11,8 +11,8 @@ import pytest
 
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.launch import cli, compare, evaluate
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trajectories import compress_trajectories
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.runtime.card import write_card
 from memsearcher_jax.types import (
     Context,

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from memsearcher_jax.launch import evaluate
-from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.distributed import Hosts
 

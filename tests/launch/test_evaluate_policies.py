@@ -11,9 +11,9 @@ import pytest
 from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.report.evaluation import SCORES
 from memsearcher_jax.report.memory_quality import MemoryRules, mean_metrics, memory_quality
-from memsearcher_jax.report.trajectories import read_trajectories
 from memsearcher_jax.runtime.run_dir import read_run_config
 from memsearcher_jax.sft.config import NO_ERRORS
 from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator

@@ -16,7 +16,7 @@ from memsearcher_jax.config import from_dict
 from memsearcher_jax.configs.qwen7b import qwen7b
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate, sweep
-from memsearcher_jax.report.trajectories import read_log, read_trajectories
+from memsearcher_jax.logs.trajectories import read_log, read_trajectories
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.setup import open_search
 from memsearcher_jax.runtime.run_dir import read_run_config

@@ -10,12 +10,12 @@ import pytest
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, plan_tpu
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, with_rows
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trajectories import compress_trajectories
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 

@@ -10,7 +10,7 @@ import pytest
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, evaluate, export_hf, remote_output, tpu_train
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime.remote_dir import RemoteDir
 from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
 

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from memsearcher_jax.launch import report
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metrics import METRICS_FILE
-from memsearcher_jax.report.trajectories import compress_trajectories
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import METRICS_FILE
+from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.runtime.card import add_results
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 

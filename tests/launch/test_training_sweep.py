@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memsearcher_jax.launch import sweep, tpu_train
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime.run_dir import read_run_config
 
 

@@ -5,7 +5,7 @@ import pytest
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import evaluate, tpu_train
-from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.logs.trajectories import read_trajectories
 
 
 @pytest.mark.slow

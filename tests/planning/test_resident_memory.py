@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from memsearcher_jax.launch import cli
+from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.planning.tpu_plan import resident_memory
-from memsearcher_jax.report.progress import Progress
 from memsearcher_jax.rl import init_state, loop, setup
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.report.plots import PANELS, draw_panels, family_panels, running_mean, training_curves
 
 

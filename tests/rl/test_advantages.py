@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.agent.reward import token_f1
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import answer_metrics

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig

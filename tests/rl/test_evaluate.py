@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.report.trajectories import append_trajectory, open_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import append_trajectory, open_log, summarize_trajectory
 from memsearcher_jax.rl import reward_fn
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 
 TRAIN = Path(cli.__file__).with_name("tpu_train.py")
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.report.trajectories import summarize_trajectory
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.retrieval.server.client import CircuitBreaker, SearchClient, ServiceUnavailable
 from memsearcher_jax.rl import search_executor

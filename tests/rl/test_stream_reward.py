@@ -12,7 +12,7 @@ from memsearcher_jax.agent.memalpha import prompts
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl import stream_reward
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig

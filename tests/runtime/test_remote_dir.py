@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime import remote_dir
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
 from memsearcher_jax.runtime.run_dir import checkpoints_of

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.agent.memalpha.memory import Memory
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import evaluate
-from memsearcher_jax.report.trajectories import read_trajectories
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.runtime.run_dir import located

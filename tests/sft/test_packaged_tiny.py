@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.rl.evaluate import evaluate
 from memsearcher_jax.rl.metrics import answer_metrics

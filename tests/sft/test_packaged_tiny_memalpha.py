@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.report.metrics import read_metrics
-from memsearcher_jax.report.trajectories import summarize_trajectory
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.rl.evaluate import evaluate
 from memsearcher_jax.rl.metrics import stream_metrics

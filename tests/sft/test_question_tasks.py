@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.launch import cli, split_questions, tpu_train
-from memsearcher_jax.report.metrics import read_metrics
+from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.rl import setup
 from memsearcher_jax.sft import question_tasks
 from memsearcher_jax.sft import train as sft

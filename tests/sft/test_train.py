@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.launch import export_hf, tpu_train
-from memsearcher_jax.report.metrics import read_metrics
-from memsearcher_jax.report.progress import Progress
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.runtime import preemption
 
 SMALL = """

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import format_number
 from memsearcher_jax.report.memory_quality import MemoryRules
-from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.page import tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, distinct_labels, groups_of, read_run

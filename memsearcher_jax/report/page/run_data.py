@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from memsearcher_jax.jsonl import numbered_lines, parse_object
+from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
+from memsearcher_jax.logs.trajectories import decode_trajectory, log_lines, summarize_trajectory
 from memsearcher_jax.report.evaluation import RESULTS_FILE
-from memsearcher_jax.report.metrics import METRICS_FILE, Metrics, read_metrics
-from memsearcher_jax.report.trajectories import decode_trajectory, log_lines, summarize_trajectory
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
 MIN_STEPS_TO_SPLIT = 4  # a shorter training run is not divided into its beginning and its end

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memsearcher_jax.jsonl import flatten
+from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
+from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_number
 from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
-from memsearcher_jax.report.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
-from memsearcher_jax.report.metrics import Metrics
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup
 from memsearcher_jax.report.page.svg import escape_html, share_bar
 from memsearcher_jax.report.statistics import mean, wilson_interval

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from memsearcher_jax.agent import protocol, reward
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.report.memory_quality import MemoryRules
 from memsearcher_jax.report.page.html import write_page
-from memsearcher_jax.report.trajectories import compress_trajectories
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import (
     Context,

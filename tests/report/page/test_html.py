@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import protocol, reward
-from memsearcher_jax.report.atomic_write import atomic_write
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
 from memsearcher_jax.report.memory_quality import MemoryRules
-from memsearcher_jax.report.metrics import MetricsWriter
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.page.records import embedded_json
-from memsearcher_jax.report.trajectories import compress_trajectories, step_path
 from memsearcher_jax.types import (
     Context,
     Outcome,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metrics import MetricsWriter
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.trajectories import compress_trajectories, context_lengths, step_path
 from memsearcher_jax.report.page.run_data import (
     choose_files,
     distinct_labels,
@@ -20,7 +21,6 @@ from memsearcher_jax.report.page.run_data import (
 )
 from memsearcher_jax.report.page.svg import Line, line_chart, ticks
 from memsearcher_jax.report.statistics import wilson_interval
-from memsearcher_jax.report.trajectories import compress_trajectories, context_lengths, step_path
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 

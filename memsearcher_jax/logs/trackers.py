@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from memsearcher_jax.report.trajectories import read_trajectories, step_path
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.types import ScoredTrajectory
 
 TrackerName = Literal["tensorboard", "wandb"]

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from memsearcher_jax.report import trackers
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metrics import MetricsWriter
-from memsearcher_jax.report.trajectories import compress_trajectories, step_path
+from memsearcher_jax.logs import trackers
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
 from memsearcher_jax.types import Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 

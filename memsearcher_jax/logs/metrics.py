@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, parse_object
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trackers import TensorBoard, TrackerName, WeightsAndBiases
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trackers import TensorBoard, TrackerName, WeightsAndBiases
 
 METRICS_FILE = "metrics.jsonl"
 Metrics = dict[str, float]

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from memsearcher_jax.report.metric_names import PHASE_PREFIX, MetricName
+from memsearcher_jax.logs.metric_names import PHASE_PREFIX, MetricName
 
 # The metrics of a step that are displayed, in this order, with their format.
 DISPLAYED: tuple[tuple[str, str], ...] = (

@@ -2,8 +2,8 @@
 
 import io
 
-from memsearcher_jax.report.metric_names import MetricName
-from memsearcher_jax.report.progress import Progress, format_metrics
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.progress import Progress, format_metrics
 
 METRICS = {
     "time/rollout": 12.34,

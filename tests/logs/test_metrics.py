@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_line
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.metrics import MetricsWriter, read_metrics
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 
 
 def write_steps(directory, steps, **options):

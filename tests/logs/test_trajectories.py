@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.atomic_write import atomic_write
-from memsearcher_jax.report.trajectories import compress_trajectories, failure, read_trajectories, step_path
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import compress_trajectories, failure, read_trajectories, step_path
 from memsearcher_jax.types import (
     Context,
     Outcome,
