@@ -1,5 +1,6 @@
 """The warm start from real questions: what is imitated, and training with the usual command."""
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -173,3 +174,11 @@ def test_the_usual_command_trains_on_them(flags, tmp_path):
     steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert all(0 <= steps[-1][f"probability/{name}"] <= 1 for name in question_tasks.DECIDED_SPANS)
+
+
+def test_the_demonstrations_of_a_step_are_as_recorded(run):
+    """As recorded from version 0.2.0."""
+    digest = hashlib.sha256()
+    for example in question_tasks.step_examples(run, 0)[0]:
+        digest.update(example.ids.tobytes() + b"|" + example.sampled.tobytes() + b"\n")
+    assert digest.hexdigest()[:16] == "82d83873a2e37ff9"
