@@ -32,8 +32,6 @@ from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_job
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import SamplerStats
-from memsearcher_jax.testing import TinyIndex
-from memsearcher_jax.types import Passage
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -159,7 +157,7 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
     settings = sampling_config(flags, workload.CONTEXT, tuple(slots * quarter // 4 for quarter in (1, 2, 3)))
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)
-    executor = WorkflowExecutor(engine, workload.NumberTokenizer(), TinyIndex((Passage("0", ""),)))
+    executor = WorkflowExecutor(engine, workload.NumberTokenizer(), workload.NoPassages())
     driver = RolloutDriver(executor, workload.workflow_of(load))
     jobs = make_jobs(workload.problems(load), 1)
 

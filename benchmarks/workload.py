@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memsearcher_jax.testing import make_prompt
 from memsearcher_jax.types import (
     Completion,
     FinishReason,
     Generate,
     Outcome,
+    Passage,
     Problem,
     Prompt,
     Query,
@@ -87,7 +87,8 @@ def workflow_of(workload: Workload) -> Callable[[Problem], Workflow]:
         memory = ""
         turns = problem.metadata["plan"].turns
         for number, turn in enumerate(turns, start=1):
-            yield Generate(make_prompt(system, problem.question, bridge, memory, suffix), turn.think)
+            prompt = Prompt.of(system, ("question", problem.question), bridge, ("memory", memory), suffix)
+            yield Generate(prompt, turn.think)
             if number == len(turns):
                 return Outcome(StopReason.ANSWERED)
             yield Search((Query(problem.question, 1),))
@@ -100,6 +101,13 @@ def workflow_of(workload: Workload) -> Callable[[Problem], Workflow]:
 
 def words(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
+
+
+class NoPassages:
+    """A `Searcher` that finds one empty passage."""
+
+    def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
+        return [[Passage("0", "")] for _ in queries]
 
 
 class NumberTokenizer:

@@ -19,9 +19,9 @@ from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.rl.search_executor import search_all
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import load_weights, run_dir
-from memsearcher_jax.testing import ScriptedPolicy
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.types import StopReason
+from tests.support import ScriptedPolicy
 
 pytestmark = pytest.mark.slow
 

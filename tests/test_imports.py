@@ -51,7 +51,6 @@ MODULES = {
     "ranges": {"annotated_types"},
     # Every command imports it before JAX; a test below checks that it does not import JAX.
     "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {JSONL, RANGES, "annotated_types"},
-    "testing": {PACKAGE, "numpy", "tokenizers"},
 }
 OUTSIDE = {
     "configs": {PACKAGE},
@@ -128,7 +127,6 @@ def test_the_table_names_every_package():
         ("training/packing.py", "from memsearcher_jax import sampling", {f"{PACKAGE}.sampling"}),
         ("training/update.py", "import flax.linen as nn", {"flax.linen"}),
         ("rl/loop.py", "import launch.cli, cli", {"launch.cli", "cli"}),
-        ("rl/loop.py", "from memsearcher_jax.testing import TinyIndex", {f"{PACKAGE}.testing.TinyIndex"}),
         ("config.py", "import jax", {"jax"}),
     ],
 )

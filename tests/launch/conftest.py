@@ -13,7 +13,7 @@ import yaml
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import init_state, setup
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS
-from memsearcher_jax.testing import ScriptedDriver
+from memsearcher_jax.sft.examples import scripted_trajectory
 
 SMALL = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
@@ -118,6 +118,19 @@ def corpus(tmp_path):
     return file
 
 
+class ScriptedDriver:
+    """In place of `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
+
+    def __init__(self, run, make_workflow, make_policy):
+        self.run_parts, self.make_workflow, self.make_policy = (run.searcher, run.tokenizer), make_workflow, make_policy
+
+    def run(self, jobs, params, key):
+        """Yields trajectories one after the other; all log-probabilities are 0."""
+        for job in jobs:
+            workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
+            yield job, scripted_trajectory(job.problem, workflow, policy, *self.run_parts, job.rollout)
+
+
 @pytest.fixture(scope="session")
 def scripted_into():
     """Runs launch/evaluate.py into a folder with a scripted policy for each problem; returns its results, or None."""
@@ -126,7 +139,7 @@ def scripted_into():
         def make_driver(run, *, evaluation):
             agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
             workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
-            return ScriptedDriver(run.tokenizer, run.searcher, workflow, make_script)
+            return ScriptedDriver(run, workflow, make_script)
 
         settings = [] if "--resume" in flags else SCRIPTED.split()
         with pytest.MonkeyPatch.context() as patch:

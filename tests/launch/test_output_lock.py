@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import evaluate, outputs, tpu_train
-from memsearcher_jax.testing import ScriptedPolicy
+from tests.support import ScriptedPolicy
 
 BUSY = "another process is writing --out"
 

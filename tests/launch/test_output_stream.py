@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import cli, compare, evaluate
-from memsearcher_jax.testing import ScriptedPolicy
+from tests.support import ScriptedPolicy
 
 
 def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):

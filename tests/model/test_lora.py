@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from memsearcher_jax.model import lora, qwen, sharding, weights
 from memsearcher_jax.model.config import LORA_TARGETS, MeshConfig
-from memsearcher_jax.testing import NANO
+from tests.support import NANO
 
 CONFIG = replace(NANO, lora_rank=4, lora_alpha=8.0, compute_dtype="float32")
 

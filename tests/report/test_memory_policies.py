@@ -11,8 +11,8 @@ from memsearcher_jax.agent.prompts import load
 from memsearcher_jax.agent.react import react
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.report.memory_quality import MemoryRules, memory_quality, tokenize
-from memsearcher_jax.testing import TinyIndex
 from memsearcher_jax.types import Completion, Passage, Problem, Prompt, StopReason, Trajectory
+from tests.support import TinyIndex
 
 RULES = MemoryRules(reward.normalize, protocol.memory)
 

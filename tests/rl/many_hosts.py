@@ -27,12 +27,14 @@ from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
 from memsearcher_jax.runtime.distributed import Hosts  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
-from memsearcher_jax.testing import NANO  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
 from memsearcher_jax.training.packing import TrainingExample  # noqa: E402
 from memsearcher_jax.training.trainer import make_trainer  # noqa: E402
 from memsearcher_jax.types import StopReason, TrajectorySummary  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.support import NANO  # noqa: E402
 
 TRAINING = TrainingConfig(
     seq_len=32, minibatch_rows=8, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1, old_logprobs="trainer"

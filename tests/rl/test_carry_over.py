@@ -22,7 +22,6 @@ from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 from memsearcher_jax.types import (
     Context,
     Generate,
@@ -37,6 +36,7 @@ from memsearcher_jax.types import (
     Trajectory,
     Turn,
 )
+from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 
 TOKENIZER = byte_tokenizer()
 STEPS, PROMPTS, GROUP = 6, 3, 2
@@ -379,7 +379,6 @@ def test_staleness_metrics():
     [
         ({"agent": {"workflow": "react", "prompts": "react"}}, "rl.carry_over 1 swaps weights between contexts"),
         ({"training": {"old_logprobs": "trainer"}}, "set training.old_logprobs to sampler"),
-        ({"training": {"old_logprobs": "checked", "tis_cap": 2.0}}, "checked takes staleness for a fault"),
     ],
 )
 def test_settings_that_exclude_carry_over(changes, message):

@@ -20,8 +20,8 @@ from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rollout import WorkflowExecutor
 from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, byte_tokenizer, make_prompt
 from memsearcher_jax.types import Completion, Prompt
+from tests.support import NANO, NANO_SAMPLING, byte_tokenizer, make_prompt
 
 KEY = jax.random.key(0)
 TOKENIZER = byte_tokenizer()

@@ -17,7 +17,6 @@ from memsearcher_jax.rl.rollout import PausedWorkflow, RolloutDriver, WorkflowEx
 from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 from memsearcher_jax.types import (
     FinishReason,
     Generate,
@@ -30,6 +29,7 @@ from memsearcher_jax.types import (
     StopReason,
     TextSpan,
 )
+from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(5)

@@ -21,7 +21,6 @@ from memsearcher_jax.rl import search_executor
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 from memsearcher_jax.types import (
     FinishReason,
     Generate,
@@ -34,6 +33,7 @@ from memsearcher_jax.types import (
     StopReason,
     TextSpan,
 )
+from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 
 TOKENIZER = byte_tokenizer()
 KEY = jax.random.key(9)

@@ -18,7 +18,6 @@ from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import stream_metrics
 from memsearcher_jax.rl.stream_reward import StreamRewardFn
-from memsearcher_jax.testing import byte_tokenizer
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -30,6 +29,7 @@ from memsearcher_jax.types import (
     StreamQuestion,
     Trajectory,
 )
+from tests.support import byte_tokenizer
 
 AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=2_000)
 CONFIG = MemalphaConfig()

@@ -9,8 +9,8 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
 from memsearcher_jax.rl.tokenizer import CHATML, ChatTokenizer
-from memsearcher_jax.testing import byte_tokenizer, make_prompt
 from memsearcher_jax.types import FinishReason, TextSpan
+from tests.support import byte_tokenizer, make_prompt
 
 TOKENIZERS = {"bytes": byte_tokenizer(), "packaged": ChatTokenizer.load(PACKAGED_TOKENIZER)}
 MARKUP = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

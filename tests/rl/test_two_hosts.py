@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.testing import NANO
 from tests.rl.processes import run_hosts
+from tests.support import NANO
 
 
 @pytest.mark.slow

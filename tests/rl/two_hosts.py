@@ -22,8 +22,10 @@ from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs  # noqa: E402
 from memsearcher_jax.sampling.engine import Engine  # noqa: E402
-from memsearcher_jax.testing import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt  # noqa: E402
 from memsearcher_jax.types import Generate, Outcome, Passage, Problem, Query, Search, StopReason  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt  # noqa: E402
 
 SETTINGS = replace(NANO_SAMPLING, slots=4, tensor=2, context_tokens=96)
 

@@ -11,7 +11,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO
+from tests.support import NANO
 
 SETTINGS = SamplingConfig(
     slots=4,

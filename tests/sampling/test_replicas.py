@@ -9,7 +9,7 @@ import pytest
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.testing import NANO
+from tests.support import NANO
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
 from memsearcher_jax.sampling.decode import DecodeOutput
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.prefill import CopyPages
-from memsearcher_jax.testing import NANO
+from tests.support import NANO
 
 MASK, STOP, VOCABULARY = 2**64 - 1, 0, 4
 
@@ -98,7 +98,7 @@ class FakeExecutor:
                 remaining = 0 if last == STOP else remaining - 1
             self.write(shard, call.page_table_AN[row], length - 1, new)
             count_A[row], remaining_A[row] = len(new), remaining
-        return DecodeOutput(token_AJ, logprob_AJ, logprob_AJ / 2, count_A, remaining_A, np.ones(A, bool))
+        return DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, np.ones(A, bool))
 
     def read(self, shard, pages, length):
         return self.pools[shard, pages].reshape(-1)[:length].tolist()

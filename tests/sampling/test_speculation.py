@@ -14,7 +14,7 @@ from memsearcher_jax.model import qwen
 from memsearcher_jax.model.kv_cache import Cache
 from memsearcher_jax.sampling.decode import Decode, decode
 from memsearcher_jax.sampling.speculation import NGRAM, accepted, propose
-from memsearcher_jax.testing import NANO
+from tests.support import NANO
 
 CAPACITY = 24
 

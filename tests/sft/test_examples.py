@@ -5,8 +5,8 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.single_turn import rag
 from memsearcher_jax.sft.examples import scripted_trajectory
 from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
-from memsearcher_jax.testing import byte_tokenizer
 from memsearcher_jax.types import Problem, StopReason
+from tests.support import byte_tokenizer
 
 
 def test_a_workflow_may_end_before_its_first_context():

@@ -7,6 +7,7 @@ python bucket_host.py PORT PROCESS ADDRESS      four devices
 
 import os
 import sys
+from pathlib import Path
 from unittest import mock
 
 PORT, PROCESS, ADDRESS = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -20,9 +21,11 @@ jax.distributed.initialize(f"127.0.0.1:{PORT}", 2, PROCESS)
 
 from memsearcher_jax.model import sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
-from memsearcher_jax.testing import NANO  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.support import NANO  # noqa: E402
 
 
 def unreadable(*_: object) -> None:

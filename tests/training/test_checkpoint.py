@@ -18,12 +18,12 @@ import tensorstore
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.model.sharding import abstract_params, make_mesh, param_shardings
-from memsearcher_jax.testing import NANO
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, open_params, restore_params
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.update import abstract_state, init_state, make_optimizer
 from tests.rl.processes import run_hosts
+from tests.support import NANO
 
 # When a read of a damaged array fails, orbax leaves other reads running, whose errors surface at garbage collection.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

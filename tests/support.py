@@ -1,30 +1,23 @@
-"""Fakes that ship with the package, so that the whole loop runs in a test in seconds and without a file."""
+"""A model, a tokenizer, a policy and a search for tests: the whole loop runs in seconds and without a file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.rl.rollout import Job
 from memsearcher_jax.rl.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sft.examples import SearchPolicy, scripted_trajectory
 from memsearcher_jax.types import (
     Completion,
     Generate,
     Passage,
-    Problem,
     Prompt,
     Search,
     SearchResult,
-    Trajectory,
-    Workflow,
 )
 
 NANO = ModelConfig(
@@ -85,22 +78,6 @@ class ScriptedPolicy:
         completion = self.completions[len(self.requests)]
         self.requests.append(request)
         return completion if isinstance(completion, Completion) else Completion(completion)
-
-
-@dataclass(frozen=True)
-class ScriptedDriver:
-    """In place of `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
-
-    tokenizer: ChatTokenizer
-    searcher: Searcher | None
-    make_workflow: Callable[[Problem], Workflow]
-    make_policy: Callable[[Problem], SearchPolicy]
-
-    def run(self, jobs: Sequence[Job], params: Any, key: Any) -> Iterator[tuple[Job, Trajectory]]:
-        """Yields trajectories one after the other; all log-probabilities are 0."""
-        for job in jobs:
-            workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
-            yield job, scripted_trajectory(job.problem, workflow, policy, self.searcher, self.tokenizer, job.rollout)
 
 
 @dataclass(frozen=True)
