@@ -114,11 +114,6 @@ def _check_workflow(config: RunConfig) -> None:
         "for a ratio against the policy that sampled each, or training.tis_cap, for the decoupled objective",
     )
     _require(
-        rl.carry_over == 0 or config.training.old_logprobs != "checked",
-        f"rl.carry_over {rl.carry_over}: training.old_logprobs checked takes staleness for a fault of the sampler: "
-        "choose sampler or trainer",
-    )
-    _require(
         rl.refill == 0 or (rl.carry_over == 0 and rl.advantage_scope == "trajectory"),
         f"rl.refill {rl.refill} replaces groups of trajectories that belong to this step: set rl.carry_over to 0 and "
         "rl.advantage_scope to trajectory",
@@ -205,12 +200,7 @@ def _check_training(config: RunConfig) -> None:
     _require(
         training.tis_cap == 0 or training.old_logprobs != "sampler",
         f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs sampler the ratio compares with the "
-        "sampler already: choose checked or trainer",
-    )
-    _require(
-        not training.truncation_correction or training.old_logprobs != "trainer" or training.tis_cap > 0,
-        "training.truncation_correction changes nothing: with training.old_logprobs trainer only the weights of "
-        "training.tis_cap compare with the sampler: set it",
+        "sampler already: choose trainer",
     )
     _require(
         config.rl.method == "grpo" or training.old_logprobs == "sampler",

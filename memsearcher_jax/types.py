@@ -255,8 +255,6 @@ class Context:
     logprobs: tuple[float, ...]  # of the sampling policy on sampled tokens, 0 elsewhere
     sampled: tuple[bool, ...]  # True on tokens that the policy generated: the loss mask
     version: int = 0  # of the one policy that sampled it: training steps before it
-    log_kept: tuple[float, ...] = ()
-    """One entry per token: log-probability of the set that top-k and top-p left to draw from; () without truncation."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +279,16 @@ class ScoredTrajectory:
     context_rewards: tuple[float, ...] = ()  # one per context, for workflows with a reward per context; NaN: none
 
 
+FAILURES = {
+    "no_answer": "no answer",
+    "repeated_search": "the same query twice",
+    "misread": "all supporting pages were shown, or the data does not name them",
+    "answered_early": "fewer searches than supporting pages",
+    "page_not_found": "a supporting page was not found",
+}
+"""Why an answer is wrong, in the order in which `logs.trajectories.failure` asks, and what that means."""
+
+
 @dataclass(frozen=True)
 class TrajectorySummary:
     """The numbers of one trajectory that tables and plots use."""
@@ -296,7 +304,7 @@ class TrajectorySummary:
     step: int | None = None  # training step
     counts: dict[str, int] = field(default_factory=dict)  # of `Outcome`
     versions: tuple[int, ...] = ()  # of the policy that sampled each context
-    failure: str = ""  # why the answer is wrong, a key of `logs.trajectories.FAILURES`; "" if it is right or unscored
+    failure: str = ""  # why the answer is wrong, a key of FAILURES; "" if it is right or unscored
 
     @property
     def correct(self) -> bool | None:

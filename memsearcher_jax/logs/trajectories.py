@@ -14,8 +14,7 @@
                              "results": [{"error", "passages": [{"id", "contents", "score"}]}],
                              "observation", "rewrite", "new_memory"}]},
      "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1],    one entry per token in all three
-                   "version": training steps of the policy that sampled it,
-                   "log_kept": [number]}],    with truncated sampling: see `types.Context`
+                   "version": training steps of the policy that sampled it}],
      "transcript": ChatML text of the last context}
 
 Non-finite numbers are encoded as in `memsearcher_jax.jsonl`. Everything else is read back equal to what was written,
@@ -49,14 +48,6 @@ from memsearcher_jax.types import (
     Turn,
 )
 
-FAILURES = {
-    "no_answer": "no answer",
-    "repeated_search": "the same query twice",
-    "misread": "all supporting pages were shown, or the data does not name them",
-    "answered_early": "fewer searches than supporting pages",
-    "page_not_found": "a supporting page was not found",
-}
-"""Why an answer is wrong, in the order in which `failure` asks, and what that means."""
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _READ_BYTES = 1 << 20
 
@@ -177,7 +168,6 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
                 "sampled": [int(flag) for flag in context.sampled],
                 "version": context.version,
             }
-            | ({"log_kept": context.log_kept} if context.log_kept else {})
             for context in trajectory.contexts
         ],
         "transcript": trajectory.transcript,
@@ -212,12 +202,15 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 
 
 def _decode_context(context: dict[str, Any]) -> Context:
-    logprobs, sampled = map(decode_float, context["logprobs"]), map(bool, context["sampled"])
-    version, log_kept = context.get("version", 0), tuple(context.get("log_kept", ()))
-    decoded = Context(tuple(context["ids"]), tuple(logprobs), tuple(sampled), version, log_kept)
-    columns = (decoded.logprobs, decoded.sampled, *([log_kept] if log_kept else []))
-    if any(len(column) != len(decoded.ids) for column in columns):
-        raise ValueError("a context's ids, logprobs, sampled and log_kept differ in length")
+    fields = {name: value for name, value in context.items() if name != "log_kept"}  # which version 0.2.0 wrote
+    decoded = Context(
+        tuple(fields.pop("ids")),
+        tuple(map(decode_float, fields.pop("logprobs"))),
+        tuple(map(bool, fields.pop("sampled"))),
+        **fields,
+    )
+    if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
+        raise ValueError("a context's ids, logprobs and sampled differ in length")
     return decoded
 
 

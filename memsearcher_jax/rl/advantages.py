@@ -92,6 +92,5 @@ def _example(number: int, context: Context, advantage: float) -> TrainingExample
         logprobs=np.array(context.logprobs, np.float32),
         sampled=np.array(context.sampled, bool),
         advantage=advantage,
-        log_kept=np.array(context.log_kept, np.float32),
         number=number,
     )

@@ -81,8 +81,6 @@ def to_bytes(batch: RolloutBatch) -> bytes:
         length_C=np.array([len(example.ids) for example in batch.examples], np.int64),
         advantage_C=np.array([example.advantage for example in batch.examples], np.float64),
         number_C=np.array([example.number for example in batch.examples], np.int32),
-        kept_C=np.array([len(example.log_kept) for example in batch.examples], np.int64),
-        log_kept=_concatenated([example.log_kept for example in batch.examples], np.float32),
         ids=_concatenated([example.ids for example in batch.examples], np.int32),
         logprobs=_concatenated([example.logprobs for example in batch.examples], np.float32),
         sampled=_concatenated([example.sampled for example in batch.examples], np.bool_),
@@ -96,9 +94,9 @@ def from_bytes(content: bytes) -> RolloutBatch:
         texts = json.loads(arrays["texts"].tobytes())
         ids, logprobs, sampled = (_split(arrays[name], arrays["length_C"]) for name in ("ids", "logprobs", "sampled"))
         advantages, numbers = arrays["advantage_C"].tolist(), arrays["number_C"].tolist()
-        log_kept = _split(arrays["log_kept"], arrays["kept_C"])
-        columns = ids, logprobs, sampled, advantages, log_kept, numbers
-        examples = [TrainingExample(*fields) for fields in zip(*columns, strict=True)]
+        examples = [
+            TrainingExample(*fields) for fields in zip(ids, logprobs, sampled, advantages, numbers, strict=True)
+        ]
         trajectories = arrays["trajectories"].tobytes()
     tuples = ("context_lengths", "versions")
     summaries = [

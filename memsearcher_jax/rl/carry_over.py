@@ -356,9 +356,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = tuple(
-        Context(
-            tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"], tuple(one["log_kept"])
-        )
+        Context(tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"])
         for one in fields["contexts"]
     )
     responses = tuple(map(_response, fields["responses"]))

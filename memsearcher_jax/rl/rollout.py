@@ -271,8 +271,7 @@ class _Run:
     def _close_context(self, active: _Active) -> None:
         if active.has_context:
             context = self.shared.engine.pop_context(active.slot)
-            recorded = context.ids, context.logprobs, context.sampled, self.version, context.log_kept
-            active.contexts.append(Context(*recorded))
+            active.contexts.append(Context(context.ids, context.logprobs, context.sampled, self.version))
             self.kept_tokens += sum(context.sampled)
         active.has_context = False
 

@@ -20,7 +20,6 @@ class RecordedContext:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # 0 where not sampled
     sampled: tuple[bool, ...]
-    log_kept: tuple[float, ...] = ()  # of the set that each token was drawn from; () if nothing was truncated
 
 
 class Context:
@@ -32,7 +31,6 @@ class Context:
         self.params = params
         self.ids_C = np.zeros(capacity, np.int32)
         self.logprob_C = np.zeros(capacity, np.float32)
-        self.log_kept_C = np.zeros(capacity, np.float32)
         self.sampled_C = np.zeros(capacity, bool)
         self.length = 0
         self.generation_start = 0
@@ -52,16 +50,15 @@ class Context:
         self.ids_C[self.length : self.length + len(ids)] = ids
         self.length += len(ids)
 
-    def append_sampled(self, token_T: np.ndarray, logprob_T: np.ndarray, log_kept_T: np.ndarray) -> None:
+    def append_sampled(self, token_T: np.ndarray, logprob_T: np.ndarray) -> None:
         """Appends sampled tokens."""
         span = slice(self.length, self.length + len(token_T))
-        self.ids_C[span], self.sampled_C[span] = token_T, True
-        self.logprob_C[span], self.log_kept_C[span] = logprob_T, log_kept_T
+        self.ids_C[span], self.logprob_C[span], self.sampled_C[span] = token_T, logprob_T, True
         self.length += len(token_T)
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, of which at most all but the last are cached."""
-        self.logprob_C[length:], self.log_kept_C[length:], self.sampled_C[length:] = 0.0, 0.0, False
+        self.logprob_C[length:], self.sampled_C[length:] = 0.0, False
         self.length, self.cached, self.lost = length, min(self.cached, length - 1), min(self.lost, length - 1)
 
     def generate(self, max_tokens: int, find_stop: FindStop | None) -> None:
@@ -75,6 +72,5 @@ class Context:
 
     def record(self) -> RecordedContext:
         """The context as it is now."""
-        arrays = (self.ids_C, self.logprob_C, self.sampled_C, self.log_kept_C)
-        ids, logprobs, sampled, log_kept = (tuple(x_C[: self.length].tolist()) for x_C in arrays)
-        return RecordedContext(ids, logprobs, sampled, log_kept if any(log_kept) else ())
+        arrays = (self.ids_C, self.logprob_C, self.sampled_C)
+        return RecordedContext(*(tuple(x_C[: self.length].tolist()) for x_C in arrays))

@@ -40,7 +40,6 @@ class DecodeOutput:
 
     token_AJ: HostArray  # int32; columns from count_A on are undefined
     logprob_AJ: HostArray  # float32: behaviour log-probability
-    log_kept_AJ: HostArray  # float32: log-probability of the set that the token was drawn from
     count_A: HostArray  # int32: generated tokens
     remaining_A: HostArray  # int32; 0: the generation has ended
     finite_A: HostArray  # bool; False: the generation ended because its logits were not finite
@@ -80,7 +79,7 @@ def decode(
         return (number < steps) & jnp.any(remaining_A > 0)
 
     def step(carry):
-        number, last_A, length_A, remaining_A, ids_AC, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = carry
+        number, last_A, length_A, remaining_A, ids_AC, buffer, token_AJ, logprob_AJ, finite_A = carry
         is_active_A = remaining_A > 0
         draft_AW, drafted_A = propose(ids_AC, length_A, draft_tokens)
         ids_AT = jnp.concatenate([last_A[:, None], draft_AW], axis=1)
@@ -102,7 +101,7 @@ def decode(
         offset_A1 = position_AT[:, :1] - call.length_A[:, None]
         uniform_AT = jnp.take_along_axis(uniform_AJ, offset_A1 + column_T, axis=1)
         drawn = sample(logits_ATV.reshape(-1, logits_ATV.shape[-1]), uniform_AT.reshape(-1), *rules)
-        token_AT, logprob_AT, log_kept_AT = (x.reshape(position_AT.shape) for x in drawn)
+        token_AT, logprob_AT = (x.reshape(position_AT.shape) for x in drawn)
 
         is_stop_AT = jnp.isin(token_AT, jnp.array(stop_ids, jnp.int32))
         is_finite_AT = jnp.isfinite(logprob_AT)
@@ -130,7 +129,6 @@ def decode(
             buffer,
             write(token_AJ, token_AT, offset_A1),
             write(logprob_AJ, logprob_AT, offset_A1),
-            write(log_kept_AJ, log_kept_AT, offset_A1),
             finite_A,
         )
 
@@ -143,12 +141,12 @@ def decode(
         call.ids_AC,
         DecodeBuffer.empty(cache, *shape_AJ),
         jnp.zeros(shape_AJ, jnp.int32),
-        *[jnp.zeros(shape_AJ, jnp.float32)] * 2,
+        jnp.zeros(shape_AJ, jnp.float32),
         jnp.ones(shape_AJ[0], bool),
     )
     final = jax.lax.while_loop(any_active, step, initial)
-    _, _, length_A, remaining_A, _, buffer, token_AJ, logprob_AJ, log_kept_AJ, finite_A = final
+    _, _, length_A, remaining_A, _, buffer, token_AJ, logprob_AJ, finite_A = final
     buffer = buffer.compact() if draft_tokens else buffer
     cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ.astype(jnp.int32))
     count_A = length_A - call.length_A
-    return cache, DecodeOutput(token_AJ, logprob_AJ, log_kept_AJ, count_A, remaining_A, finite_A)
+    return cache, DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, finite_A)

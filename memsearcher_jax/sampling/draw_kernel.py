@@ -32,8 +32,8 @@ def draw(
     top_p_S: Array,
     *,
     interpret: bool = False,
-) -> tuple[Array, Array, Array]:
-    """(token_S, logprob_S, log_kept_S), as `logits.sample` describes."""
+) -> tuple[Array, Array]:
+    """(token_S, logprob_S), as `logits.sample` describes."""
     X, S, V = logits_XSV.shape
     # Padding is never drawn: its weight is 0. Rows of padding draw something.
     rows, lanes = -S % ROWS, -V % LANES
@@ -43,24 +43,24 @@ def draw(
         jnp.stack([uniform_S, temperature_S, top_k_S.astype(jnp.float32), top_p_S], 1), ((0, rows), (0, 0))
     )
     block = (X, ROWS, V + lanes)
-    drawn_S3 = pl.pallas_call(
+    drawn_S2 = pl.pallas_call(
         partial(_kernel, vocab=V),
-        out_shape=jax.ShapeDtypeStruct((S + rows, 3), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((S + rows, 2), jnp.float32),
         grid=((S + rows) // ROWS,),
         in_specs=[pl.BlockSpec(block, lambda i: (0, i, 0)), pl.BlockSpec((ROWS, 4), lambda i: (i, 0))],
-        out_specs=pl.BlockSpec((ROWS, 3), lambda i: (i, 0)),
+        out_specs=pl.BlockSpec((ROWS, 2), lambda i: (i, 0)),
         scratch_shapes=[pltpu.VMEM(block, jnp.float32)] * 2,
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         interpret=interpret,
         name="draw",
     )(logits_XSV, rules_S4)
-    return drawn_S3[:S, 0].astype(jnp.int32), drawn_S3[:S, 1], drawn_S3[:S, 2]
+    return drawn_S2[:S, 0].astype(jnp.int32), drawn_S2[:S, 1]
 
 
 def _kernel(
     logits_XRV: Any,
     rules_R4: Any,  # uniform number, temperature, top_k, top_p
-    drawn_R3: Any,  # token, logprob, log_kept
+    drawn_R2: Any,  # token, logprob
     scaled_XRV: Any,
     weight_XRV: Any,
     *,
@@ -164,10 +164,8 @@ def _kernel(
     lane_R1 = jnp.where(lane_R1 < LANES, lane_R1, last_R1)
     drawn_R1 = jnp.sum(jnp.where(lane_RC == lane_R1, scaled_RC, 0.0), axis=1, keepdims=True)
     token_R1 = jnp.where(is_greedy_R1, greedy_R1, first_R1 + lane_R1)
-    drawn_R3[:, :1] = token_R1.astype(jnp.float32)
-    truncates_R1 = jnp.maximum(threshold_k_R1, threshold_p_R1) > -jnp.inf
-    drawn_R3[:, 2:] = jnp.where(truncates_R1, jnp.log(kept_R1 / sum_R1 * mass_R1), 0.0)
-    drawn_R3[:, 1:2] = jnp.where(is_greedy_R1, max_R1, drawn_R1) - max_R1 - jnp.log(sum_R1)
+    drawn_R2[:, :1] = token_R1.astype(jnp.float32)
+    drawn_R2[:, 1:] = jnp.where(is_greedy_R1, max_R1, drawn_R1) - max_R1 - jnp.log(sum_R1)
 
 
 def largest_threshold(applies_S: Array, predicate: Callable[[Array], Array]) -> Array:

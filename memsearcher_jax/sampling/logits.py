@@ -23,18 +23,17 @@ BLOCK = 64
 
 def sample(
     logits_SV: Array, uniform_S: Array, temperature_S: Array, top_k_S: Array, top_p_S: Array
-) -> tuple[Array, Array, Array]:
-    """One token per row, its behaviour log-probability, and the log-probability of the set that it was drawn from.
+) -> tuple[Array, Array]:
+    """One token per row and its behaviour log-probability.
 
     The log-probability is taken over the whole vocabulary at the sampling temperature, before top-k and top-p: the
     quantity that the trainer computes again (paper, section 3; the reference truncates its draws in the same way and
     evaluates both policies untruncated). Temperature 0 is greedy; such draws are recorded at temperature 1. It is NaN
-    where a logit is NaN or plus infinity. The set is what top-k and top-p keep: the token was drawn with the
-    log-probability logprob - log_kept. Without truncation, and for greedy draws, log_kept is 0.
+    where a logit is NaN or plus infinity.
 
     logits_SV: float32. uniform_S: random numbers in [0, 1). Rules as in `SamplingConfig`, one per row. On a mesh the
-    devices that share the vocabulary exchange logits once, so that each draws for whole rows. Returns token_S int32,
-    logprob_S and log_kept_S float32.
+    devices that share the vocabulary exchange logits once, so that each draws for whole rows. Returns token_S int32
+    and logprob_S float32.
     """
     S, V = logits_SV.shape
     # The shards of the vocabulary stay apart: the devices would write the exchanged logits once more to join them.
@@ -42,13 +41,13 @@ def sample(
     rows = ("draws",)
     # Without the constraint whatever these are computed from would be split in the same way.
     per_row = [constrain(x_S, ("batch",)) for x_S in (uniform_S, temperature_S, top_k_S, top_p_S)]
-    draw = shard_map_per_device(_draw, (("draws", None, None), *[rows] * 4), (rows,) * 3, ((S,),) * 3)
+    draw = shard_map_per_device(_draw, (("draws", None, None), *[rows] * 4), (rows,) * 2, ((S,),) * 2)
     drawn = draw(constrain(logits_SV.reshape(S, X, V // X), ("batch", "vocab", None)), *per_row)
-    token_S, logprob_S, log_kept_S = (constrain(x_S, ("batch",)) for x_S in drawn)
-    return token_S, logprob_S, log_kept_S
+    token_S, logprob_S = (constrain(x_S, ("batch",)) for x_S in drawn)
+    return token_S, logprob_S
 
 
-def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array, Array]:
+def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array]:
     if on_tpu():
         return draw_kernel.draw(jnp.swapaxes(logits_SXV, 0, 1), *per_row)
     return draw(logits_SXV.reshape(len(logits_SXV), -1), *per_row)
@@ -56,7 +55,7 @@ def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array, Array]:
 
 def draw(
     logits_SV: Array, uniform_S: Array, temperature_S: Array, top_k_S: Array, top_p_S: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array]:
     """`sample` on one device."""
     is_greedy_S = temperature_S == 0.0
     logits_SV = logits_SV / jnp.where(is_greedy_S, 1.0, temperature_S)[:, None]
@@ -64,13 +63,12 @@ def draw(
     weight_SV = jnp.exp(logits_SV - max_S1)
     sum_S = jnp.sum(weight_SV, axis=-1)
 
-    def truncated() -> tuple[Array, Array]:
-        kept_SV = jnp.where(truncate(logits_SV, top_k_S, top_p_S) > -jnp.inf, weight_SV, 0.0)
-        return kept_SV, jnp.sum(kept_SV, axis=-1)
+    def truncated() -> Array:
+        return jnp.where(truncate(logits_SV, top_k_S, top_p_S) > -jnp.inf, weight_SV, 0.0)
 
     # A pass over the logits costs as much as a layer of a small model: only the rules that some row has are computed.
     truncates_S = ~is_greedy_S & ((top_k_S > 0) & (top_k_S < logits_SV.shape[-1]) | (top_p_S < 1.0))
-    kept_SV, kept_S = jax.lax.cond(jnp.any(truncates_S), truncated, lambda: (weight_SV, sum_S))
+    kept_SV = jax.lax.cond(jnp.any(truncates_S), truncated, lambda: weight_SV)
     drawn_S = inverse_cdf(kept_SV, uniform_S)
     token_S = jax.lax.cond(
         jnp.any(is_greedy_S),
@@ -79,7 +77,7 @@ def draw(
     )
     token_logit_S1 = jnp.take_along_axis(logits_SV, token_S[:, None], axis=-1)
     logprob_S1 = token_logit_S1 - max_S1 - jnp.log(sum_S)[:, None]
-    return token_S, logprob_S1[:, 0], jnp.where(truncates_S, jnp.log(kept_S / sum_S), 0.0)
+    return token_S, logprob_S1[:, 0]
 
 
 def inverse_cdf(weight_SV: Array, uniform_S: Array) -> Array:

@@ -187,9 +187,7 @@ class Scheduler:
             assert output is not None
             count = int(output.count_A[row])
             self._stats.generated_tokens += count
-            context.append_sampled(
-                *(x_AJ[row, :count] for x_AJ in (output.token_AJ, output.logprob_AJ, output.log_kept_AJ))
-            )
+            context.append_sampled(*(x_AJ[row, :count] for x_AJ in (output.token_AJ, output.logprob_AJ)))
             context.remaining = int(output.remaining_A[row])
             if count:
                 self._shard(context.slot).mark_cached(context, context.length - 1)

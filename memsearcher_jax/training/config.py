@@ -55,18 +55,12 @@ class TrainingConfig:
     norm_tokens: Count = 1_024
     """The divisor of seq-mean-token-sum-norm: tokens of a context, or of a mini-batch to keep the gradient's norm near
     that of the other aggregates."""
-    old_logprobs: Literal["sampler", "checked", "trainer"] = "sampler"
-    """Old log-probabilities of the ratio: those that the sampler recorded; those of the trainer, for one more forward
-    pass; or (checked) the sampler's if they agree with the trainer's on the first mini-batch of a step, else
-    the trainer's."""
-    old_logprob_threshold: NonNegative = 0.02
-    """checked: the largest mean difference per token, in nats, that counts as agreement."""
+    old_logprobs: Literal["sampler", "trainer"] = "sampler"
+    """Old log-probabilities of the ratio: those that the sampler recorded, or, for one more forward pass, those of the
+    trainer."""
     tis_cap: NonNegative = 0.0
     """Truncated importance sampling: policy losses are weighted by min(trainer / sampler, tis_cap) where the trainer's
     old log-probabilities are used; 0: off."""
-    truncation_correction: bool = False
-    """Count top-p and top-k of the sampler as part of the sampling policy: the probability of a token, where it is a
-    denominator of the ratio or of the importance weight, is divided by that of the set that was kept."""
     kl_coefficient: NonNegative = 0.001
     """Weight of the k3 divergence from the initial weights, with LoRA from those in model.path; 0: no reference."""
     offload_reference: bool = False

@@ -26,13 +26,12 @@ class TrainingExample:
     logprobs: Sequence[float] | np.ndarray  # of the sampling policy where sampled; ignored elsewhere
     sampled: Sequence[bool] | np.ndarray  # True on the tokens to train
     advantage: float  # of the trajectory
-    log_kept: Sequence[float] | np.ndarray = ()  # of the set that each token was drawn from; () without truncation
     number: int = 0  # of the context in its trajectory
 
     def __post_init__(self) -> None:
-        lengths = len(self.ids), len(self.logprobs), len(self.sampled), len(self.log_kept) or len(self.ids)
+        lengths = len(self.ids), len(self.logprobs), len(self.sampled)
         if len(set(lengths)) != 1 or lengths[0] == 0:
-            raise ValueError(f"ids, logprobs, sampled and log_kept must have equal lengths above 0, not {lengths}")
+            raise ValueError(f"ids, logprobs and sampled must have equal lengths above 0, not {lengths}")
         if self.sampled[0]:
             raise ValueError("the first token of an example cannot be trained: no token precedes it")
 
@@ -50,8 +49,7 @@ class PackedBatch:
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference; None if not needed
     tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
-    log_kept_BT: np.ndarray | None = None  # float32; on the host only, like the next one: see `TrainingExample`
-    number_BT: np.ndarray | None = None  # int32
+    number_BT: np.ndarray | None = None  # int32, of the context in its trajectory; on the host only
 
     def split(self, size: int) -> Iterator[PackedBatch]:
         """Yields batches of `size` consecutive rows. Raises ValueError unless `size` divides the number of rows."""
@@ -70,8 +68,7 @@ PACKED_DTYPES = {
     "advantage_BT": np.float32,
     "old_logprob_BT": np.float32,
 }
-HOST_DTYPES = {"log_kept_BT": np.float32, "number_BT": np.int32}
-"""The arrays that `pack` fills, those of the devices and those that stay on the host."""
+"""The arrays that `pack` fills for the devices."""
 
 
 def pack(
@@ -118,7 +115,8 @@ def pack(
     updates = max(updates, -(-num_microbatches // microbatches))
     rows = _assign_rows(trained, updates, micro_rows, microbatches, rng)
     shape = updates * minibatch_rows, seq_len
-    arrays: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in (PACKED_DTYPES | HOST_DTYPES).items()}
+    dtypes = PACKED_DTYPES | {"number_BT": np.int32}
+    arrays: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in dtypes.items()}
     for row, members, prefix in zip(rows, bins, prefixes, strict=True):
         end = 0
         for segment, index in enumerate(members, start=1):
@@ -213,6 +211,4 @@ def _write_example(
     arrays["mask_BT"][place] = sampled_T
     arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
     arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)
-    if len(example.log_kept):
-        arrays["log_kept_BT"][place] = np.where(sampled_T, example.log_kept[skipped:], 0)
     arrays["number_BT"][place] = example.number

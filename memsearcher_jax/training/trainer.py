@@ -126,9 +126,7 @@ class Trainer:
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""
         batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
-        if self.config.truncation_correction and batch.log_kept_BT is not None:
-            batch = replace(batch, old_logprob_BT=batch.old_logprob_BT - batch.log_kept_BT)
-        batch = replace(batch, log_kept_BT=None, number_BT=None)
+        batch = replace(batch, number_BT=None)
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
 
 
@@ -187,13 +185,10 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
     """The sampler's log-probabilities against the trainer's, over the trained tokens of a batch. Collective.
 
     `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, percentiles, and the mean over the contexts
-    of each turn, of which those from LAST_TURN on are one. `kept_mass`: the mean probability of the set that a token
-    was drawn from. `batch` as packed, on the host; both sides are untruncated.
+    of each turn, of which those from LAST_TURN on are one. `batch` as packed, on the host; both sides are untruncated.
     """
     mask_BT = np.asarray(batch.mask_BT)
-    sampler_X, number_X, log_kept_X = (
-        np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT, batch.log_kept_BT)
-    )
+    sampler_X, number_X = (np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT))
     trainer_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
     diff_X = np.abs(trainer_BT[mask_BT] - sampler_X).astype(np.float64)
     if not len(diff_X):
@@ -204,7 +199,6 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
         "logprob_diff_max": float(diff_X.max()),
         **{f"logprob_diff_p{percent}": float(np.percentile(diff_X, percent)) for percent in PERCENTILES},
         **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
-        "kept_mass": float(np.exp(log_kept_X.astype(np.float64)).mean()),
     }
 
 
@@ -240,22 +234,13 @@ def resolve_old_logprobs(
 
     batches: with the sampler's log-probabilities; `first` is the first of them as packed, on the host. `params`: the
     weights that sampled, so this runs before the first update of the step. If `config.tis_cap` is set, every batch gets
-    tis_weight_BT, which is 1 where the sampler's log-probabilities stay.
-    Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`, and `old_logprobs_recomputed`, 1 or 0.
+    tis_weight_BT. Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`.
     """
     if config.old_logprobs == "sampler":
         return list(batches), {}
-    first_BT = logprob_fn(params, batches[0])
-    metrics = mismatch_metrics(first, first_BT)
-    # Not `mean > threshold`: a NaN must count as a disagreement.
-    agrees = metrics["logprob_diff_mean"] <= config.old_logprob_threshold
-    recompute = config.old_logprobs == "trainer" or not agrees
-    if recompute:
-        old_logprobs = [first_BT, *(logprob_fn(params, batch) for batch in batches[1:])]
-    else:
-        old_logprobs = [batch.old_logprob_BT for batch in batches]
+    old_logprobs = [logprob_fn(params, batch) for batch in batches]
     resolved = [_with_old_logprobs(config, *pair) for pair in zip(batches, old_logprobs, strict=True)]
-    return resolved, metrics | {"old_logprobs_recomputed": float(recompute)}
+    return resolved, mismatch_metrics(first, old_logprobs[0])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -268,7 +253,6 @@ def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: j
         )
         tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
     resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
-    # Both choices need the same sharding, or the update compiles once for each.
     return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)
 
 

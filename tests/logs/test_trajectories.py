@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.trajectories import compress_trajectories, failure, read_trajectories, step_path
+from memsearcher_jax.logs.trajectories import (
+    compress_trajectories,
+    decode_trajectory,
+    encode_trajectory,
+    failure,
+    read_trajectories,
+    step_path,
+)
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -39,15 +47,10 @@ turns = st.builds(
     rewrite=text,
     new_memory=text,
 )
-columns = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans(), st.floats(-1, 0)), max_size=5).map(
-    lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 4
+columns = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans()), max_size=5).map(
+    lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 3
 )
-contexts = st.builds(
-    lambda columns, version, truncated: Context(*columns[:3], version, columns[3] if truncated else ()),
-    columns,
-    st.integers(0, 9),
-    st.booleans(),
-)
+contexts = st.builds(lambda columns, version: Context(*columns, version), columns, st.integers(0, 9))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | text, lambda inner: st.lists(inner) | st.dictionaries(text, inner)
 )
@@ -102,6 +105,14 @@ def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
         "problem", "rollout", "reward", "reason", "scores", "context_rewards", "outcome", "contexts",
         "transcript",
     }  # fmt: skip
+
+
+def test_of_the_keys_of_a_context_only_the_one_that_version_0_2_0_wrote_is_ignored():
+    record = json.loads(encode_trajectory(simple()))
+    for name, message in (("log_kept", ""), ("kept", "not a trajectory: .*'kept'")):
+        line = json.dumps(record | {"contexts": [record["contexts"][0] | {name: [0.0, -0.1]}]}).encode()
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            assert decode_trajectory("line 1", line) == simple()
 
 
 def test_fields_that_only_a_workflows_outcome_has_are_not_stored(tmp_path):

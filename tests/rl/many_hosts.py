@@ -55,7 +55,6 @@ def make_batch(host: int, hosts: int) -> RolloutBatch:
                 -rng.random(length).astype(np.float32) - 5,
                 np.arange(length) > 1,
                 float(rng.normal()),
-                -rng.random(length if number % 3 else 0).astype(np.float32),
                 number % 4,
             )
         )

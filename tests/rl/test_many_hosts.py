@@ -63,7 +63,7 @@ def test_a_batch_round_trips_through_bytes():
     assert (again.summaries, again.stats, again.trajectories) == (batch.summaries, batch.stats, batch.trajectories)
     for example, other in zip(batch.examples, again.examples, strict=True):
         assert (example.advantage, example.number) == (other.advantage, other.number)
-        for name in ("ids", "logprobs", "sampled", "log_kept"):
+        for name in ("ids", "logprobs", "sampled"):
             np.testing.assert_array_equal(getattr(example, name), getattr(other, name))
     empty = RolloutBatch([], [], RolloutStats(search_latencies=(0.5,)))
     assert from_bytes(to_bytes(empty)) == empty

@@ -21,7 +21,7 @@ def finished(decode, tokens=()) -> DecodeOutput:
     token_AJ = np.broadcast_to(np.array(tokens, np.int32), (A, count))
     zeros_A = np.zeros(A, np.int32)
     zeros_AJ = np.zeros((A, count))
-    return DecodeOutput(token_AJ, zeros_AJ, zeros_AJ, zeros_A + count, zeros_A, np.ones(A, bool))
+    return DecodeOutput(token_AJ, zeros_AJ, zeros_A + count, zeros_A, np.ones(A, bool))
 
 
 def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):
@@ -120,7 +120,7 @@ def test_rules_that_float32_cannot_hold_are_the_nearest_that_it_can(nano):
     assert call.top_p_A[0] > 0 and call.top_p_A[1] == np.float32(0.1)
     logits_SV = jnp.array([[3.0, 60.0, -5.0, 59.0], [3.0, 60.0, -5.0, 59.0]])
     for temperature_S in (call.temperature_A[:2], np.ones(2, np.float32)):
-        token_S, logprob_S, _ = draw(logits_SV, np.full(2, 0.9), temperature_S, call.top_k_A[:2], call.top_p_A[:2])
+        token_S, logprob_S = draw(logits_SV, np.full(2, 0.9), temperature_S, call.top_k_A[:2], call.top_p_A[:2])
         assert token_S.tolist() == [1, 1] and np.isfinite(logprob_S).all()
 
 
