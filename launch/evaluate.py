@@ -5,8 +5,8 @@ python launch/evaluate.py --checkpoint DIR --data FILE                        # 
 python launch/evaluate.py --checkpoint DIR --benchmarks all --data.root DIR   # on the seven benchmarks
 python launch/evaluate.py --resume --out runs/EVALUATION                      # only the missing questions
 
-docs/evaluation.md explains baselines (--workflow), sweeps of a setting (--sweep) and several hosts: the hosts of one
-slice share the questions automatically, independent hosts by --shard.
+docs/evaluation.md explains baselines (--workflow), sweeps of a setting (launch/sweep.py) and slices of several hosts,
+which share the questions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli, outputs, sweep
+from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import (
     RESULTS_FILE,
     WEIGHTS_FILE,
-    EvaluationResult,
     show_evaluation,
     summarize_evaluation,
 )
@@ -66,10 +65,6 @@ class Evaluate(cli.Command, cli.ResumableSource):
     workflow: Annotated[WorkflowName | None, tyro.conf.arg(metavar="NAME")] = None
     """The agent to evaluate, with its packaged prompts. Default: that of the settings. memalpha reads streams; for
     comparison, --memalpha.answer_from long_context or rag answers from the stream itself."""
-    sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
-    """One evaluation for each value of a setting, with a table and a plot: agent.memory_tokens=512,1024,2048."""
-    shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = ""
-    """Answer shard K of N of the questions, counted from 0; other hosts answer the others into the same --out."""
     join_timeout: int = preemption.JOIN_SECONDS
     """Seconds within which all hosts of one slice must start."""
 
@@ -105,78 +100,50 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as job:
         with cli.one_line_errors():
             flags = cli.parse(Evaluate, argv)
-            shard = cli.parse_shard(flags.shard) if flags.shard else (0, 1)
-            sweeps = bool(flags.sweep) or (flags.resume and sweep.is_sweep(flags.out))
             if not flags.resume:
                 cli.require_checkpoint(flags)
-            if flags.shard and not flags.out:
-                raise ValueError("--shard needs --out, the directory that all hosts write to")
-            if flags.shard and sweeps:
-                raise ValueError("--shard and --sweep exclude each other: evaluate each value separately")
+                if flags.out:
+                    outputs.require_vacant(flags.out)
             cli.require_inputs(flags.run, questions="data.test")
             hosts = job.enter_context(preemption.joined(stoppable=False, timeout=flags.join_timeout))
-            if hosts.count > 1:
-                check_hosts(flags, sweeps, hosts.count)
-                shard = hosts.index, hosts.count
-        if sweeps:
-            sweep.run(flags, Console(highlight=False), job)
-            return
-        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, locks=job, shard=shard, hosts=hosts)
+            if hosts.count > 1 and flags.out is None:
+                raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
+        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, locks=job, hosts=hosts)
         if hosts.first:
             outputs.write_json(flags.json, evaluated.result)
         evaluated.show()  # last: everything is written, should this fail
 
 
-def check_hosts(flags: Evaluate, sweeps: bool, hosts: int) -> None:
-    """Raises ValueError for flags that the hosts of one slice do not support."""
-    if flags.shard:
-        raise ValueError(f"--shard: the {hosts} hosts of this slice share the questions automatically: omit it")
-    if sweeps:
-        raise ValueError(f"--sweep runs on one host, not {hosts}: evaluate each value separately")
-    if flags.out is None:
-        raise ValueError(f"--out is missing: give one directory that all {hosts} hosts write to")
-
-
 @dataclass(frozen=True)
 class Evaluated:
-    """The content of --json. `evaluation` is None for streams, and where another host writes the results."""
+    """The results, which only the first host has."""
 
-    result: dict[str, Any]
-    evaluation: EvaluationResult | None = None
-    summaries: Sequence[TrajectorySummary] = ()  # none where another host writes the results
+    result: dict[str, Any]  # the content of --json
     show: Callable[[], None] = lambda: None  # prints it
 
 
 def evaluate(
-    config: RunConfig,
-    out: Path | None,
-    *,
-    resume: bool,
-    locks: contextlib.ExitStack,
-    workspace: Path | None = None,
-    shard: tuple[int, int] = (0, 1),
-    hosts: Hosts | None = None,
+    config: RunConfig, out: Path | None, *, resume: bool, locks: contextlib.ExitStack, hosts: Hosts
 ) -> Evaluated:
     """Runs one evaluation in `out`, which is locked until `locks` closes, and writes its results.
 
-    `workspace` keeps data and index; default: `out`. This process answers `shard` (index, count) of the questions. With
-    several `hosts` the first one writes the results. Errors of the user exit in one line.
+    Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
+    one line.
     """
     with cli.one_line_errors(), contextlib.ExitStack() as startup:
         if resume and out:
             require_same_evaluation(out, config)
-            locks.enter_context(outputs.output_lock(out, shard))
-        else:
-            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks, shard=shard))
+            if hosts.first:
+                locks.enter_context(outputs.output_lock(out))
+        elif hosts.first or out is None:
+            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks))
 
         # JAX takes seconds to import; --help and errors do not need it.
         from memsearcher_jax.rl import evaluate as evaluation
         from memsearcher_jax.rl import init_state, setup
         from memsearcher_jax.rl.metrics import trajectory_metrics
         from memsearcher_jax.runtime import load_weights
-        from memsearcher_jax.runtime.distributed import Hosts
 
-        hosts = hosts or Hosts()
         # Of the first host: a run that trains on may save another one meanwhile.
         steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
         weights = {"checkpoint": config.model.path, "step": json.loads(steps[0]) if steps else None}
@@ -184,11 +151,12 @@ def evaluate(
             require_same_weights(out, weights)
         settings = with_own_tokenizer(out, config) if resume else config
         index = cli.reusable_index(config)
-        run = hosts.in_turn(lambda: setup.prepare(settings, workspace or out, training=False, index=index))
-        share, folder, problems = evaluation.Shard(*shard), out / "trajectories", evaluation.evaluation_problems(run)
+        run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
+        share = evaluation.Shard(hosts.index, hosts.count)
+        folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
         evaluation.drop_lost_trajectories(folder, share)
         done = evaluation.read_summaries(folder, problems, share)
-        # Rows of other shards that were lost count as missing on every host, whoever has removed them by now.
+        # Rows of other hosts that were lost count as missing on every host, whoever has removed them by now.
         answered = [id for id in done if not done[id].stop.is_fault]
         jobs = evaluation.missing_jobs(problems, answered, share)
         streams = WORKFLOWS[config.agent.workflow].reads_streams
@@ -207,7 +175,7 @@ def evaluate(
             if not resume:
                 outputs.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)
-            write_card(out, config, index=index or (workspace or out) / INDEX, step=weights["step"])
+            write_card(out, config, index=index or out / INDEX, step=weights["step"])
         hosts.barrier("the output directory exists")
     if jobs:
         total = share.size(len(problems))
@@ -221,13 +189,10 @@ def evaluate(
                     progress.advance(trajectory_metrics(list(done.values()), reads_streams=streams), by=pending)
                     pending = 0
     hosts.barrier("all hosts have answered")
-    if share.count > 1:  # other hosts have answered in the meantime
-        done = evaluation.read_summaries(folder, problems, share)
-    if missing := len(problems) - len(done):
-        line = f"{out}: shard {share.index}/{share.count} is done; {missing} questions of other shards are missing"
-        return Evaluated(weights | {"missing": missing}, show=partial(print, line))
     if not hosts.first:
         return Evaluated(weights)
+    if hosts.count > 1:  # the others have answered in the meantime
+        done = evaluation.read_summaries(folder, problems, share)
     if choices := [problem for problem in problems if of_kind(problem, "choice")]:
         guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
         weights |= {"choices": len(choices), "guessed_exact_match": guessed}
@@ -252,7 +217,7 @@ def write_results(
     result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
     if WORKFLOWS[config.agent.workflow].reads_streams:
         memories = summarize_streams(summaries)
-        evaluation, show_tables = None, partial(show_streams, memories, console)
+        show_tables = partial(show_streams, memories, console)
         result |= {"streams": nan_to_none({name: asdict(memory) for name, memory in memories.items()})}
     else:
         evaluation = summarize_evaluation(
@@ -279,7 +244,7 @@ def write_results(
         if lost:
             print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 
-    return Evaluated(result, evaluation, summaries, show)
+    return Evaluated(result, show)
 
 
 def require_same_evaluation(out: Path, config: RunConfig) -> None:

@@ -15,6 +15,7 @@ from memsearcher_jax.launch import cli
 COMMANDS = {
     "train": ("tpu_train", "train a search agent"),
     "evaluate": ("evaluate", "evaluate a checkpoint"),
+    "sweep": ("sweep", "train or evaluate each value of a setting"),
     "compare": ("compare", "compare two evaluations"),
     "report": ("report", "write the report of a run as an HTML page"),
     "ask": ("ask", "ask one question and watch the agent"),

@@ -19,10 +19,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from memsearcher_jax.config import differences, to_dict
-from memsearcher_jax.launch import cli, outputs, remote_output, sweep
+from memsearcher_jax.launch import cli, outputs, remote_output
 from memsearcher_jax.launch.report import has_ended
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metric_names import MetricName
@@ -46,8 +45,6 @@ REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.p
 class Train(cli.Command, remote_output.TrainSource):
     """Train a search agent by multi-context GRPO. --out may also be a directory of a bucket, gs://BUCKET/DIR."""
 
-    sweep: Annotated[str, tyro.conf.arg(metavar="SETTING=A,B,...")] = ""
-    """One training run and its evaluation for each value of a setting, with a table and a plot: rl.credit=A,B."""
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
     """Write a trace of this step, counted from 0, to the directory profile/ of the run: xprof --logdir RUN/profile."""
     join_timeout: int = preemption.JOIN_SECONDS
@@ -61,13 +58,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             source, words = cli.parse_source(Train, argv)
             source, remote = remote_output.localize(source, scratch)
             flags = cli.parse_settings(Train, source, words)
-            sweeps = bool(flags.sweep) or (flags.resume and sweep.is_sweep(flags.out))
-            if sweeps and remote:
-                raise ValueError(f"--sweep cannot write to a bucket, {remote.address}: give a local path")
-        if sweeps:
-            sweep.train(flags, progress_type, Console(highlight=False), scratch)
-        else:
-            train(flags, remote, progress_type)
+        train(flags, remote, progress_type)
 
 
 def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress]) -> None:
@@ -84,8 +75,6 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if flags.out and not flags.resume:
                 outputs.require_vacant(flags.out)
             hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
-            if hosts.count > 1 and flags.sweep:
-                raise ValueError(f"--sweep runs on one host, not {hosts.count}: train each value separately")
             if hosts.count > 1 and flags.out is None:
                 raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
             out = flags.out

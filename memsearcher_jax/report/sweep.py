@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
-from memsearcher_jax.report.evaluation import SCORES, EvaluationResult, percent
+from memsearcher_jax.report.evaluation import SCORES, percent
 from memsearcher_jax.report.page import tables
 from memsearcher_jax.report.page.html import content_security_policy, web_file
 from memsearcher_jax.report.page.svg import N_COLORS, Line, escape_html, line_chart
@@ -52,13 +52,14 @@ class SweepPoint:
     curve: tuple[float, ...] = ()  # of training, by step: exact match, or the reward; a running mean
 
     @classmethod
-    def from_evaluation(cls, value: str, evaluation: EvaluationResult) -> SweepPoint:
-        results = evaluation.benchmarks.values()
+    def from_evaluation(cls, value: str, results: Mapping[str, Any]) -> SweepPoint:
+        """`results`: the content of results.json."""
+        benchmarks, scores = results["evaluation"]["benchmarks"].values(), results["evaluation"]["macro"]["scores"]
         return cls(
             value,
-            sum(result.questions for result in results),
-            evaluation.macro.scores,
-            {name: mean([getattr(result, name) for result in results]) for name in EFFORT},
+            results["questions"],
+            {name: Interval(**interval) for name, interval in scores.items()},
+            {name: mean([benchmark[name] for benchmark in benchmarks]) for name in EFFORT},
         )
 
     @classmethod

@@ -30,7 +30,12 @@ def point(value, share, tokens, datasets=("nq",)):
         for name in datasets
         for number in range(10)
     ]
-    return SweepPoint.from_evaluation(value, summarize_evaluation(summaries, in_distribution=()))
+    return point_of(value, summaries)
+
+
+def point_of(value, summaries):
+    evaluation = summarize_evaluation(summaries, in_distribution=()).to_json()
+    return SweepPoint.from_evaluation(value, {"questions": len(summaries), "evaluation": evaluation})
 
 
 POINTS = [point("2048", 0.6, 1500), point("512", 0.2, 700), point("1024", 0.4, 1000)]
@@ -50,7 +55,7 @@ def test_a_point_has_the_macro_average_of_its_benchmarks():
         *[TrajectorySummary("nq", None, 1, 0, StopReason.ANSWERED, 1.0, dict.fromkeys(SCORES, 1.0), (100,))] * 30,
         TrajectorySummary("popqa", None, 3, 2, StopReason.ANSWERED, 0.0, dict.fromkeys(SCORES, 0.0), (300, 300, 300)),
     ]
-    one = SweepPoint.from_evaluation("x", summarize_evaluation(summaries, in_distribution=()))
+    one = point_of("x", summaries)
     assert (one.questions, one.scores["f1"].mean) == (31, 0.5)
     assert one.effort == {"turns": 2, "searches": 1, "tokens_per_turn": 200, "mean_peak_context_tokens": 200}
     row = one.to_json()
