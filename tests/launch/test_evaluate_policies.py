@@ -193,14 +193,13 @@ def test_an_oracle_with_supporting_passages_answers_all_answerable_real_question
 
 @pytest.mark.slow
 def test_every_workflow_runs_on_the_sampling_engine(tmp_path):
-    """A sweep over the workflows with the packaged model: each has its own prompts, and no trajectory fails."""
+    """With the packaged model: each workflow has its own prompts, and no trajectory fails."""
     model = (
         "--config tiny_warmstart --model.path package:tiny --retrieval.index_type exact --evaluation.max_questions 4"
     )
-    names = ("memsearcher", "react", "search_r1", "direct", "rag")
-    evaluate.main([*model.split(), "--out", str(tmp_path / "out"), "--sweep", f"agent.workflow={','.join(names)}"])
-    for name in names:
-        folder = tmp_path / "out" / f"agent.workflow={name}"
+    for name in ("memsearcher", "react", "search_r1", "direct", "rag"):
+        folder = tmp_path / name
+        evaluate.main([*model.split(), "--out", str(folder), "--workflow", name])
         prompts = read_run_config(folder).agent.prompts
         assert prompts == ("terse" if name == "memsearcher" else f"terse_{name}")
         trajectories = [scored.trajectory for scored in read_all(folder)]

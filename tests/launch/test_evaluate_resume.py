@@ -1,4 +1,4 @@
-"""Stopped, sharded and swept evaluations: no result is lost, and no question is asked twice."""
+"""Stopped evaluations: no result is lost, and no question is asked twice."""
 
 import json
 import os
@@ -8,18 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.config import from_dict
-from memsearcher_jax.configs.qwen7b import qwen7b
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
-from memsearcher_jax.launch import evaluate, sweep
-from memsearcher_jax.logs.trajectories import read_log, read_trajectories
+from memsearcher_jax.launch import evaluate
+from memsearcher_jax.logs.trajectories import compress_trajectories, read_log, read_trajectories
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.setup import open_search
-from memsearcher_jax.runtime.run_dir import read_run_config
 from memsearcher_jax.sft.config import SFTConfig
 from memsearcher_jax.sft.search_demonstrator import SearchDemonstrator
 from memsearcher_jax.types import StopReason
@@ -106,34 +102,19 @@ def test_a_killed_evaluation_keeps_all_reported_questions(tmp_path):
     assert json.loads((out / "results.json").read_text())["questions"] == 60
 
 
-def test_hosts_share_the_questions_and_the_last_host_writes_the_results(scripted, uninterrupted, capsys):
-    result, folder = uninterrupted
-    hosts = [AgentFactory() for _ in range(4)]
-    assert scripted(hosts[0], *FEW, "--shard", "0/3")[0] is None
-    assert "shard 0/3 is done; 8 questions of other shards are missing" in capsys.readouterr().out
-    assert scripted(hosts[1], "--resume", "--shard", "1/3")[0] is None
-    resumed, shared = scripted(hosts[2], "--resume", "--shard", "2/3")
-    assert [len(host.problem_ids) for host in hosts] == [4, 4, 4, 0]
-    assert len({id for host in hosts for id in host.problem_ids}) == 12
-    assert [path.name for path in sorted((shared / "trajectories").iterdir())] == [
-        f"shard_000{number}.jsonl.gz" for number in range(3)
-    ]
-    assert read_all(shared) == read_all(folder)
-    assert resumed == result
-
-
 def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted, tmp_path):
     """The file of a former host may end in a torn line."""
     result, folder = uninterrupted
-    scripted(AgentFactory(), *FEW, "--shard", "0/3")
-    scripted(AgentFactory(), "--resume", "--shard", "2/3")
-    shard = tmp_path / "out" / "trajectories" / "shard_0002.jsonl.gz"
-    shard.write_bytes(shard.read_bytes()[:-7])
-    last = AgentFactory()
-    resumed, shared = scripted(last, "--resume")
-    assert len(last.problem_ids) == 5
-    assert resumed == result
-    assert read_all(shared) == read_all(folder)
+    stopped = shutil.copytree(folder, tmp_path / "out")
+    first = stopped / "trajectories" / "shard_0000.jsonl.gz"
+    logged = list(read_log(first))
+    first.write_bytes(compress_trajectories(logged[:4]))
+    other = b"".join(compress_trajectories([scored]) for scored in logged[8:])
+    first.with_name("shard_0002.jsonl.gz").write_bytes(other[:-7])
+    alone = AgentFactory()
+    assert scripted(alone, "--resume")[0] == result
+    assert len(alone.problem_ids) == 5
+    assert read_all(stopped) == read_all(folder)
 
 
 def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused):
@@ -149,45 +130,6 @@ def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused
     assert "shard_x.jsonl.gz: an evaluation's files are named shard_0012.jsonl.gz" in error
 
 
-def test_a_sweep_has_a_folder_per_value_and_a_table(scripted, uninterrupted, tmp_path, capsys, refused, snapshot):
-    flags = (*FEW, "--sweep", "agent.memory_tokens=3,32", "--json", tmp_path / "x.json")
-    _, folder = scripted(AgentFactory(), *flags, out="sweep")
-    output = capsys.readouterr().out
-    assert re.search(r"\n3 +12 ", output)
-    assert f"{folder}: 2 evaluations; table and plot in {folder / 'sweep.html'}" in output
-    names = {value: f"agent.memory_tokens={value}" for value in ("3", "32")}
-    sweep_result = json.loads((folder / "sweep.json").read_text())
-    assert json.loads((tmp_path / "x.json").read_text()) == sweep_result
-    assert (sweep_result["setting"], sweep_result["values"]) == ("agent.memory_tokens", ["3", "32"])
-    for value, row in zip(("3", "32"), sweep_result["table"], strict=True):
-        assert read_run_config(folder / names[value]).agent.memory_tokens == int(value)
-        result = json.loads((folder / names[value] / "results.json").read_text())
-        assert row["scores"] == result["evaluation"]["macro"]["scores"]
-        assert row["tokens_per_turn"] == pytest.approx(result["metrics"]["tokens_per_turn"])
-        assert row["questions"] == 12
-    low, high = sweep_result["table"]
-    assert low["tokens_per_turn"] < high["tokens_per_turn"]
-    assert high["scores"] == uninterrupted[0]["evaluation"]["macro"]["scores"]  # 32 is the value of the preset
-
-    # A resumed sweep evaluates only what is missing: here, a value.
-    (folder / names["32"] / "trajectories" / "shard_0000.jsonl.gz").unlink()
-    resumed = AgentFactory()
-    scripted(resumed, "--resume", out="sweep")
-    assert len(resumed.problem_ids) == 12
-    assert json.loads((folder / "sweep.json").read_text()) == sweep_result
-    before = snapshot(folder)
-    for flags, line in (
-        ("--sweep agent.memory_tokens=3,64", "sweeps agent.memory_tokens=3,32: omit --sweep"),
-        ("--agent.completion_tokens 41", "agent.completion_tokens is 40 in"),
-        ("--shard 0/2", "--shard and --sweep exclude each other"),
-    ):
-        assert line in refused(evaluate.main, ["--resume", "--out", folder, *flags.split()])
-    assert "holds no sweep" in refused(
-        evaluate.main, ["--resume", "--out", uninterrupted[1], "--sweep", "agent.memory_tokens=3,32"]
-    )
-    assert snapshot(folder) == before
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -197,18 +139,6 @@ def test_a_sweep_has_a_folder_per_value_and_a_table(scripted, uninterrupted, tmp
         ("--benchmarks nq:night --data.root {root}", "nq has no split night"),
         ("--benchmarks hotpotqa --data.root {root}", "hotpotqa/dev.jsonl: no such file"),
         ("--benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
-        ("--shard 2/2 --out x", "--shard 2/2: write K/N with K from 0 to N - 1"),
-        ("--shard 3/2 --out x", "--shard 3/2: write K/N"),
-        ("--shard 2 --out x", "--shard 2: write K/N"),
-        ("--shard 0/2", "--shard needs --out"),
-        ("--shard 0/2 --out x --sweep seed=1,2", "--shard and --sweep exclude each other"),
-        ("--sweep agent.memory_tokens", "write SETTING=A,B,..."),
-        ("--sweep agent.memory_tokens=3,,4", "write SETTING=A,B,..."),
-        ("--sweep agent.memory=3", "no setting '--agent.memory': did you mean"),
-        ("--sweep agent.memory_tokens=3,3", "duplicate value 3"),
-        ("--sweep agent.memory_tokens=3,many", "agent.memory_tokens is 'many': it must be of type int"),
-        ("--sweep agent.memory_tokens=3,-1", "agent.memory_tokens is -1: it must be at least 0"),
-        ("--sweep agent.workflow=react,chat", "agent.workflow is 'chat': it must be one of"),
         ("--evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
         ("--workflow chat", "--workflow"),
         ("--workflow rag --agent.prompts mine", "agent.prompts 'mine' is not a packaged set"),
@@ -221,24 +151,6 @@ def test_invalid_flags_are_errors(flags, line, refused, tmp_path, monkeypatch):
     given = ["--config", "tiny_warmstart", "--model.path", "package:tiny", *flags.format(root=tmp_path).split()]
     assert line in refused(evaluate.main, given)
     assert {path.name for path in tmp_path.iterdir()} == {"nq"}
-
-
-def test_a_sweep_of_the_budget_fits_the_context_of_7b(shared):
-    """All values are checked before the first evaluation, and all get the longest context of them."""
-    preset = qwen7b()
-    config = replace(preset, model=replace(preset.model, tokenizer=str(shared / "tokenizer/qwen2.5")))
-    budgets = ("512", "1024", "2048")
-    configs = sweep.with_values(config, sweep.Sweep("agent.memory_tokens", budgets))
-    assert [one.agent.memory_tokens for one in configs.values()] == [512, 1024, 2048]
-    (context,) = {one.sampling.context_tokens for one in configs.values()}
-    assert preset.sampling.context_tokens < context <= preset.model.max_positions
-    tokenizer = setup.open_tokenizer(config.model)
-    for one in configs.values():
-        setup.open_prompts(one, tokenizer)
-    unchanged = sweep.with_values(config, sweep.Sweep("agent.memory_tokens", budgets[:2]))
-    assert {one.sampling.context_tokens for one in unchanged.values()} == {preset.sampling.context_tokens}
-    with pytest.raises(ValueError, match=r"more than model.max_positions"):
-        sweep.with_values(config, sweep.Sweep("agent.memory_tokens", ("512", "40000")))
 
 
 class FailingIndex:
@@ -270,19 +182,3 @@ def test_lost_questions_are_counted_apart_and_asked_again(scripted, uninterrupte
     assert sorted(second.problem_ids) == sorted(lost)
     assert resumed == result
     assert read_all(stopped) == read_all(folder)
-
-
-def test_settings_of_every_type_can_be_swept():
-    config = from_dict({})
-    for setting, text, value in (
-        ("agent.memory_tokens", "512", 512),
-        ("evaluation.temperature", "1", 1.0),
-        ("agent.carry_memory", "False", False),
-        ("retrieval.method", "bm25", "bm25"),
-        ("evaluation.in_distribution", '["nq"]', ("nq",)),
-    ):
-        section, name = setting.split(".")
-        assert getattr(getattr(sweep.with_value(config, setting, text), section), name) == value
-    agent = sweep.with_value(config, "agent.workflow", "rag").agent
-    assert (agent.workflow, agent.prompts) == ("rag", "rag")
-    assert sweep.Sweep("model.path", ("a/b",)).folder("a/b") == "model.path=a_b"

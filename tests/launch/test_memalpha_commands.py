@@ -93,24 +93,12 @@ def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, 
     assert "generated, 5 chunks" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_sweep_over_streams_compares_accuracy_and_memory(trained, tmp_path, capsys):
-    flags = ["--checkpoint", str(trained), "--evaluation.max_questions", "2", "--json", str(tmp_path / "x.json")]
-    evaluate.main([*flags, "--sweep", "memalpha.retrieved_items=1,2", "--out", str(tmp_path / "sweep")])
-    table = json.loads((tmp_path / "x.json").read_text())["table"]
-    assert [row["value"] for row in table] == ["1", "2"]
-    assert all({"mean", "low", "high"} == set(row["scores"]["accuracy"]) for row in table)
-    assert all(row["memory_tokens"] <= row["stream_tokens"] for row in table)
-    assert (tmp_path / "sweep" / "sweep.html").is_file()
-    assert "2 evaluations; table and plot in" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--workflow", "memalpha", "--checkpoint", "x"], "no such directory"),
         (
-            ["--config", "tiny_memalpha", "--sweep", "agent.memory_tokens=1,2", "--model.path", "package:tiny"],
+            ["--config", "tiny_memalpha", "--agent.memory_tokens", "1", "--model.path", "package:tiny"],
             "memalpha.core_tokens 32 is not below agent.memory_tokens 1",
         ),
     ],
