@@ -3,18 +3,21 @@
 python launch/tpu_train.py --config tiny
 """
 
+from dataclasses import replace
+
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.configs.nano import nano
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
-from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
     """18 minutes on two CPU cores, compilation included; docs/learning.md has the results."""
+    base = nano()
     return RunConfig(
         model=ModelConfig(
             path="package:tiny",
@@ -30,7 +33,7 @@ def tiny() -> RunConfig:
             max_positions=1_024,
             compute_dtype="float32",
         ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        mesh=base.mesh,
         agent=AgentConfig(
             prompts="terse",
             max_turns=8,
@@ -41,15 +44,12 @@ def tiny() -> RunConfig:
             max_calls=1,
             default_top_n=1,
         ),
-        sampling=SamplingConfig(
+        sampling=replace(
+            base.sampling,
             slots=64,
             context_tokens=360,
             decode_steps_per_call=8,
             decode_batch_sizes=(16, 32, 48),
-            prefill_chunk=32,
-            prefill_buckets=(128, 512),
-            top_k=0,
-            top_p=1.0,
         ),
         # Large enough that no question is repeated and no name can be memorised.
         data=DataConfig(

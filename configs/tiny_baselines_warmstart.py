@@ -7,7 +7,7 @@ python launch/export_hf.py --checkpoint DIR --out NEW
 from dataclasses import replace
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.configs.tiny_search_r1 import tiny_search_r1
+from memsearcher_jax.configs.tiny_baselines import tiny_search_r1
 from memsearcher_jax.configs.tiny_warmstart import tiny_warmstart
 
 

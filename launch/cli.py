@@ -178,21 +178,33 @@ def is_address(path: object) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*:/", str(path)) is not None
 
 
+def presets() -> dict[str, Path]:
+    """The file in configs/ of each preset: a public function without arguments that returns a RunConfig."""
+    header = re.compile(r"^def ([a-z]\w*)\(\) -> RunConfig:", re.MULTILINE)
+    files = sorted(PRESETS.glob("*.py"))
+    return {name: file for file in files for name in header.findall(file.read_text(encoding="utf-8"))}
+
+
 def load_preset(name: str) -> RunConfig:
-    """The config that the preset `name` returns. Raises ValueError if it does not exist or is invalid."""
-    file = Path(name) if name.endswith(".py") else PRESETS / f"{name}.py"
+    """The config of a preset: a name in configs/, or the path of a file with a function of the file's name.
+
+    Raises ValueError if it does not exist or is invalid.
+    """
+    packaged = presets()
+    file = Path(name) if name.endswith(".py") else packaged.get(name, Path(name))
     spec = importlib.util.spec_from_file_location(f"preset_{file.stem}", file)
-    if not file.is_file() or file.stem.startswith("_") or spec is None or spec.loader is None:
-        presets = ", ".join(sorted(path.stem for path in PRESETS.glob("[!_]*.py")))
-        raise ValueError(f"no preset {name!r}: choose one of {presets}, or give the path of a preset file")
-    module = importlib.util.module_from_spec(spec)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ValueError(
+            f"no preset {name!r}: choose one of {', '.join(sorted(packaged))}, or give the path of a preset file"
+        )
+    module, function = importlib.util.module_from_spec(spec), name if name in packaged else file.stem
     try:
         spec.loader.exec_module(module)
-        preset = getattr(module, file.stem)()
+        preset = getattr(module, function)()
     except Exception as error:  # a user's file may raise anything
-        raise ValueError(f"{file}: {file.stem}() failed with {type(error).__name__}: {error}") from error
+        raise ValueError(f"{file}: {function}() failed with {type(error).__name__}: {error}") from error
     if not isinstance(preset, RunConfig):
-        raise ValueError(f"{file}: {file.stem}() must return a RunConfig, it returned {type(preset).__name__}")
+        raise ValueError(f"{file}: {function}() must return a RunConfig, it returned {type(preset).__name__}")
     return from_dict(to_dict(preset))
 
 

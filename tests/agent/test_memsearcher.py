@@ -12,7 +12,7 @@ from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.configs.qwen7b import qwen7b
+from memsearcher_jax.configs.qwen import qwen7b
 from memsearcher_jax.types import Completion, Passage, Prompt, Query, SearchResult, StopReason
 
 CALL = '<tool_call>{"name": "wikipedia_search", "arguments": {"query": "q"}}</tool_call>'

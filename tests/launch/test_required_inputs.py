@@ -5,7 +5,7 @@ import pytest
 from memsearcher_jax.launch import ask, build_index, cli, evaluate, serve_search, tpu_train
 from memsearcher_jax.launch.pod import jobset
 
-PUBLISHED = sorted(path.stem for path in cli.PRESETS.glob("[!_]*.py") if cli.load_preset(path.stem).published_model)
+PUBLISHED = sorted(name for name in cli.presets() if cli.load_preset(name).published_model)
 WEIGHTS, QUESTIONS, PASSAGES, ENCODER, TPU = (
     *("--model.path DIR (its weights)", "--data.train FILE (questions)"),
     "--retrieval.index DIR or --retrieval.corpus FILE (passages)",

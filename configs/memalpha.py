@@ -1,4 +1,4 @@
-"""Mem-alpha on Qwen3-4B with its paper's settings.
+"""Mem-alpha on published Qwen models with its paper's settings.
 
 python launch/tpu_train.py --config memalpha_4b --model.path DIR --data.train FILES
 """
@@ -8,14 +8,15 @@ from dataclasses import replace
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.configs.qwen3_4b import qwen3_4b
+from memsearcher_jax.configs.qwen import qwen3_4b, qwen3b
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.training.config import TrainingConfig
 
 
 def memalpha_4b() -> RunConfig:
-    """16 devices of 32 GB (v6e-16) by default. 85 steps are five epochs of the original's 562 streams, 32 per step.
+    """Qwen3-4B on 16 devices of 32 GB (v6e-16) by default. 85 steps are five epochs of the original's 562 streams, 32
+    per step.
 
     An update has the original's 32 contexts: a step of 256 trajectories of 10 chunks makes 80 updates. The original's
     learning rate rises over 4 steps, 5 % of all, which are 320 updates here.
@@ -41,3 +42,13 @@ def memalpha_4b() -> RunConfig:
         ),
         rl=RLConfig(steps=85, prompts_per_step=32, group_size=8, advantage_scope="pooled"),
     )
+
+
+def memalpha_qwen3b() -> RunConfig:
+    """Qwen2.5-3B, the model of the search agents, on 16 devices of 16 GB by default.
+
+    The original's 30,000 tokens of memory per answer and its answers of 2,048 tokens together exceed the model's 32,768
+    positions: `--memalpha.answer_memory_tokens 28000` fits.
+    """
+    base, search = memalpha_4b(), qwen3b()
+    return replace(base, model=search.model, sampling=replace(base.sampling, tensor=search.sampling.tensor))
