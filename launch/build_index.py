@@ -3,7 +3,6 @@
 python launch/build_index.py --retrieval.corpus FILE --retrieval.encoder DIR --out DIR
 python launch/build_index.py ... --embeddings e5_Flat.index     # published vectors, nothing is embedded
 python launch/build_index.py ... --shard 3/8                    # one of eight hosts on a shared disk; 0/8 finishes
-python launch/build_index.py --plan --retrieval.encoder DIR     # the resources for 21 million passages
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ import tyro
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.ranges import Count, LargeCount
+from memsearcher_jax.ranges import Count
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder import index_estimate
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, prepare_corpus
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
@@ -33,8 +31,6 @@ from memsearcher_jax.retrieval.search import TextEncoder, build_dense_index
 from memsearcher_jax.retrieval.vector_files import read_embeddings
 from memsearcher_jax.runtime import hub
 
-WIKI_18 = 21_015_324  # passages in the 2018 Wikipedia index of the paper's retriever
-PLANNED_TOKENS = 160  # of a passage of 100 words with its title
 TERMINAL_SECONDS, LOG_SECONDS = 0.5, 15.0  # between progress updates, on a terminal and in a log
 
 
@@ -50,12 +46,8 @@ class BuildIndex(cli.Command):
     """Passages in one file of vectors; a kill loses the work on one file at most."""
     shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
-    plan: bool = False
-    """Build nothing: measure this machine for a minute and print the required memory, disk space and time."""
     verify: bool = False
     """Build nothing: compare the files of the index in --out with their checksums."""
-    passages: LargeCount = WIKI_18
-    """Passages to plan for."""
 
 
 class BuildProgress:
@@ -95,11 +87,7 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse(BuildIndex, argv)
         shard = BuildShard(*cli.parse_shard(flags.shard))
         check(flags)
-        if flags.verify:
-            result = verify(flags)
-        else:
-            result = plan(flags, shard.count) if flags.plan else build_shard(flags, shard)
-        outputs.write_json(flags.json, result)
+        outputs.write_json(flags.json, verify(flags) if flags.verify else build_shard(flags, shard))
 
 
 def check(flags: BuildIndex) -> None:
@@ -107,7 +95,7 @@ def check(flags: BuildIndex) -> None:
     config = flags.run.retrieval
     if config.index_type == "scann":
         scann_index.check_installed()
-    if not flags.plan and not flags.verify:
+    if not flags.verify:
         if not config.corpus:
             raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
         if flags.out is None:
@@ -175,24 +163,6 @@ def load_encoder(config: RetrievalConfig) -> TextEncoder | None:
     from memsearcher_jax.runtime import text_encoder
 
     return text_encoder.load(config)
-
-
-def plan(flags: BuildIndex, hosts: int) -> dict[str, Any]:
-    """Measures this machine and prints the plan."""
-    from memsearcher_jax.runtime import text_encoder
-
-    config = flags.run.retrieval
-    model = load_encoder(hub.local(flags.run).retrieval)
-    name = config.encoder if model else "an encoder of the shape of e5-base-v2"
-    encode = model.passages if model else text_encoder.random_e5(PLANNED_TOKENS)
-    size = encode(["one passage"]).shape[1]
-    print("measuring this machine ...", file=sys.stderr, flush=True)
-    rates = index_estimate.measure_rates(encode, size)
-    lines = index_estimate.estimate(flags.passages, size, config.embedding_dtype, rates, hosts)
-    print(f"{flags.passages:,} passages of {size} dimensions by {name}, on machines like this one:")
-    for line in lines:
-        print(line)
-    return {"rates": asdict(rates), "plan": [asdict(line) for line in lines]}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,25 +132,6 @@ def load_embedder(config: RetrievalConfig) -> TextEmbedder:
         query_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_query_tokens, shape.max_tokens)),
         passage_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_passage_tokens, shape.max_tokens)),
     )
-
-
-def random_e5(tokens: int) -> Callable[[list[str]], np.ndarray]:
-    """An encoder of the shape of e5-base-v2 with random weights, to measure speed without a download.
-
-    It treats every text as `tokens` long.
-    """
-    config = EncoderConfig()
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
-    params = jax.jit(encoder.init, static_argnames="config")(jax.random.key(0), config)
-    params = jax.device_put(params, sharding.named_sharding(mesh, ()))
-
-    def encode(texts: list[str]) -> np.ndarray:
-        rows = -(-len(texts) // mesh.size) * mesh.size
-        ids_BT, length_B = np.ones((rows, tokens), np.int32), np.full(rows, tokens, np.int32)
-        with jax.set_mesh(mesh):
-            return np.asarray(_encode_on(mesh, params, config, ids_BT, length_B))[: len(texts)]
-
-    return encode
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:

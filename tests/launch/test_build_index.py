@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.launch import build_index, cli, serve_search
-from memsearcher_jax.retrieval.builder.index_estimate import Rates
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
@@ -90,7 +89,6 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
         ("--retrieval.corpus corpus.jsonl --out i --shard 2", "--shard 2: write K/N"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
         ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows is 0: it must be at least 1"),
-        ("--plan --passages 0", "--passages is 0: it must be at least 1"),
         ("--retrieval.corpus corpus.jsonl --out i --embeddings none.npy", "none.npy: no such file"),
         ("--retrieval.corpus corpus.jsonl --out i --embeddings cut.jsonl", "is neither a .npy array nor a flat FAISS"),
         ("--retrieval.corpus corpus.jsonl --out i --retrieval.encoder none", "no folder none"),
@@ -102,17 +100,3 @@ def test_invalid_input_is_an_error(flags, line, corpus, tmp_path, monkeypatch, r
     (tmp_path / "twice.jsonl").write_text(corpus.read_text() + corpus.read_text())
     assert line in refused(build_index.main, flags.split()).replace(f"{tmp_path}/", "")
     assert not (tmp_path / "i").exists()
-
-
-def test_plan_prints_the_estimates_and_their_arithmetic(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(
-        build_index.index_estimate, "measure_rates", lambda encode, size: Rates(9_000, 400, 1e11, 1e8, 1e11)
-    )
-    monkeypatch.setattr(
-        "memsearcher_jax.runtime.text_encoder.random_e5", lambda tokens: lambda texts: np.ones((1, 768))
-    )
-    build_index.main(["--plan", "--shard", "0/8", "--json", str(tmp_path / "plan.json")])
-    output = capsys.readouterr().out
-    assert "21,015,324 passages of 768 dimensions by an encoder of the shape of e5-base-v2" in output
-    assert "21,015,324 / (400.0 passages/s x 8 hosts)" in output
-    assert {"GB", "h"} == {line["unit"] for line in json.loads((tmp_path / "plan.json").read_text())["plan"]}
