@@ -3,7 +3,7 @@
 python launch/tpu_train.py --config smollm2 --data.train FILE --data.test FILE --retrieval.corpus FILE
 
 The weights are in the folder smollm2, from launch/import_gguf.py. Training goes on with packaged adapters
-of a warm start. docs/real_questions.md has every command.
+of a warm start. docs/train.md has every command.
 """
 
 from dataclasses import replace

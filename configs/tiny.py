@@ -16,7 +16,7 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def tiny() -> RunConfig:
-    """18 minutes on two CPU cores, compilation included; docs/learning.md has the results."""
+    """18 minutes on two CPU cores, compilation included; docs/train.md has the results."""
     base = nano()
     return RunConfig(
         model=ModelConfig(

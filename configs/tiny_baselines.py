@@ -1,4 +1,4 @@
-"""The baselines of `tiny`: other protocols on the same data, with the same budget; docs/learning.md compares them.
+"""The baselines of `tiny`: other protocols on the same data, with the same budget; docs/train.md compares them.
 
 python launch/tpu_train.py --config tiny_react
 """

@@ -5,7 +5,7 @@ python launch/evaluate.py --checkpoint DIR --data FILE                        # 
 python launch/evaluate.py --checkpoint DIR --benchmarks all --data.root DIR   # on the seven benchmarks
 python launch/evaluate.py --resume --out runs/EVALUATION                      # only the missing questions
 
-docs/evaluation.md explains baselines (--workflow), sweeps of a setting (launch/sweep.py) and slices of several hosts,
+docs/evaluate.md explains baselines (--workflow), sweeps of a setting (launch/sweep.py) and slices of several hosts,
 which share the questions.
 """
 

@@ -1,4 +1,4 @@
-"""Serves a trained agent: OpenAI's chat completions, MCP tools, and a page in the browser. See docs/serving.md.
+"""Serves a trained agent: OpenAI's chat completions, MCP tools, and a page in the browser. See docs/serve.md.
 
 python launch/serve_agent.py --checkpoint runs/NAME                           # http://127.0.0.1:8000
 python launch/serve_agent.py --checkpoint runs/NAME --api_key_env AGENT_KEY   # clients need the key in AGENT_KEY

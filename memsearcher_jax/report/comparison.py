@@ -1,7 +1,7 @@
 """Paired comparison of two evaluations of the same questions. One may be another program's, see published_results.
 
 All means are over the questions that both evaluations asked. A difference has a bootstrap interval and the p-value of a
-sign-flip test, without correction for multiple metrics. Metrics with a slash are those of docs/memory_quality.md.
+sign-flip test, without correction for multiple metrics. Metrics with a slash are those of docs/evaluate.md.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class RLConfig:
     carry_over: CountOrZero = 0
     """Steps of staleness allowed. Above 0 a step does not wait for its slowest trajectories: free slots begin the
     problems of the next steps, the update runs on as many complete groups as a step has problems, and the others go on
-    with the new weights, from their last complete context (docs/carry_over.md). 0: every step trains what it began."""
+    with the new weights, from their last complete context (docs/train.md). 0: every step trains what it began."""
     credit: Literal["all_contexts", "last_context"] = "all_contexts"
     """Contexts of a trajectory that are trained with its advantage: all, as in multi-context GRPO, or only the one
     that ended it, as an ablation."""

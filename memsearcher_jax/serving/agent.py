@@ -52,7 +52,7 @@ from memsearcher_jax.types import (
 log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
-"""What happens in a request, as JSON: see docs/serving.md."""
+"""What happens in a request, as JSON: see docs/serve.md."""
 
 
 def check_text(text: str, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The agent over HTTP: OpenAI's chat completions, MCP, and a page in the browser. docs/serving.md describes the fields.
+"""The agent over HTTP: OpenAI's chat completions, MCP, and a page in the browser. docs/serve.md describes the fields.
 
 GET  /                      the page                GET  /health       no key needed, as for the page
 POST /v1/chat/completions   streamed or whole       GET  /v1/models

@@ -88,7 +88,7 @@ function showTurn(number, turn, before, previous, passage) {
   return make("section", {class: "turn", "aria-label": `Turn ${number}`}, ...parts);
 }
 
-// The metrics of docs/memory_quality.md for this rewrite. Spellings of one golden answer count as one.
+// The metrics of docs/evaluate.md for this rewrite. Spellings of one golden answer count as one.
 function qualityBadges(turn) {
   const badges = [], {golden, supporting} = turn;
   if (golden?.shown) badges.push(badge(golden.shown.length ? "golden answer shown" : "golden answer not shown", ""));
