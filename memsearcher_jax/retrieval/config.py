@@ -10,6 +10,8 @@ from memsearcher_jax.ranges import Count, CountOrZero, LargeCount, Positive, Pos
 HASHING = "hashing"
 MAX_TOP_N = 100
 """Results per query up to which an approximate search considers the same candidates."""
+MAX_QUERY_CHARS = 4_000
+"""Characters of a query that are searched: encoders read less."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,7 @@ class ConnectionLimits:
 class ServiceLimits(ConnectionLimits):
     """Limits of the search service."""
 
-    max_query_chars: LargeCount = 4_096
-    """Characters of a query."""
-    max_queries_per_request: LargeCount = 1_024
+    max_queries_per_request: LargeCount = 8_192
     """Queries of one request."""
     max_top_n: LargeCount = MAX_TOP_N
     """Passages per query."""
@@ -90,5 +90,7 @@ class ServiceLimits(ConnectionLimits):
     """Queries of concurrent requests that are searched in one call."""
     max_waiting_queries: LargeCount = 8_192
     """Queries that may wait; further requests are rejected with status 503."""
+    search_timeout: Positive = 5.0
+    """Seconds of one search, after which it has failed and the process that searches is restarted."""
     request_timeout: Positive = 30.0
     """Seconds until a request is rejected with status 503."""

@@ -21,7 +21,7 @@ from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Re
 from memsearcher_jax.retrieval.hashing_encoder import Encoder, HashingEncoder, fit_hashing, hashing_name
 from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index, open_index_corpus
 from memsearcher_jax.retrieval.lru_cache import LRUCache
-from memsearcher_jax.retrieval.server.client import SearchClient
+from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient
 from memsearcher_jax.retrieval.title_links import open_title_links
 from memsearcher_jax.types import Passage
 
@@ -166,7 +166,8 @@ def open_searcher(
 def _remote(config: RetrievalConfig, max_outage: float) -> Source:
     if config.corpus or config.index:
         raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
-    clients = [SearchClient(url, config.timeout, config.max_attempts) for url in config.url]
+    policy = CallPolicy(config.timeout, config.max_attempts)
+    clients = [SearchClient(url, policy) for url in config.url]
     scales = [client.check(max_outage).get("scale") for client in clients]
     for client, scale in zip(clients[1:], scales[1:], strict=True):
         if not scale or scale != scales[0]:

@@ -9,17 +9,23 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import jax
+from jax.sharding import Mesh
 
+from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import chat_messages
+from memsearcher_jax.config import RunConfig
 from memsearcher_jax.retrieval.lru_cache import LRUCache
-from memsearcher_jax.retrieval.server.client import CircuitBreaker, JsonClient, RequestRejected, ServiceUnavailable
+from memsearcher_jax.retrieval.server.client import CallPolicy, JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Params, PausedWorkflow, Rollout, WorkflowExecutor
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, Rollout, RolloutDriver
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
 
 
@@ -33,9 +39,8 @@ class Completer(Protocol):
 class EngineCompleter:
     """Frozen weights on an engine: each prompt is a workflow of one generation."""
 
-    executor: WorkflowExecutor
+    driver: RolloutDriver  # whose problems are prompts
     params: Params
-    max_tokens: int
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """Sampled with the key, or greedy, as the engine is.
@@ -43,15 +48,17 @@ class EngineCompleter:
         The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around it.
         """
         numbers = _distinct([int.from_bytes(_digest(prompt)[:4]) for prompt in prompts])
-        workflows = (
-            (number, generate_once(prompt, self.max_tokens), PausedWorkflow())
-            for number, prompt in zip(numbers, prompts, strict=True)
-        )
+        jobs = [Job(number, prompt) for number, prompt in zip(numbers, prompts, strict=True)]
+        completions: dict[int, Completion] = {}
+
+        def on_end(job: Job, ended: Rollout) -> None:
+            completions[job.number] = _completion(ended)
+
         try:
-            finished = dict(self.executor.run(workflows, self.params, key, _completion))
+            self.driver.run(jobs, self.params, key, on_end)
         finally:
-            self.executor.engine.release()  # the update has the memory of its cache
-        return [finished[number] for number in numbers]
+            self.driver.engine.release()  # the update has the memory of its cache
+        return [completions[number] for number in numbers]
 
 
 def _distinct(numbers: Sequence[int]) -> list[int]:
@@ -64,12 +71,12 @@ def _distinct(numbers: Sequence[int]) -> list[int]:
     return list(seen)
 
 
-def _completion(number: int, ended: Rollout) -> tuple[int, Completion]:
+def _completion(ended: Rollout) -> Completion:
     assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
     outcome = ended.outcome
     if outcome.stop is StopReason.ANSWERED:
-        return number, Completion(outcome.answer)
-    return number, Completion(error=outcome.error or outcome.stop.value)
+        return Completion(outcome.answer)
+    return Completion(error=outcome.error or outcome.stop.value)
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,46 @@ class CachedCompleter:
         return [known[digest] for digest in digests]
 
 
+def open_completers(
+    config: RunConfig,
+    agent: Agent,
+    tokenizer: ChatTokenizer,
+    mesh: Mesh,
+    initial_params: Callable[[], Params],
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Completer | None, Completer | None]:
+    """The answerer and the judge that the agent's rewards may ask. `check` interrupts them by raising.
+
+    `initial_params` returns the frozen weights on `mesh`; it is called only if a completer runs on them, and once.
+    Raises ValueError if a service's settings do not suffice.
+    """
+    settings, engine_completer = config.memalpha, None
+    if uses_initial_policy(config):
+        # An engine of its own: its contexts are longer than the policy's, and it may be greedy.
+        context_tokens = agent.completer_tokens(tokenizer, judge=config.judge.backend == "initial_policy")
+        sampling = replace(config.sampling, context_tokens=context_tokens, temperature=settings.answer_temperature)
+        engine = Engine(config.model, sampling, tokenizer.stop_ids, mesh)
+        start = partial(generate_once, max_tokens=settings.answer_tokens)
+        engine_completer = EngineCompleter(RolloutDriver(engine, tokenizer, start, check=check), initial_params())
+
+    def open_completer(section: str) -> Completer | None:
+        backend: CompleterConfig = getattr(config, section)
+        completer: Completer | None = engine_completer if backend.backend == "initial_policy" else None
+        if backend.backend == "openai":
+            tokens, temperature = settings.answer_tokens, settings.answer_temperature
+            completer = open_openai_completer(
+                backend, section=section, max_tokens=tokens, temperature=temperature, check=check
+            )
+        return CachedCompleter(completer, LRUCache(backend.cache_size)) if completer else None
+
+    return open_completer("answerer"), open_completer("judge")
+
+
+def uses_initial_policy(config: RunConfig) -> bool:
+    """Whether the weights that the run started from answer or judge."""
+    return "initial_policy" in (config.answerer.backend, config.judge.backend)
+
+
 def open_openai_completer(
     config: CompleterConfig,
     *,
@@ -161,9 +208,7 @@ def open_openai_completer(
     headers = {}
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
-    # Concurrent requests fail together: one slow moment must not open the circuit.
-    breaker = CircuitBreaker(failure_threshold=2 * config.max_concurrency)
-    service = ChatService(config.url, config.timeout, config.max_attempts, breaker, headers=headers)
+    service = ChatService(config.url, CallPolicy(config.timeout, config.max_attempts), headers=headers)
     return OpenAICompleter(service, config, max_tokens, temperature, check)
 
 

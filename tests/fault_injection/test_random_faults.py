@@ -14,7 +14,7 @@ from run_job import LOG_LINES
 from search_service import MALFORMED_ROWS, GarbageHandler, write_questions
 
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.retrieval.server.client import SearchClient, ServiceUnavailable
+from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient, ServiceUnavailable
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor
 
 
@@ -47,7 +47,8 @@ def test_a_client_retries_after_a_garbage_answer():
     """A garbage answer has status 200; accepted as search results, it would change the training."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), GarbageHandler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        client = SearchClient(f"http://127.0.0.1:{server.server_port}", max_attempts=3, sleep=lambda seconds: None)
+        policy = CallPolicy(max_attempts=3)
+        client = SearchClient(f"http://127.0.0.1:{server.server_port}", policy, sleep=lambda seconds: None)
         with pytest.raises(ServiceUnavailable, match=r"JSON.*\(attempt 3 of 3\)"):
             client.search(["Who?"], 1)
         server.shutdown()

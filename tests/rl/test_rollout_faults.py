@@ -16,7 +16,7 @@ from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.retrieval.server.client import CircuitBreaker, SearchClient, ServiceUnavailable
+from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient, ServiceUnavailable
 from memsearcher_jax.rl import search_executor
 from memsearcher_jax.rl.metrics import answer_metrics
 from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
@@ -76,7 +76,7 @@ def good(problem):
 def run_rollouts(engine, params, workflow, searcher=None, **settings):
     driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), **settings), workflow)
     done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(PROBLEMS, 2), params, KEY)}
-    assert len(engine.free_slots) == SETTINGS.slots
+    assert len(engine.scheduler.free_slots) == SETTINGS.slots
     return [done[number] for number in range(2 * len(PROBLEMS))]
 
 
@@ -311,7 +311,7 @@ def test_slots_are_freed_when_the_caller_stops_early(engine, params, fault_free)
     trajectories = driver.run(make_jobs(PROBLEMS, 2), params, KEY)
     next(trajectories)
     trajectories.close()
-    assert len(engine.free_slots) == SETTINGS.slots
+    assert len(engine.scheduler.free_slots) == SETTINGS.slots
     for trajectory, expected in zip(run_rollouts(engine, params, good), fault_free, strict=True):
         assert_same(trajectory, expected)
 
@@ -337,8 +337,8 @@ def test_searches_of_a_service_that_is_down_for_a_while(max_outage):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingService) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         server.down = True
-        breaker = CircuitBreaker(reset_timeout=0.1)
-        client = SearchClient(f"http://127.0.0.1:{server.server_port}", 5.0, 2, breaker, sleep=lambda seconds: None)
+        policy = CallPolicy(5.0, 2, max_suspension=0.1)
+        client = SearchClient(f"http://127.0.0.1:{server.server_port}", policy, sleep=lambda seconds: None)
         searches = search_executor.SearchExecutor(Searcher(client), 10.0, max_outage)
         for number in range(12):
             searches.submit(number, Search((Query(f"query {number}", 1),)))

@@ -5,9 +5,11 @@ POST /batch_search  {"query": [...], "top_n": 10, "return_score": false} -> [[{"
                     with return_score: a pair of that and the scores in the same shape
 POST /retrieve      {"queries": [...], "topk": 3, "return_scores": false} -> {"result": ...}         Search-R1
                     [[{"id", "contents"}]], or with scores [[{"document": {"id", "contents"}, "score"}]]
-GET  /health        {"status": "healthy", ...}
+GET  /health        {"status": "healthy", ...}, or "degraded" while the search is restarted after a failure
 
-Errors have a 4xx status and {"detail": reason in one line}; 503 means retry later.
+Errors have a 4xx status and {"detail": reason in one line}; 503 means retry later. What Search-R1 sends is the text of
+its policy, and its client ends the training at an error: /retrieve answers requests without a query, for empty queries
+and for 0 passages, as its server does, and reads the beginning of a long query.
 
 Concurrent requests are searched in one call. A batch does not wait for more requests: the next batch collects while the
 current one is searched. An idle service responds at once, and a busy one forms larger batches.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +31,10 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.middleware.cors import CORSMiddleware
 
 from memsearcher_jax.retrieval.config import ServiceLimits
+from memsearcher_jax.retrieval.server.client import clean_query
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.types import Passage
 
@@ -55,19 +60,30 @@ class BatchSearchBody(BaseModel):
 
 class RetrieveBody(BaseModel):
     queries: list[str]
-    topk: Count | None = None  # Search-R1 sends null for its default
+    topk: Annotated[int, Field(ge=0, strict=True)] | None = None  # null or 0 for the default
     return_scores: bool = False
 
 
-def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]) -> FastAPI:
-    """The service over `search_fn`; /health returns `info`."""
+def make_app(
+    search_fn: SearchFn,
+    limits: ServiceLimits,
+    info: Mapping[str, Any],
+    is_healthy: Callable[[], bool] = lambda: True,
+    close: Callable[[], None] = lambda: None,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """The service over `search_fn`; /health returns `info`, and `close` ends the searches when the service stops.
+
+    `cors_origins`: of web pages that may use the service from a browser, such as https://host; "*" for all.
+    """
     batcher = MicroBatcher(search_fn, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker = asyncio.create_task(batcher.run())
         yield
-        worker.cancel()  # the server has completed all requests by now
+        worker.cancel()  # the server has completed all requests by now, or given up
+        close()
         with contextlib.suppress(asyncio.CancelledError):
             await worker
 
@@ -75,11 +91,23 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
     app.state.batcher = batcher
     app.exception_handler(RequestValidationError)(_invalid_body)
     app.add_middleware(BodyLimit, limits=limits)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
 
     async def search(queries: Sequence[str], top_n: int) -> list[list[Passage]]:
-        _check_limits(queries, top_n, limits)
+        if len(queries) > (maximum := limits.max_queries_per_request):
+            raise HTTPException(400, f"{len(queries)} queries in one request: at most {maximum} are allowed")
+        if top_n > limits.max_top_n:
+            raise HTTPException(400, f"{top_n} passages per query: at most {limits.max_top_n} are allowed")
+        if not queries:
+            return []
         try:
-            return await batcher.search(queries, top_n)
+            results = await batcher.search(list(map(clean_query, queries)), top_n)
+            if not all(math.isfinite(passage.score) for passages in results for passage in passages):
+                raise ValueError("a score is no number")  # JSON has no NaN
+            return results
         except Overloaded as error:
             raise HTTPException(503, f"overloaded: {error}; retry later", {"Retry-After": "1"}) from error
         except Exception as error:
@@ -95,6 +123,8 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
 
     @app.post("/batch_search")
     async def search_batch(body: BatchSearchBody) -> JSONResponse:
+        if not body.query:
+            raise HTTPException(400, "there is no query")
         for number, query in enumerate(body.query):
             if not query.strip():
                 raise HTTPException(400, f"query {number} is empty")
@@ -104,7 +134,6 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveBody) -> JSONResponse:
-        """Search-R1 sends the text of its policy: an empty query has no results and does not fail the others."""
         results = await search(body.queries, body.topk or 3)
         if not body.return_scores:
             return JSONResponse({"result": [_documents(passages) for passages in results]})
@@ -114,27 +143,9 @@ def make_app(search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any]
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        return JSONResponse({"status": "healthy", **info, "limits": vars(limits)})
+        return JSONResponse({"status": "healthy" if is_healthy() else "degraded", **info, "limits": vars(limits)})
 
     return app
-
-
-def _check_limits(queries: Sequence[str], top_n: int, limits: ServiceLimits) -> None:
-    """Raises HTTPException with the reason for a request beyond the limits."""
-    if not queries:
-        raise HTTPException(400, "there is no query")
-    if len(queries) > (maximum := limits.max_queries_per_request):
-        raise HTTPException(400, f"{len(queries)} queries in one request: at most {maximum} are allowed")
-    if top_n > limits.max_top_n:
-        raise HTTPException(400, f"{top_n} passages per query: at most {limits.max_top_n} are allowed")
-    for number, query in enumerate(queries):
-        if (length := len(query)) > (maximum := limits.max_query_chars):
-            raise HTTPException(400, f"query {number} has {length} characters: at most {maximum} are allowed")
-        try:
-            query.encode()
-        except UnicodeEncodeError as error:
-            reason = f"query {number} is not valid Unicode (lone surrogate at {error.start})"
-            raise HTTPException(400, reason) from error
 
 
 def _document(passage: Passage) -> dict[str, str]:
@@ -187,8 +198,10 @@ class MicroBatcher:
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
-        """Return what `search_fn` returns for these queries, or raise its error. Raises Overloaded if the queue is full
-        or the timeout expires."""
+        """Return what `search_fn` returns for these queries, or raise its error.
+
+        Raises Overloaded if the queue is full, the timeout expires, or the search does not answer.
+        """
         waiting = sum(len(request.queries) for request in self._waiting)
         if waiting and waiting + len(queries) > self.limits.max_waiting_queries:
             raise Overloaded(f"{waiting} queries are already waiting")
@@ -196,10 +209,11 @@ class MicroBatcher:
         self._waiting.append(request)
         self._arrived.set()
         try:
-            async with asyncio.timeout(self.limits.request_timeout):
+            async with asyncio.timeout(self.limits.request_timeout) as timer:
                 return await request.future
-        except TimeoutError:
-            raise Overloaded(f"no result within {self.limits.request_timeout:g} s") from None
+        except (TimeoutError, ConnectionError) as error:
+            reason = f"no result within {self.limits.request_timeout:g} s" if timer.expired() else str(error)
+            raise Overloaded(reason) from None
 
     async def run(self) -> None:
         """Process requests until cancelled."""
@@ -234,8 +248,10 @@ class MicroBatcher:
                 if not request.future.done():  # or it timed out during the search
                     request.future.set_result(passages)
         except Exception as error:
-            if len(batch) > 1:  # one bad request must not fail the others
+            if len(batch) > 1 and not isinstance(error, ConnectionError):  # one bad request must not fail the others
                 for request in batch:
-                    await self._search_batch([request])
-            elif not batch[0].future.done():
-                batch[0].future.set_exception(error)
+                    await self._search_batch([request] * (not request.future.done()))
+                return
+            for request in batch:
+                if not request.future.done():
+                    request.future.set_exception(error)

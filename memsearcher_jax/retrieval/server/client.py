@@ -7,23 +7,26 @@ the same moment. Any other status is an error without a retry.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
 import random
 import re
 import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS
 from memsearcher_jax.types import Passage
 
 MAX_RESPONSE_BYTES = 1 << 28  # far above the largest batch
-FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0  # seconds, before jitter
-MAX_QUERY_CHARS = 4_000  # encoders read less, and a service may reject a batch because of one longer query
+FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0  # seconds between attempts, before jitter
+FIRST_SUSPENSION = 1.0  # seconds: a service that restarts at once is called again at once
 
 
 class ServiceUnavailable(ConnectionError):
@@ -41,67 +44,76 @@ class RequestRejected(ValueError):
     """The service rejected the request, or its response is JSON of an unexpected form."""
 
 
+@dataclass(frozen=True)
+class CallPolicy:
+    """How long a client waits for a service, how often it tries, and when it stops calling."""
+
+    timeout: float = 10.0  # seconds of one attempt: connection, headers and body together
+    max_attempts: int = 4  # of one call
+    failure_threshold: int = 3  # consecutive failed calls after which further calls are suspended
+    max_suspension: float = 30.0  # seconds; the first suspension lasts FIRST_SUSPENSION
+
+
 @dataclass
 class CircuitBreaker:
     """Suspends calls to a service that keeps failing (Nygard, "Release It!", 2007). Thread-safe.
 
-    The circuit is closed at first: every call is admitted. It opens after `failure_threshold` consecutive failures and
-    rejects calls for `reset_timeout` seconds. Then it admits one trial call: a success closes the circuit, a failure
-    keeps it open for another `reset_timeout` seconds.
+    The circuit is closed at first: every call is admitted. It opens after `failure_threshold` consecutive failures.
+    Then it admits one trial call after each suspension: a success closes the circuit, a failure doubles the suspension.
+    Concurrent calls fail together and count as one failure: a call counts only if it began after the last one counted.
     """
 
-    failure_threshold: int = 3
-    reset_timeout: float = 30.0
+    policy: CallPolicy
     clock: Callable[[], float] = time.monotonic
     _failures: int = field(default=0, init=False)
+    _counted_at: float = field(default=-math.inf, init=False)
+    _suspension: float = field(default=0.0, init=False)  # seconds, of the last one
     _next_trial: float = field(default=0.0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def is_open(self) -> bool:
         """Whether the last calls failed, so that the next admitted call is a trial."""
-        return self._failures >= self.failure_threshold
+        return self._failures >= self.policy.failure_threshold
 
     def acquire(self) -> float:
         """Return 0 if the call is admitted, else the seconds to wait. An admitted call must report its result."""
         with self._lock:
             wait = self._next_trial - self.clock()
-            if wait > 0:
-                return wait
-            if self.is_open:
-                self._next_trial = self.clock() + self.reset_timeout  # other calls wait for the result of this trial
-            return 0.0
+            if wait <= 0 and self.is_open:
+                self._next_trial = self.clock() + self.policy.timeout  # other calls wait for the result of this trial
+            return max(wait, 0.0)
 
     def record_success(self) -> None:
         with self._lock:
-            self._failures, self._next_trial = 0, 0.0
+            self._failures, self._suspension, self._next_trial = 0, 0.0, 0.0
 
-    def record_failure(self) -> float:
-        """Return the seconds until the next call is admitted; 0 while the circuit is closed."""
+    def record_failure(self, began: float) -> float:
+        """Report a call that began at `began`. Return the seconds until the next is admitted; 0 while closed."""
         with self._lock:
-            self._failures += 1
-            if not self.is_open:
-                return 0.0
-            self._next_trial = self.clock() + self.reset_timeout
-            return self.reset_timeout
+            now = self.clock()
+            if began >= self._counted_at:
+                self._failures, self._counted_at = self._failures + 1, now
+                if self.is_open:
+                    longer = max(2 * self._suspension, FIRST_SUSPENSION)
+                    self._suspension = min(longer, self.policy.max_suspension)
+                    self._next_trial = now + self._suspension
+            return max(self._next_trial - now, 0.0)
 
 
 @dataclass(frozen=True)
 class JsonClient:
-    """A thread-safe client of the service at `url`, such as http://host:8000. `timeout` is in seconds per attempt.
-
-    Raises ValueError for an invalid `url`.
-    """
+    """A thread-safe client of a service, such as http://host:8000. Raises ValueError for an invalid `url`."""
 
     setting: ClassVar[str] = "url"  # the setting that holds the address, for error messages
 
     url: str
-    timeout: float = 10.0
-    max_attempts: int = 4
-    circuit_breaker: CircuitBreaker = field(default_factory=CircuitBreaker, compare=False)
+    policy: CallPolicy = CallPolicy()
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
     jitter: Callable[[], float] = field(default=random.random, repr=False, compare=False)  # in [0, 1)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    circuit_breaker: CircuitBreaker = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Logs and run.json contain the address, so this message must not repeat it.
@@ -117,45 +129,48 @@ class JsonClient:
             valid = False
         if not valid:
             raise ValueError(f"{self.setting} {self.url!r} is not a valid address: write it like http://host:8000")
+        object.__setattr__(self, "circuit_breaker", CircuitBreaker(self.policy, self.clock))
 
     def request(self, method: str, path: str, body: Any) -> Any:
         """Return the JSON of the response.
 
         Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address.
         """
-        if wait := self.circuit_breaker.acquire():
+        breaker, began = self.circuit_breaker, self.clock()
+        if wait := breaker.acquire():
             raise ServiceUnavailable(f"{self.url} keeps failing: requests are suspended for another {wait:.0f} s", wait)
-        attempts = 1 if self.circuit_breaker.is_open else self.max_attempts
+        attempts = 1 if breaker.is_open else self.policy.max_attempts
         for attempt in range(1, attempts + 1):
             try:
                 response = self.request_once(method, path, body)
             except ServiceUnavailable as error:
                 if attempt == attempts:
-                    wait = self.circuit_breaker.record_failure()
+                    wait = breaker.record_failure(began)
                     raise ServiceUnavailable(f"{error} (attempt {attempt} of {attempts})", wait) from error
                 self.sleep(self.jitter() * FIRST_PAUSE * min(MAX_PAUSE / FIRST_PAUSE, 2**attempt))
             except RequestRejected:
-                self.circuit_breaker.record_success()  # a service that rejects a request is available
+                breaker.record_success()  # a service that rejects a request is available
                 raise
             else:
-                self.circuit_breaker.record_success()
+                breaker.record_success()
                 return response
 
     def request_once(self, method: str, path: str, body: Any) -> Any:
         """As `request`, without retries and without the circuit breaker."""
         parts = urllib.parse.urlsplit(self.url)
         connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = connection_type(parts.hostname or "", parts.port, timeout=self.timeout)
-        deadline = time.monotonic() + self.timeout
+        connection = connection_type(parts.hostname or "", parts.port, timeout=self.policy.timeout)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self.headers}
         try:
-            data = None if body is None else json.dumps(body).encode()
-            headers = {"Content-Type": "application/json", **self.headers}
-            connection.request(method, parts.path.rstrip("/") + path, data, headers)
-            status, text = _read_response(connection, deadline)
+            with _closed_after(connection, self.policy.timeout):
+                connection.request(method, parts.path.rstrip("/") + path, data, headers)
+                response = connection.getresponse()
+                status, text = response.status, response.read(MAX_RESPONSE_BYTES)
+                if response.length:
+                    raise http.client.IncompleteRead(text, response.length)
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # IDNA refuses some names of hosts
             raise ServiceUnavailable(f"{self.url} does not respond: {_reason(error)}") from error
-        finally:
-            connection.close()
         if status == 429 or status >= 500:
             raise ServiceUnavailable(f"{self.url} returned status {status}: {self._excerpt(text)}")
         if status != 200:
@@ -173,21 +188,33 @@ class JsonClient:
         return " ".join(text[:max_bytes].decode("utf-8", "replace").split())
 
 
-def _read_response(connection: http.client.HTTPConnection, deadline: float) -> tuple[int, bytes]:
-    """Return status and body. Raises TimeoutError at the deadline, even if bytes keep arriving."""
-    response = connection.getresponse()
-    body = bytearray()
-    while chunk := response.read1():
-        body += chunk
-        if len(body) > MAX_RESPONSE_BYTES:
-            raise http.client.HTTPException(f"more than {MAX_RESPONSE_BYTES:,} bytes")
-        if (remaining := deadline - time.monotonic()) <= 0:
+@contextlib.contextmanager
+def _closed_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Connect; raise TimeoutError if the block has not ended in time. A socket's own timeout bounds each read only."""
+    deadline = time.monotonic() + seconds
+    timer = None
+    try:
+        connection.connect()
+        sock = connection.sock
+
+        def shut_down() -> None:
+            with contextlib.suppress(OSError):  # it is closed already
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of a TLS socket would send and wait
+
+        timer = threading.Timer(deadline - time.monotonic(), shut_down)
+        timer.daemon = True
+        timer.start()
+        yield
+        if time.monotonic() >= deadline:  # a body without a length ends when its connection does
             raise TimeoutError
-        if connection.sock is not None:  # it is already closed if the end of the response closes the connection
-            connection.sock.settimeout(remaining)
-    if response.length:
-        raise http.client.IncompleteRead(bytes(body), response.length)
-    return response.status, bytes(body)
+    except (OSError, http.client.HTTPException) as error:
+        if time.monotonic() >= deadline:
+            raise TimeoutError from error
+        raise
+    finally:
+        if timer:
+            timer.cancel()
+        connection.close()
 
 
 def _reason(error: Exception) -> str:
@@ -206,9 +233,8 @@ class SearchClient(JsonClient):
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         """Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address."""
-        # JSON from a policy may contain lone surrogates, which a service cannot decode.
-        texts = [query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode() for query in queries]
-        response = self.request("POST", "/batch_search", {"query": texts, "top_n": top_n, "return_score": True})
+        body = {"query": list(map(clean_query, queries)), "top_n": top_n, "return_score": True}
+        response = self.request("POST", "/batch_search", body)
         try:
             documents_QN, scores_QN = response
             if not len(documents_QN) == len(scores_QN) == len(queries):
@@ -237,9 +263,16 @@ class SearchClient(JsonClient):
                 return health if isinstance(health, dict) else {}
 
 
+def clean_query(query: str) -> str:
+    """The part of a query that is searched, without lone surrogates, which JSON allows and UTF-8 does not."""
+    return query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
+
+
 def _passage(document: dict[str, Any], score: float) -> Passage:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents of type {type(contents).__name__}")
+    if not math.isfinite(score := float(score)):
+        raise ValueError(f"a score is {score}")
     # A lone surrogate, which JSON allows, is no text that a tokenizer takes.
-    return Passage(str(document["id"]), contents.encode("utf-8", "replace").decode(), float(score))
+    return Passage(str(document["id"]), contents.encode("utf-8", "replace").decode(), score)

@@ -7,12 +7,10 @@ resets new connections without a word. Starlette limits the body of one request,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,7 +19,6 @@ from memsearcher_jax.retrieval.config import ConnectionLimits
 
 RESERVED_FILES = 64  # descriptors for the index, logs and the loop itself
 TOO_MANY = b'{"detail":"too many connections; retry later"}'
-BUSY = "too many requests are being received; retry later"
 DRAINED_BODIES = 16  # times the allowed size, which are read from a client whose body is refused
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\nRetry-After: 1\r\n"
@@ -70,7 +67,7 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
 class BodyLimit:
     """ASGI middleware: rejects bodies that are too large (413), too slow (408), or too many at a time (503).
 
-    A body whose Content-Length is too large is never stored.
+    A body is read before the application is called, and one whose Content-Length is too large is never stored.
     """
 
     def __init__(
@@ -79,60 +76,57 @@ class BodyLimit:
         limits: ConnectionLimits,
         error: Callable[[int, str], Any] = lambda status, reason: {"detail": reason},
     ):
-        self.app, self.limits, self.error, self.reserved = app, limits, error, 0  # bytes of all bodies
+        self.app, self.limits, self.error = app, limits, error
+        self.reserved = 0  # bytes of the bodies of all unanswered requests
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, limits, loop = Headers(scope=scope), self.limits, asyncio.get_running_loop()
-        length, too_large = headers.get("content-length", ""), f"the body is larger than {limits.max_body_bytes} bytes"
-        received, reserved = 0, int(length) if length.isdecimal() else 0
-        complete, deadline = False, loop.time() + limits.read_timeout
-
-        async def read() -> dict:
-            nonlocal received, complete
-            try:
-                async with asyncio.timeout_at(None if complete else deadline):
-                    message = await receive()
-            except TimeoutError:
-                reason = f"the body did not arrive within {limits.read_timeout:g} s"
-                raise HTTPException(408, reason, {"Connection": "close"}) from None
-            received, complete = received + len(message.get("body", b"")), not message.get("more_body", False)
-            return message
-
-        async def drain() -> None:
-            """A client that is still sending when the connection closes does not read the response."""
-            while not complete and received < DRAINED_BODIES * limits.max_body_bytes:
-                await read()
-
-        async def limited() -> dict:
-            nonlocal reserved
-            message = await read()
-            if received > reserved:  # the length was not declared
-                self.reserved, reserved = self.reserved + received - reserved, received
-            if received > limits.max_body_bytes:
-                await drain()
-                raise HTTPException(413, too_large, {"Connection": "close"})
-            if self.reserved > limits.max_buffered_bytes:
-                raise HTTPException(503, BUSY, {"Connection": "close", "Retry-After": "1"})
-            return message
-
-        async def refuse(status: int, reason: str) -> None:
-            if headers.get("expect", "").lower() != "100-continue":  # such a client has not sent the body yet
-                with contextlib.suppress(HTTPException):
-                    await drain()
-            response_headers = {"Connection": "close"} | ({"Retry-After": "1"} if status == 503 else {})
-            await JSONResponse(self.error(status, reason), status, response_headers)(scope, receive, send)
-
-        if reserved > limits.max_body_bytes:
-            await refuse(413, too_large)
-            return
-        if self.reserved + reserved > limits.max_buffered_bytes:
-            await refuse(503, BUSY)
-            return
+        headers, limits = Headers(scope=scope), self.limits
+        length = headers.get("content-length", "")
+        reserved = int(length) if length.isdecimal() else 0
         self.reserved += reserved
+        body, received, complete = bytearray(), 0, False
         try:
-            await self.app(scope, limited, send)
+            refusal = self._refusal(reserved)
+            # A client reads the response after it has sent the body, unless it waits for "100 Continue" before.
+            drained = 0 if headers.get("expect", "").lower() == "100-continue" else DRAINED_BODIES
+            try:
+                async with asyncio.timeout(limits.read_timeout):
+                    while not complete and (not refusal or received < drained * limits.max_body_bytes):
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            return
+                        chunk, complete = message.get("body", b""), not message.get("more_body", False)
+                        received += len(chunk)
+                        if received > reserved:  # the length was not declared
+                            self.reserved, reserved = self.reserved + received - reserved, received
+                        refusal = refusal or self._refusal(received)
+                        if refusal:
+                            body.clear()
+                        else:
+                            body += chunk
+            except TimeoutError:
+                refusal = refusal or (408, f"the body did not arrive within {limits.read_timeout:g} s")
+            if refusal:
+                status, reason = refusal
+                extra = {"Connection": "close"} | ({"Retry-After": "1"} if status == 503 else {})
+                await JSONResponse(self.error(status, reason), status, extra)(scope, receive, send)
+                return
+            messages = [{"type": "http.request", "body": bytes(body)}]
+
+            async def replay() -> dict:
+                return messages.pop() if messages else await receive()
+
+            await self.app(scope, replay, send)
         finally:
             self.reserved -= reserved
+
+    def _refusal(self, size: int) -> tuple[int, str] | None:
+        """The status and the reason for which a body of this size is refused."""
+        if size > self.limits.max_body_bytes:
+            return 413, f"the body is larger than {self.limits.max_body_bytes} bytes"
+        if self.reserved > self.limits.max_buffered_bytes:
+            return 503, "too many requests are being received; retry later"
+        return None

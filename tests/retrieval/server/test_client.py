@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS, RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.server.client import (
-    MAX_QUERY_CHARS,
+    CallPolicy,
     CircuitBreaker,
     RequestRejected,
     SearchClient,
@@ -56,7 +56,13 @@ def sleeps(handler, request):
     time.sleep(5.0)
 
 
-def drips(handler, request):
+def drips_headers(handler, request):
+    for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 100:
+        handler.wfile.write(bytes([byte]))
+        time.sleep(0.05)
+
+
+def drips_body(handler, request):
     handler.send_response(200)
     handler.end_headers()
     for _ in range(100):
@@ -111,9 +117,9 @@ class Clock:
         self.now += seconds
 
 
-def service(url, clock, *, timeout=5.0, max_attempts=4, failure_threshold=3):
-    breaker = CircuitBreaker(failure_threshold, reset_timeout=30.0, clock=clock)
-    return SearchClient(url, timeout, max_attempts, breaker, sleep=clock.sleep, jitter=lambda: 0.5)
+def service(url, clock, **policy):
+    policy = CallPolicy(**{"timeout": 5.0} | policy)
+    return SearchClient(url, policy, clock=clock, sleep=clock.sleep, jitter=lambda: 0.5)
 
 
 def test_queries_and_passages(serving):
@@ -152,7 +158,7 @@ def test_pauses_are_bounded_in_a_long_outage(monkeypatch):
     assert max(clock.pauses) == clock.pauses[-1] == 0.5 * 10.0
 
 
-@pytest.mark.parametrize("fault", [sleeps, drips])
+@pytest.mark.parametrize("fault", [sleeps, drips_headers, drips_body])
 def test_an_attempt_respects_its_timeout(serving, fault):
     url, requests = serving(fault)
     started = time.monotonic()
@@ -183,6 +189,10 @@ def test_the_final_error_is_one_line(serving):
         (answering([[[{"id": "1", "contents": 3}]], [[1.0]]]), "contents of type int"),
         (answering([[[{"id": "1", "contents": "x"}]], [["high"]]]), "did not return passages"),
         (answering([[[{"id": "1", "contents": "x"}]], [[]]]), "did not return passages"),
+        (
+            answering([[[{"id": "1", "contents": "x"}]], [[float("nan")]]]),
+            r"did not return passages \(a score is nan\)",
+        ),
     ],
 )
 def test_permanent_failures_are_not_retried(serving, fault, message):
@@ -193,26 +203,26 @@ def test_permanent_failures_are_not_retried(serving, fault, message):
     assert len(requests) == 1
 
 
-def test_the_circuit_opens_and_admits_a_trial_later(serving):
-    url, requests = serving(*[status(503)] * 5, good)
+def test_the_circuit_opens_and_admits_trials(serving):
+    """Each failed trial doubles the suspension."""
+    url, requests = serving(*[status(503)] * 6, good)
     clock = Clock()
     client = service(url, clock, max_attempts=2, failure_threshold=2)
     for _ in range(2):
         with pytest.raises(ServiceUnavailable, match="status 503"):
             client.search(["Who?"], 1)
     assert len(requests) == 4
-    with pytest.raises(ServiceUnavailable, match="keeps failing: requests are suspended for another 30 s"):
-        client.search(["Who?"], 1)
-    assert len(requests) == 4, "no request was sent"
-    clock.now += 31
-    with pytest.raises(ServiceUnavailable, match=r"attempt 1 of 1"):
-        client.search(["Who?"], 1)
-    assert len(requests) == 5, "one trial"
-    with pytest.raises(ServiceUnavailable, match="are suspended"):
-        client.search(["Who?"], 1)
-    clock.now += 31
+    for suspension in (1, 2):
+        with pytest.raises(ServiceUnavailable, match=f"requests are suspended for another {suspension} s") as refused:
+            client.search(["Who?"], 1)
+        assert refused.value.retry_after == suspension
+        clock.now += suspension
+        with pytest.raises(ServiceUnavailable, match=r"attempt 1 of 1"):
+            client.search(["Who?"], 1)
+    assert len(requests) == 6, "two trials; suspended calls send nothing"
+    clock.now += 4
     assert client.search(["Who?"], 1) and client.search(["Who?"], 1)
-    assert len(requests) == 7
+    assert len(requests) == 8
 
 
 def test_a_rejection_closes_the_circuit(serving):
@@ -225,13 +235,29 @@ def test_a_rejection_closes_the_circuit(serving):
 
 def test_an_open_circuit_admits_one_trial():
     clock = Clock()
-    breaker = CircuitBreaker(failure_threshold=1, reset_timeout=10.0, clock=clock)
-    breaker.record_failure()
-    assert breaker.acquire() == 10.0
-    clock.now += 10
+    breaker = CircuitBreaker(CallPolicy(failure_threshold=1), clock)
+    assert breaker.record_failure(began=clock()) == breaker.acquire() == 1.0
+    clock.now += 1
     assert [breaker.acquire() > 0 for _ in range(3)] == [False, True, True]
     breaker.record_success()
     assert [breaker.acquire() for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_a_short_outage_under_load_suspends_calls_briefly():
+    """Sixteen calls that fail together count as one; a long outage suspends calls for up to 30 s."""
+    clock = Clock()
+    breaker = CircuitBreaker(CallPolicy(), clock)
+    for outage in (0.0, 1.5):
+        began = clock()
+        clock.now += 1.5
+        assert [breaker.record_failure(began) for _ in range(16)] == [0.0] * 16, f"{outage} s"
+    began = clock()
+    clock.now += 0.5
+    assert breaker.record_failure(began) == 1.0
+    for _ in range(2_000):
+        clock.now += breaker.acquire()
+        suspension = breaker.record_failure(clock())
+    assert suspension == 30.0
 
 
 @pytest.mark.parametrize("url", ["", "host:8000", "ftp://host", "http://", "http://host:port", "http://host:99999"])
