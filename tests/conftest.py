@@ -81,9 +81,9 @@ def shared() -> Path:
 @pytest.fixture
 def fresh_programs():
     """Engines of this test share no compiled programs with those of earlier tests."""
-    from memsearcher_jax.sampling import executor
+    from memsearcher_jax.sampling import model_runner
 
-    executor._program.cache_clear()
+    model_runner._program.cache_clear()
 
 
 @pytest.fixture

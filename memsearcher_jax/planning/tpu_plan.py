@@ -31,7 +31,7 @@ from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.hlo import schedule
 from memsearcher_jax.planning.roofline import CHIPS, TpuSlice, Workload, make_slice
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
-from memsearcher_jax.sampling import executor
+from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import make_logprob_fn
@@ -152,7 +152,7 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     """Computed from shapes, without compiling."""
     model = config.model
     state = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
-    slots = executor.abstract_cache(model, config.sampling, meshes.local)
+    slots = model_runner.abstract_cache(model, config.sampling, meshes.local)
     frozen = config.training.kl_coefficient or model.lora_rank  # with LoRA the base is also the reference
     return ResidentMemory(
         params=_device_bytes(state.params),
@@ -201,7 +201,7 @@ def sampling_programs(config: RunConfig, meshes: Meshes, hlo: Path | None = None
     The folder `hlo` gets the text of each compiled program.
     """
     model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
-    for name, tokens, lowered in executor.lower_programs(model, sampling, local):
+    for name, tokens, lowered in model_runner.lower_programs(model, sampling, local):
         flops = forward_flops(model, tokens, 0, tokens if name == "decode" else 0).forward / local.size
         arguments = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         trips = sampling.decode_steps_per_call

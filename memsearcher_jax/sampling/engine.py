@@ -1,10 +1,10 @@
 """The engine: continuous batching of contexts over the slots of one host.
 
-One thread drives it. Requests accumulate between steps; all programs have fixed shapes and are compiled by `warm_up`.
-The engine is a scheduler whose calls run on one executor, or, with `engine_per_replica`, on an executor for each
-data-parallel replica. With one program for all replicas, every call takes as long as its busiest replica needs, and all
-replicas are idle while the host handles finished generations. With an executor each, the others decode meanwhile, but
-each compiles its own programs.
+One thread drives it. Requests go to `engine.scheduler` and accumulate between steps; a step runs what the scheduler
+plans on a model runner. All programs have fixed shapes and are compiled by `warm_up`. There is one model runner for
+all data-parallel replicas, or, with `engine_per_replica`, one for each. With one program for all replicas, every call
+takes as long as its busiest replica needs, and all replicas are idle while the host handles finished generations. With
+a runner each, the others decode meanwhile, but each compiles its own programs.
 """
 
 from __future__ import annotations
@@ -22,78 +22,70 @@ from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.model.sharding import on_submesh
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.decode import DecodeOutput
-from memsearcher_jax.sampling.executor import Executor, replica_count
+from memsearcher_jax.sampling.model_runner import ModelRunner, replica_count
 from memsearcher_jax.sampling.scheduler import FinishedGeneration, SamplerStats, ScheduledStep, Scheduler
 
 
-class Engine(Scheduler):
-    """S slots on the mesh of one host. What a context samples does not depend on its slot or replica."""
+class Engine:
+    """S slots on the mesh of one host. With float32 weights and cache (`model.compute_dtype`) what a context samples
+    does not depend on its slot, its replica or the contexts in other slots; in bfloat16 rounding does, see `decode`."""
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: Sequence[int], mesh: Mesh):
         """`mesh` has local devices only: an engine never waits for another host. Raises ValueError as `Scheduler`."""
-        replicas = replica_count(mesh)
-        groups = replicas if settings.engine_per_replica else 1
-        super().__init__(settings, replicas, groups)
-        self._model = model
-        self._meshes = [mesh]
+        replicas, self._model, self._meshes = replica_count(mesh), model, [mesh]
         if settings.engine_per_replica:
             rows = mesh.devices.reshape(replicas, 1, 1, -1)
             self._meshes = [Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types) for devices in rows]
+        groups = len(self._meshes)
+        self.scheduler = Scheduler(settings, replicas, groups)
         settings = replace(settings, slots=settings.slots // groups, kv_tokens=settings.kv_tokens // groups)
-        self._executors = [Executor(model, settings, tuple(stop_ids), mesh) for mesh in self._meshes]
-        self._params: list[Params] = []  # for each executor
-        self._root_key = jax.random.key(0)
-        self._in_flight: deque[tuple[int, ScheduledStep, DecodeOutput | None]] = deque()
+        self._runners = [ModelRunner(model, settings, tuple(stop_ids), mesh) for mesh in self._meshes]
+        self._in_flight: deque[tuple[int, ScheduledStep, DecodeOutput | None]] = deque()  # of each group at most one
 
     def warm_up(self, params: Params) -> None:
         """Compiles every program that a step may need."""
-        calls, decodes = self.warm_up_calls()
-        for executor, local in zip(self._executors, self._local(params), strict=True):
-            executor.allocate()
-            executor.run(calls, local)
-            for decode in decodes:
-                executor.decode(decode, local, self._root_key)
+        self._start_runners(params, jax.random.key(0))
+        for runner in self._runners:
+            for step in self.scheduler.warm_up_steps():
+                runner.run(step)
+            runner.stop()
 
     def start(self, params: Params, root_key: Array) -> None:
         """Sets new weights and a new root key, and empties all caches.
 
         `params` are on the engine's mesh, a copy for each replica. Raises RuntimeError if a slot holds a context.
         """
-        if held := self.settings.slots - len(self.free_slots):
+        if held := self.scheduler.settings.slots - len(self.scheduler.free_slots):
             raise RuntimeError(f"{held} slots still hold contexts of the previous weights")
         self.stop()
-        for executor in self._executors:
-            executor.allocate()
-        self._params, self._root_key = self._local(params), root_key
+        self._start_runners(params, root_key)
 
     def stop(self) -> SamplerStats:
         """Frees every slot, drops requests, results and weights, and returns what was done since `start`."""
         self._in_flight.clear()
-        self._params = []
-        return super().stop()
+        for runner in self._runners:
+            runner.stop()
+        return self.scheduler.clear()
 
     def release(self) -> None:
         """Stops, and gives the device memory of the cache back until the next `start`; nothing recompiles."""
         self.stop()
-        for executor in self._executors:
-            executor.release()
+        for runner in self._runners:
+            runner.release()
 
     def step(self) -> list[FinishedGeneration]:
         """Dispatches one step for each group with active slots, waits for the oldest, returns what it finished."""
         in_flight = {group for group, *_ in self._in_flight}
-        for group, executor in enumerate(self._executors):
-            if group not in in_flight and any(shard.active for shard in self._group(group)):
-                step = self.schedule(group)
-                executor.run(step.calls, self._params[group])
-                output = executor.decode(step.decode, self._params[group], self._root_key) if step.decode else None
-                self._in_flight.append((group, step, output))
+        for group, runner in enumerate(self._runners):
+            if group not in in_flight and self.scheduler.is_active(group):
+                step = self.scheduler.schedule(group)
+                self._in_flight.append((group, step, runner.run(step)))
         if not self._in_flight:
             return []
         _, step, output = self._in_flight.popleft()
-        return self.update(step, jax.device_get(output))
+        return self.scheduler.update(step, jax.device_get(output))
 
-    def _local(self, params: Params) -> list[Params]:
-        """The weights on the mesh of each executor; nothing is transferred."""
-        if len(self._meshes) == 1:
-            return [params]
-        return [on_submesh(params, self._model, mesh) for mesh in self._meshes]
+    def _start_runners(self, params: Params, root_key: Array) -> None:
+        for mesh, runner in zip(self._meshes, self._runners, strict=True):
+            local = params if len(self._meshes) == 1 else on_submesh(params, self._model, mesh)
+            runner.start(local, root_key)

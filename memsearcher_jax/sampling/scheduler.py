@@ -1,8 +1,8 @@
 """The host state of an engine: which slot holds what, and which device calls the next step needs.
 
-Pure Python and numpy: `schedule` returns the calls with their host arrays, an executor runs them, and `update` takes
-the result. Requests accumulate between steps; a step admits contexts, prefills what is not cached, and decodes for
-every context whose tokens are.
+Pure Python and numpy: `schedule` returns the calls with their host arrays, a model runner runs them, and `update`
+takes the result. Requests accumulate between steps; a step admits contexts, prefills what is not cached, and decodes
+for every context whose tokens are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
 from memsearcher_jax.sampling.context import Context, FindStop, RecordedContext
 from memsearcher_jax.sampling.decode import Decode, DecodeOutput
 from memsearcher_jax.sampling.prefill import CopyPages, Prefill
-from memsearcher_jax.sampling.shard import PrefillChunk, Shard
+from memsearcher_jax.sampling.replica import PrefillChunk, Replica
 
 COPIES_PER_CALL = 8
 """Pages of each replica that one call copies."""
@@ -82,38 +82,42 @@ class Scheduler:
     """S slots over the data-parallel replicas of a host. A call serves all replicas of one group, with an equal number
     of rows for each."""
 
-    def __init__(self, settings: SamplingConfig, shards: int, groups: int = 1):
-        """`shards`: replicas. Raises ValueError if the slots do not divide over them, or if the KV cache of one is too
-        small for one context."""
-        if settings.slots % shards:
-            raise ValueError(f"{settings.slots} slots do not divide over {shards} replicas")
+    def __init__(self, settings: SamplingConfig, replicas: int, groups: int = 1):
+        """`replicas`: their number. Raises ValueError if the slots do not divide over them, or if the KV cache of one
+        is too small for one context."""
+        if settings.slots % replicas:
+            raise ValueError(f"{settings.slots} slots do not divide over {replicas} replicas")
         self.settings = settings
-        self._size = settings.slots // shards
-        pages = settings.pages_per_replica(shards)
-        self._shards = [Shard(settings, pages) for _ in range(shards)]
-        self._group_size = shards // groups
+        self._size = settings.slots // replicas
+        pages = settings.pages_per_replica(replicas)
+        self._replicas = [Replica(settings, pages) for _ in range(replicas)]
+        self._group_size = replicas // groups
         self._batch_sizes = [*(rows for rows in settings.decode_batch_sizes if rows < self._size), self._size]
         self._stats = SamplerStats()
 
     @property
     def free_slots(self) -> list[int]:
         """Slots that hold no context, alternating over the groups so that new contexts are spread evenly."""
-        free = [slot for slot in range(self.settings.slots) if slot not in self._shard(slot).contexts]
+        free = [slot for slot in range(self.settings.slots) if slot not in self._replica(slot).contexts]
         by_group = (list(slots) for _, slots in groupby(free, lambda slot: slot // (self._group_size * self._size)))
         return [slot for slots in zip_longest(*by_group) for slot in slots if slot is not None]
 
     @property
     def active(self) -> bool:
         """Whether a step would generate anything."""
-        return any(shard.active for shard in self._shards)
+        return any(replica.active for replica in self._replicas)
 
-    def stop(self) -> SamplerStats:
+    def is_active(self, group: int) -> bool:
+        """Whether a step of the group would generate anything."""
+        return any(replica.active for replica in self._group(group))
+
+    def clear(self) -> SamplerStats:
         """Frees every slot, forgets what is cached, and returns what was done since the last call."""
-        for shard in self._shards:
-            self._stats.preempted += shard.preempted
-            self._stats.shared_tokens += shard.shared_tokens
-            self._stats.recomputed_tokens += shard.recomputed_tokens
-            shard.clear()
+        for replica in self._replicas:
+            self._stats.preempted += replica.preempted
+            self._stats.shared_tokens += replica.shared_tokens
+            self._stats.recomputed_tokens += replica.recomputed_tokens
+            replica.clear()
         stats, self._stats = self._stats, SamplerStats()
         return stats
 
@@ -142,7 +146,7 @@ class Scheduler:
             raise ValueError("a prompt must have at least one token")
         context = Context(slot, rng_stream, params or self.settings.params, self.settings.context_tokens)
         self._generate(context, ids, max_tokens, find_stop)
-        self._shard(slot).contexts[slot] = context
+        self._replica(slot).contexts[slot] = context
 
     def extend_context(
         self, slot: int, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None = None, drop: int = 0
@@ -158,24 +162,24 @@ class Scheduler:
         """The slot's context after the last step; frees the slot. Raises RuntimeError if it is still generating."""
         if self._context(slot).remaining:
             raise RuntimeError(f"slot {slot} is still generating")
-        return self._shard(slot).remove(slot).record()
+        return self._replica(slot).remove(slot).record()
 
     def schedule(self, group: int = 0) -> ScheduledStep:
         """The calls of a group for all requests since its last step."""
-        shards = self._group(group)
-        for shard in shards:
-            shard.grow()
-        calls = list(self._prefill(shards))
-        decoding = [shard.decoding for shard in shards]
+        replicas = self._group(group)
+        for replica in replicas:
+            replica.grow()
+        calls = list(self._prefill(replicas))
+        decoding = [replica.decoding for replica in replicas]
         self._stats.steps += 1
         self._stats.active_slots += sum(map(len, decoding))
-        self._stats.slots += len(shards) * self._size
+        self._stats.slots += len(replicas) * self._size
         if not any(decoding):
             return ScheduledStep(calls, None, {})
         size = next(size for size in self._batch_sizes if size >= max(map(len, decoding)))
         rows = {
-            shard * size + row: context
-            for shard, contexts in enumerate(decoding)
+            replica * size + row: context
+            for replica, contexts in enumerate(decoding)
             for row, context in enumerate(contexts)
         }
         return ScheduledStep(calls, self._decode_call(rows, size), rows)
@@ -190,7 +194,7 @@ class Scheduler:
             context.append_sampled(*(x_AJ[row, :count] for x_AJ in (output.token_AJ, output.logprob_AJ)))
             context.remaining = int(output.remaining_A[row])
             if count:
-                self._shard(context.slot).mark_cached(context, context.length - 1)
+                self._replica(context.slot).mark_cached(context, context.length - 1)
             if context.remaining and not context.find_stop:
                 continue
             ids = context.generated()
@@ -203,15 +207,16 @@ class Scheduler:
                 finished.append(FinishedGeneration(context.slot, ids, bool(output.finite_A[row])))
         return finished
 
-    def warm_up_calls(self) -> tuple[list[CopyPages | Prefill], list[Decode]]:
-        """Calls without any work, one of each shape that a step may need."""
-        prefills = [self._prefill_call([[]], width) for width in self.settings.prefill_buckets]
-        return [self._copy_call([[]]), *prefills], [self._decode_call({}, size) for size in self._batch_sizes]
+    def warm_up_steps(self) -> list[ScheduledStep]:
+        """Steps without any work, with calls of every shape that a step may need; the last one decodes for all rows."""
+        calls = [self._copy_call([[]]), *(self._prefill_call([[]], width) for width in self.settings.prefill_buckets)]
+        steps = [ScheduledStep([], self._decode_call({}, size), {}) for size in self._batch_sizes]
+        return [ScheduledStep(calls, None, {}), *steps]
 
     def _truncate(self, context: Context, length: int) -> None:
         """Keeps the first `length` tokens of a context; the others were sampled."""
         self._stats.generated_tokens -= context.length - length
-        self._shard(context.slot).truncate(context, length)
+        self._replica(context.slot).truncate(context, length)
 
     def _generate(
         self, context: Context, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None, drop: int = 0
@@ -226,40 +231,40 @@ class Scheduler:
         self._stats.appended_tokens += len(ids)
         self._stats.prompt_tokens += context.length
 
-    def _prefill(self, shards: Sequence[Shard]) -> Iterator[CopyPages | Prefill]:
+    def _prefill(self, replicas: Sequence[Replica]) -> Iterator[CopyPages | Prefill]:
         """Admits contexts and caches their tokens; a later call may share what an earlier one caches."""
         chunk, budget = self.settings.prefill_chunk, self.settings.prefill_tokens_per_step
         while budget > 0:
-            copies = [list(shard.admit()) for shard in shards]
+            copies = [list(replica.admit()) for replica in replicas]
             while any(copies):
                 yield self._copy_call([pairs[:COPIES_PER_CALL] for pairs in copies])
                 copies = [pairs[COPIES_PER_CALL:] for pairs in copies]
-            left = max(shard.uncached_chunks() for shard in shards) * chunk
+            left = max(replica.uncached_chunks() for replica in replicas) * chunk
             if not left:
                 return
             width = self.settings.prefill_bucket(left)
-            chunks = [shard.prefill_chunks(width // chunk) for shard in shards]
+            chunks = [replica.prefill_chunks(width // chunk) for replica in replicas]
             self._stats.prefilled_tokens += sum(chunk.tokens for row in chunks for chunk in row)
             budget -= width
             yield self._prefill_call(chunks, width)
 
     def _copy_call(self, pairs: Sequence[Sequence[tuple[int, int]]]) -> CopyPages:
-        """(source, target) of each shard's copies."""
+        """(source, target) of each replica's copies."""
         source_A, target_A = np.zeros((2, self._group_size * COPIES_PER_CALL), np.int32)
-        for shard, copies in enumerate(pairs):
-            for row, (source, target) in enumerate(copies, start=shard * COPIES_PER_CALL):
+        for replica, copies in enumerate(pairs):
+            for row, (source, target) in enumerate(copies, start=replica * COPIES_PER_CALL):
                 source_A[row], target_A[row] = source, target
         return CopyPages(source_A, target_A)
 
     def _prefill_call(self, chunks: Sequence[Sequence[PrefillChunk]], width: int) -> Prefill:
-        """Each shard's chunks, in a call of `width` tokens for each shard."""
+        """Each replica's chunks, in a call of `width` tokens for each replica."""
         size, rows = self.settings.prefill_chunk, width // self.settings.prefill_chunk
         A = self._group_size * rows
         ids_AW, segment_AW = np.zeros((2, A, size), np.int32)
         start_A, length_A = np.zeros((2, A), np.int32)
         page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
-        for shard, row_chunks in enumerate(chunks):
-            for row, chunk in enumerate(row_chunks, start=shard * rows):
+        for replica, row_chunks in enumerate(chunks):
+            for row, chunk in enumerate(row_chunks, start=replica * rows):
                 context = chunk.context
                 ids_AW[row, : chunk.tokens] = context.ids_C[chunk.start : chunk.start + chunk.tokens]
                 segment_AW[row, : chunk.tokens] = context.slot + 1
@@ -272,7 +277,7 @@ class Scheduler:
         return Prefill(ids_BT, position_BT, segment_BT, page_table_AN, start_A, length_A)
 
     def _decode_call(self, contexts: dict[int, Context], size: int) -> Decode:
-        """The contexts of some rows, in a call of `size` rows for each shard."""
+        """The contexts of some rows, in a call of `size` rows for each replica."""
         A = self._group_size * size
         token_A, remaining_A, top_k_A = np.zeros((3, A), np.int32)
         length_A = np.ones(A, np.int32)
@@ -292,11 +297,11 @@ class Scheduler:
         rules = (temperature_A, top_k_A, top_p_A)
         return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN, ids_AC)
 
-    def _group(self, group: int) -> list[Shard]:
-        return self._shards[group * self._group_size :][: self._group_size]
+    def _group(self, group: int) -> list[Replica]:
+        return self._replicas[group * self._group_size :][: self._group_size]
 
-    def _shard(self, slot: int) -> Shard:
-        return self._shards[slot // self._size]
+    def _replica(self, slot: int) -> Replica:
+        return self._replicas[slot // self._size]
 
     def _context(self, slot: int) -> Context:
-        return self._shard(slot).contexts[slot]
+        return self._replica(slot).contexts[slot]

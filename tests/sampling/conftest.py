@@ -78,11 +78,11 @@ def generate(engine, slot):
 def run_conversation(engine, number, slot=0, rule=None):
     """One context with a prompt, a generation, an observation of random length, and a second generation."""
     rng = np.random.default_rng(100 + number)
-    engine.open_context(slot, prompt(number), (number, 0), 9, rule)
+    engine.scheduler.open_context(slot, prompt(number), (number, 0), 9, rule)
     generate(engine, slot)
-    engine.extend_context(slot, rng.integers(10, 250, int(rng.integers(1, 45))).tolist(), max_tokens=9)
+    engine.scheduler.extend_context(slot, rng.integers(10, 250, int(rng.integers(1, 45))).tolist(), max_tokens=9)
     generate(engine, slot)
-    return engine.pop_context(slot)
+    return engine.scheduler.pop_context(slot)
 
 
 @jax.jit
@@ -114,20 +114,20 @@ def run_conversations(engine, params, numbers, rule=None):
     engine.start(params, key())
     waiting, running, done = list(numbers), {}, {}
     while waiting or running:
-        for slot in engine.free_slots:
+        for slot in engine.scheduler.free_slots:
             if waiting:
                 number = waiting.pop(0)
                 running[slot] = (number, 0)
-                engine.open_context(slot, prompt(number), (number, 0), 9, rule)
+                engine.scheduler.open_context(slot, prompt(number), (number, 0), 9, rule)
         for generation in engine.step():
             number, turn = running[generation.slot]
             if turn == 0:
                 rng = np.random.default_rng(100 + number)
                 ids = rng.integers(10, 250, int(rng.integers(1, 45))).tolist()
-                engine.extend_context(generation.slot, ids, max_tokens=9)
+                engine.scheduler.extend_context(generation.slot, ids, max_tokens=9)
                 running[generation.slot] = (number, 1)
             else:
-                done[number] = engine.pop_context(generation.slot)
+                done[number] = engine.scheduler.pop_context(generation.slot)
                 del running[generation.slot]
     return done
 

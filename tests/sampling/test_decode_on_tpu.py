@@ -6,7 +6,7 @@ from jax.experimental import topologies
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.planning.hlo import schedule
-from memsearcher_jax.sampling import executor
+from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.sampling.config import SamplingConfig
 
 pytestmark = pytest.mark.tpu_compile
@@ -30,7 +30,7 @@ def lower(monkeypatch):
     def lower(model, settings, topology):
         devices = topologies.get_topology_desc(topology, platform="tpu").devices
         mesh = sharding.make_mesh(MeshConfig(-1, 1, settings.tensor), devices)
-        return executor.lower_programs(MODELS[model], settings, mesh)
+        return model_runner.lower_programs(MODELS[model], settings, mesh)
 
     return lower
 

@@ -34,9 +34,9 @@ def test_a_generation_ends_at_a_stop_token_or_at_its_limit(params, nano):
     engine.start(params, nano.key())
     ends = set()
     for number in range(16):
-        engine.open_context(0, nano.prompt(number), (number, 0), max_tokens=4)
+        engine.scheduler.open_context(0, nano.prompt(number), (number, 0), max_tokens=4)
         ids = nano.generate(engine, 0).ids
-        engine.pop_context(0)
+        engine.scheduler.pop_context(0)
         assert all(id % 3 for id in ids[:-1])
         assert ids[-1] % 3 == 0 or len(ids) == 4
         ends.add(ids[-1] % 3 == 0)
@@ -52,16 +52,18 @@ def conversations_with_stops(engine, params, nano):
     """One conversation of three generations in each slot; slot 0 has no stop, slot 2 replaces each last token."""
     engine.start(params, nano.key())
     for slot in range(4):
-        engine.open_context(slot, nano.prompt(slot), (slot, 0), max_tokens=30, find_stop=first_even if slot else None)
+        engine.scheduler.open_context(
+            slot, nano.prompt(slot), (slot, 0), max_tokens=30, find_stop=first_even if slot else None
+        )
     generations, done = {slot: [] for slot in range(4)}, {}
     while len(done) < 4:
         for generation in engine.step():
             slot = generation.slot
             generations[slot].append(generation)
             if len(generations[slot]) == 3:
-                done[slot] = engine.pop_context(slot)
+                done[slot] = engine.scheduler.pop_context(slot)
             else:
-                engine.extend_context(slot, [51] * 13, 20, first_even if slot else None, drop=int(slot == 2))
+                engine.scheduler.extend_context(slot, [51] * 13, 20, first_even if slot else None, drop=int(slot == 2))
     return generations, done, engine.stop()
 
 
@@ -85,29 +87,29 @@ def test_a_generation_ends_where_the_host_finds_a_stop(params, engine, nano):
 def test_a_stopped_generation_leaves_nothing_active(params, engine, nano):
     """The device still samples for the slot when the host ends it; neither `stop` nor another context minds."""
     engine.start(params, nano.key())
-    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
+    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
     assert len(nano.generate(engine, 0).ids) == 1
-    engine.pop_context(0)
-    engine.open_context(1, nano.prompt(1), (1, 0), max_tokens=9)
+    engine.scheduler.pop_context(0)
+    engine.scheduler.open_context(1, nano.prompt(1), (1, 0), max_tokens=9)
     nano.generate(engine, 1)
-    nano.assert_recorded_logprobs(params, engine.pop_context(1))
-    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
+    nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(1))
+    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
     nano.generate(engine, 0)
-    engine.pop_context(0)
-    assert not engine.active
+    engine.scheduler.pop_context(0)
+    assert not engine.scheduler.active
     assert engine.step() == []
 
 
 def test_a_context_can_fill_its_slot_to_the_last_token(params, engine, nano):
     engine.start(params, nano.key())
-    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=1)
+    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=1)
     nano.generate(engine, 0)
     left = nano.SETTINGS.context_tokens - len(nano.prompt(0)) - 1
-    assert not engine.fits(0, left)
-    assert engine.fits(0, left - 3)
-    engine.extend_context(0, [50] * (left - 3), max_tokens=100)
+    assert not engine.scheduler.fits(0, left)
+    assert engine.scheduler.fits(0, left - 3)
+    engine.scheduler.extend_context(0, [50] * (left - 3), max_tokens=100)
     assert len(nano.generate(engine, 0).ids) <= 3
-    nano.assert_recorded_logprobs(params, engine.pop_context(0))
+    nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(0))
 
 
 def test_draws_do_not_depend_on_slots_order_or_batch(params, engine, nano):
@@ -130,9 +132,9 @@ def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
     drawn = set()
     for key, stream in ((nano.key(), (0, 0)), (nano.key(), (1, 0)), (nano.key(), (0, 1)), (jax.random.key(12), (0, 0))):
         engine.start(params, key)
-        engine.open_context(0, nano.prompt(0), stream, max_tokens=9)
+        engine.scheduler.open_context(0, nano.prompt(0), stream, max_tokens=9)
         drawn.add(nano.generate(engine, 0).ids)
-        engine.pop_context(0)
+        engine.scheduler.pop_context(0)
     assert len(drawn) == 4
 
 
@@ -171,10 +173,10 @@ def test_nothing_compiles_after_warm_up(params, compilations, nano, fresh_progra
 
 def test_weights_cannot_change_while_a_slot_holds_a_context(params, engine, nano):
     engine.start(params, nano.key())
-    engine.open_context(0, nano.prompt(0), (0, 0), max_tokens=3)
+    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=3)
     with pytest.raises(RuntimeError, match="1 slots still hold contexts"):
         engine.start(params, nano.key())
     with pytest.raises(RuntimeError, match="slot 0 is still generating"):
-        engine.pop_context(0)
+        engine.scheduler.pop_context(0)
     nano.generate(engine, 0)
-    engine.pop_context(0)
+    engine.scheduler.pop_context(0)

@@ -28,20 +28,22 @@ def turns(engine, numbers, rollouts, length=2):
     waiting = [(problem, rollout) for problem in numbers for rollout in range(rollouts)]
     running, done = {}, {name: [] for name in waiting}
     while waiting or running:
-        for slot in engine.free_slots:
+        for slot in engine.scheduler.free_slots:
             if waiting and slot not in running:
                 name = waiting.pop(0)
                 running[slot] = name
-                engine.open_context(slot, prompt(name[0]), (name[0] * rollouts + name[1], 0), max_tokens=7)
+                engine.scheduler.open_context(slot, prompt(name[0]), (name[0] * rollouts + name[1], 0), max_tokens=7)
         for generation in engine.step():
             name = running[generation.slot]
-            done[name].append(engine.pop_context(generation.slot))
+            done[name].append(engine.scheduler.pop_context(generation.slot))
             turn = len(done[name])
             if turn == length:
                 del running[generation.slot]
             else:
                 stream = (name[0] * rollouts + name[1], turn)
-                engine.open_context(generation.slot, prompt(name[0], turn + 10 * name[1]), stream, max_tokens=7)
+                engine.scheduler.open_context(
+                    generation.slot, prompt(name[0], turn + 10 * name[1]), stream, max_tokens=7
+                )
     return done
 
 
@@ -68,17 +70,17 @@ def test_rollouts_and_turns_share_their_common_prefix(params, engine, nano):
 def test_a_prefix_is_copied_before_its_source_slot_is_reused(params, engine, nano):
     """In one step slot 0 opens another question while slots 1 and 2 share the one that it held."""
     engine.start(params, nano.key())
-    engine.open_context(0, prompt(1), (0, 0), max_tokens=3)
+    engine.scheduler.open_context(0, prompt(1), (0, 0), max_tokens=3)
     nano.generate(engine, 0)
-    engine.pop_context(0)
-    engine.open_context(1, prompt(1, memory=1), (1, 0), max_tokens=3)
-    engine.open_context(0, prompt(2), (2, 0), max_tokens=3)
-    engine.open_context(2, prompt(1, memory=2), (3, 0), max_tokens=3)
-    engine.open_context(3, prompt(2, memory=3), (4, 0), max_tokens=3)
-    while engine.active:
+    engine.scheduler.pop_context(0)
+    engine.scheduler.open_context(1, prompt(1, memory=1), (1, 0), max_tokens=3)
+    engine.scheduler.open_context(0, prompt(2), (2, 0), max_tokens=3)
+    engine.scheduler.open_context(2, prompt(1, memory=2), (3, 0), max_tokens=3)
+    engine.scheduler.open_context(3, prompt(2, memory=3), (4, 0), max_tokens=3)
+    while engine.scheduler.active:
         engine.step()
     for slot in range(4):
-        nano.assert_recorded_logprobs(params, engine.pop_context(slot))
+        nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(slot))
 
 
 def test_each_shard_of_a_mesh_shares_prefixes_among_its_slots(params, nano):
@@ -101,26 +103,26 @@ def test_contexts_with_different_beginnings_coexist(params, engine, nano):
     other, bare = [*range(30, 40), 3, 4, 5, 6, 8, 9], list(SYSTEM)
     prompts = [prompt(0), other, bare, [100]]
     for slot, ids in enumerate(prompts):
-        engine.open_context(slot, ids, (slot, 0), max_tokens=6)
-    while engine.active:
+        engine.scheduler.open_context(slot, ids, (slot, 0), max_tokens=6)
+    while engine.scheduler.active:
         engine.step()
     for slot in range(4):
-        recorded = engine.pop_context(slot)
+        recorded = engine.scheduler.pop_context(slot)
         assert list(recorded.ids[: len(prompts[slot])]) == prompts[slot]
         nano.assert_recorded_logprobs(params, recorded)
     for slot, ids in enumerate(prompts[::-1]):
-        engine.open_context(slot, ids, (slot, 1), max_tokens=6)
-    while engine.active:
+        engine.scheduler.open_context(slot, ids, (slot, 1), max_tokens=6)
+    while engine.scheduler.active:
         engine.step()
     for slot in range(4):
-        nano.assert_recorded_logprobs(params, engine.pop_context(slot))
+        nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(slot))
 
 
 def test_new_weights_get_a_new_prefix_cache(params, engine, nano):
     doubled = jax.tree.map(lambda x: 1.1 * x, params)
     for weights in (params, doubled):
         engine.start(weights, nano.key())
-        engine.open_context(0, prompt(0), (0, 0), max_tokens=6)
+        engine.scheduler.open_context(0, prompt(0), (0, 0), max_tokens=6)
         nano.generate(engine, 0)
-        nano.assert_recorded_logprobs(weights, engine.pop_context(0))
+        nano.assert_recorded_logprobs(weights, engine.scheduler.pop_context(0))
     assert engine.stop().shared_tokens == 0

@@ -25,7 +25,7 @@ def finished(decode, tokens=()) -> DecodeOutput:
 
 
 def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):
-    scheduler = Scheduler(replace(nano.SETTINGS, page_tokens=8), shards=2)
+    scheduler = Scheduler(replace(nano.SETTINGS, page_tokens=8), replicas=2)
     prompts = {0: [*range(10, 30)], 1: [*range(30, 33)], 3: [*range(40, 52)]}
     for slot, ids in prompts.items():
         scheduler.open_context(slot, ids, (slot, 5), 3, RULE)
@@ -49,7 +49,7 @@ def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):
 
 def test_decoding_uses_the_smallest_batch_that_holds_the_active_slots(nano):
     for slots, rows in (([5], 1), ([0, 7], 1), ([0, 1], 2), ([0, 3, 6], 2), ([0, 1, 2], 4)):
-        scheduler = Scheduler(replace(nano.SETTINGS, slots=8, decode_batch_sizes=(1, 2, 9)), shards=2)
+        scheduler = Scheduler(replace(nano.SETTINGS, slots=8, decode_batch_sizes=(1, 2, 9)), replicas=2)
         for slot in slots:
             scheduler.open_context(slot, [10 + slot], (slot, 0), 3, RULE)
         step = scheduler.schedule()
@@ -61,7 +61,7 @@ def test_decoding_uses_the_smallest_batch_that_holds_the_active_slots(nano):
 
 def test_a_long_prompt_does_not_stall_those_that_decode(nano):
     """A step prefills a bounded number of tokens; who is not ready yet does not decode."""
-    scheduler = Scheduler(replace(nano.SETTINGS, prefill_tokens_per_step=16), shards=1)
+    scheduler = Scheduler(replace(nano.SETTINGS, prefill_tokens_per_step=16), replicas=1)
     scheduler.open_context(0, [9], (0, 0), 99, RULE)
     scheduler.open_context(1, [*range(100)], (1, 0), 9, RULE)
     prefilled, steps = 0, 0
@@ -77,7 +77,7 @@ def test_a_long_prompt_does_not_stall_those_that_decode(nano):
 
 
 def test_copies_are_split_into_calls_of_one_shape(nano):
-    scheduler = Scheduler(replace(nano.SETTINGS, slots=20, page_tokens=8), shards=2)
+    scheduler = Scheduler(replace(nano.SETTINGS, slots=20, page_tokens=8), replicas=2)
     for slot in range(10):
         scheduler.open_context(slot, [1, 2, 3, slot + 9, 5], (slot, 0), 3, RULE)
     copies = [call for call in scheduler.schedule().calls if isinstance(call, CopyPages)]
@@ -87,7 +87,7 @@ def test_copies_are_split_into_calls_of_one_shape(nano):
 
 
 def test_an_empty_prompt_and_a_full_context_are_refused(nano):
-    scheduler = Scheduler(nano.SETTINGS, shards=1)
+    scheduler = Scheduler(nano.SETTINGS, replicas=1)
     with pytest.raises(ValueError, match="at least one token"):
         scheduler.open_context(0, [], (0, 0), 3, RULE)
     for tokens, max_tokens in ((128, 3), (129, 3), (127, 0)):
@@ -99,20 +99,20 @@ def test_an_empty_prompt_and_a_full_context_are_refused(nano):
 
 
 def test_text_that_does_not_fit_changes_nothing(nano):
-    scheduler = Scheduler(nano.SETTINGS, shards=1)
+    scheduler = Scheduler(nano.SETTINGS, replicas=1)
     scheduler.open_context(0, [1, 2], (0, 0), 3, RULE)
     step = scheduler.schedule()
     scheduler.update(step, finished(step.decode, (8, 9)))
     with pytest.raises(ValueError, match="a context of 203 tokens and max_tokens 3 leave none to generate"):
         scheduler.extend_context(0, [5] * 200, 3, drop=1)
     assert scheduler.pop_context(0).ids == (1, 2, 8, 9)
-    stats = scheduler.stop()
+    stats = scheduler.clear()
     assert (stats.appended_tokens, stats.prompt_tokens, stats.generated_tokens) == (2, 2, 2)
 
 
 def test_rules_that_float32_cannot_hold_are_the_nearest_that_it_can(nano):
     """Logits divided by a temperature of 1e-38 overflow, and a nucleus of probability 0 is empty."""
-    scheduler = Scheduler(nano.SETTINGS, shards=1)
+    scheduler = Scheduler(nano.SETTINGS, replicas=1)
     for slot, rule in enumerate((SamplingParams(1e-38, 0, 1e-60), SamplingParams(1e-5, 0, 0.1))):
         scheduler.open_context(slot, [1, 2], (slot, 0), 3, rule)
     call = scheduler.schedule().decode
@@ -126,19 +126,19 @@ def test_rules_that_float32_cannot_hold_are_the_nearest_that_it_can(nano):
 
 def test_a_cache_smaller_than_one_context_is_refused(nano):
     with pytest.raises(ValueError, match=r"kv_tokens 200 does not hold one context .* of 2 replicas: raise it to 256"):
-        Scheduler(replace(nano.SETTINGS, kv_tokens=200), shards=2)
-    Scheduler(replace(nano.SETTINGS, kv_tokens=256), shards=2)
+        Scheduler(replace(nano.SETTINGS, kv_tokens=200), replicas=2)
+    Scheduler(replace(nano.SETTINGS, kv_tokens=256), replicas=2)
 
 
 def test_statistics_count_what_was_shared_and_computed(nano):
-    scheduler = Scheduler(nano.SETTINGS, shards=1)
+    scheduler = Scheduler(nano.SETTINGS, replicas=1)
     for slot in range(2):
         scheduler.open_context(slot, [1, 2, 3, 4, 5 + slot, 6], (slot, 0), 3, RULE)
     step = scheduler.schedule()
     assert [one.ids for one in scheduler.update(step, finished(step.decode, (8, 9)))] == [(8, 9)] * 2
     for slot in range(2):
         scheduler.pop_context(slot)
-    stats = scheduler.stop()
+    stats = scheduler.clear()
     assert (stats.appended_tokens, stats.prompt_tokens, stats.generated_tokens) == (12, 12, 4)
     assert (stats.prefilled_tokens, stats.shared_tokens) == (5 + 1, 4)
     assert (stats.steps, stats.active_slots, stats.slots) == (1, 2, 4)

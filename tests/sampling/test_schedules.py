@@ -1,7 +1,7 @@
 """Random schedules: whatever is shared, preempted and computed again, every context equals one computed alone.
 
-The executor is replaced by one that caches, in place of keys and values, a hash of each token and all before it. What
-it draws next is a function of all the hashes that the page table lets it see: a page that is wrong anywhere shows.
+The model runner is replaced by one that caches, in place of keys and values, a hash of each token and all before it.
+What it draws next is a function of all the hashes that the page table lets it see: a page that is wrong anywhere shows.
 """
 
 from dataclasses import dataclass, field, replace
@@ -41,19 +41,23 @@ def draw(visible: int, position: int, stream, temperature) -> tuple[int, float]:
     return (value >> 33) % VOCABULARY, -float((value >> 40) % 1_000) / 1_000
 
 
-class FakeExecutor:
-    """The calls of `Executor` on pages of hashes."""
+class FakeModelRunner:
+    """The calls of `ModelRunner` on pages of hashes."""
 
     def __init__(self, model, settings, stop_ids, mesh):
         self.settings, self.shards = settings, mesh.size
         self.pools = np.zeros((self.shards, settings.pages_per_replica(self.shards), settings.page_tokens), np.uint64)
 
-    def allocate(self):
+    def start(self, params, root_key):
         self.pools[:] = np.random.default_rng(0).integers(0, 2**63, self.pools.shape)
 
-    def run(self, calls, params):
-        for call in calls:
+    def stop(self):
+        pass
+
+    def run(self, step):
+        for call in step.calls:
             (self.copy if isinstance(call, CopyPages) else self.prefill)(call)
+        return step.decode and self.decode(step.decode)
 
     def copy(self, call):
         for row, (source, target) in enumerate(zip(call.source_A, call.target_A, strict=True)):
@@ -81,7 +85,7 @@ class FakeExecutor:
                 values = new[shard, segment_AW[row, 0]][start - length :][:count]
                 self.write(shard, call.page_table_AN[row], start, values)
 
-    def decode(self, call, params, root_key):
+    def decode(self, call):
         A, J = len(call.length_A), self.settings.tokens_per_call
         token_AJ, logprob_AJ = np.zeros((A, J), np.int32), np.zeros((A, J), np.float32)
         count_A, remaining_A = np.zeros((2, A), np.int32)
@@ -184,8 +188,8 @@ def run_schedule(seed: int, monkeypatch):
     if settings.kv_tokens < replicas * settings.context_pages * settings.page_tokens:
         replicas = 1
     mesh = sharding.make_mesh(MeshConfig(replicas, 1, 1), jax.devices()[:replicas])
-    monkeypatch.setattr(engine_module, "Executor", FakeExecutor)
-    monkeypatch.setattr(Engine, "_local", lambda self, params: [params] * len(self._meshes))
+    monkeypatch.setattr(engine_module, "ModelRunner", FakeModelRunner)
+    monkeypatch.setattr(engine_module, "on_submesh", lambda params, *_: params)
     engine = Engine(NANO, settings, (STOP,), mesh)
     engine.start({}, None)
     beginning = rng.integers(0, VOCABULARY, settings.context_tokens - 2).tolist()
@@ -193,32 +197,32 @@ def run_schedule(seed: int, monkeypatch):
     expected = len(waiting)
     running, idle, done, steps = {}, {}, [], 0
     while waiting or running or idle:
-        for slot in engine.free_slots:
+        for slot in engine.scheduler.free_slots:
             if waiting and rng.integers(0, 3):
                 conversation = waiting.pop(0)
                 running[slot] = conversation, 1
                 text, max_tokens, _ = conversation.turns[0]
                 stop = conversation.find_stop if conversation.has_stop else None
-                engine.open_context(slot, text, (conversation.number, 7), max_tokens, conversation.rule, stop)
+                engine.scheduler.open_context(slot, text, (conversation.number, 7), max_tokens, conversation.rule, stop)
         for slot in [slot for slot in idle if rng.integers(0, 3)]:
             conversation, turn = idle.pop(slot)
             if turn == len(conversation.turns):
-                recorded = engine.pop_context(slot)
+                recorded = engine.scheduler.pop_context(slot)
                 assert list(recorded.ids) == conversation.ids, (seed, conversation.number)
                 np.testing.assert_allclose(recorded.logprobs, conversation.logprobs, atol=1e-6)
                 done.append(conversation.number)
             else:
                 text, max_tokens, drop = conversation.turns[turn]
                 stop = conversation.find_stop if conversation.has_stop else None
-                engine.extend_context(slot, text, max_tokens, stop, drop)
+                engine.scheduler.extend_context(slot, text, max_tokens, stop, drop)
                 running[slot] = conversation, turn + 1
         for generation in engine.step():
             idle[generation.slot] = running.pop(generation.slot)
         steps += 1
         assert steps < 5_000, f"schedule {seed} does not end"
     assert len(done) == expected
-    for shard in engine._shards:
-        assert shard.pool.free == settings.pages_per_replica(replicas), "every page is free again"
+    for replica in engine.scheduler._replicas:
+        assert replica.pool.free == settings.pages_per_replica(replicas), "every page is free again"
     return engine.stop()
 
 

@@ -76,9 +76,9 @@ def test_predictable_text_takes_fewer_steps(engine, speculative, copying, nano):
     steps = {}
     for name, target in (("plain", engine), ("speculative", speculative)):
         target.start(copying, nano.key())
-        target.open_context(0, repeated(), (0, 0), max_tokens=24)
+        target.scheduler.open_context(0, repeated(), (0, 0), max_tokens=24)
         ids = nano.generate(target, 0).ids
-        target.pop_context(0)
+        target.scheduler.pop_context(0)
         steps[name] = target.stop().steps * (5 if target is engine else 2), ids
     assert steps["speculative"][1] == steps["plain"][1]
     assert steps["speculative"][0] < steps["plain"][0] * 0.7
@@ -115,12 +115,12 @@ def test_the_distribution_is_that_of_plain_sampling(speculative, params, nano):
     prompt, streams = repeated(), 600
     speculative.start(params, jax.random.key(3))
     drawn, waiting = [], list(range(streams))
-    while waiting or speculative.active:
-        for slot in speculative.free_slots:
+    while waiting or speculative.scheduler.active:
+        for slot in speculative.scheduler.free_slots:
             if waiting:
-                speculative.open_context(slot, prompt, (waiting.pop(), 0), max_tokens=2)
+                speculative.scheduler.open_context(slot, prompt, (waiting.pop(), 0), max_tokens=2)
         for generation in speculative.step():
-            drawn.append(speculative.pop_context(generation.slot).ids)
+            drawn.append(speculative.scheduler.pop_context(generation.slot).ids)
     first = np.array([ids[len(prompt)] for ids in drawn])
     probability_V = np.exp(nano.next_token_logprobs(params, np.array(drawn[0][: len(prompt) + 1]))[-1])
     count_V = np.bincount(first, minlength=len(probability_V))

@@ -254,7 +254,7 @@ def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, que
         with pytest.raises(openai.InternalServerError, match=r"the engine failed \(ZeroDivisionError\)"):
             ask(client, questions[0])
     assert ask(client, questions[0]).choices[0].message.content
-    assert len(engine.free_slots) == 8
+    assert len(engine.scheduler.free_slots) == 8
 
 
 def test_a_key(agent, serving, questions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,43 +19,49 @@ from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.decode import Decode, DecodeOutput, decode
 from memsearcher_jax.sampling.prefill import CopyPages, Prefill, copy_pages, prefill
-from memsearcher_jax.sampling.scheduler import Scheduler
+from memsearcher_jax.sampling.scheduler import ScheduledStep, Scheduler
 
 
-class Executor:
-    """The KV cache of one engine on its devices, and the programs that change it."""
+class ModelRunner:
+    """The weights and the KV cache of some replicas on their devices, and the programs that run on them."""
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh):
         self._mesh = mesh
         self._programs = _programs(model, settings, stop_ids, mesh)
         self._empty_cache = _empty_cache(model, settings, mesh)
         self._cache: Cache | None = None
+        self._weights: tuple[Params, Array] | None = None  # with the root key of the draws
 
-    def allocate(self) -> None:
-        """Takes device memory for the cache, unless it holds some."""
+    def start(self, params: Params, root_key: Array) -> None:
+        """Sets the weights, which are on the mesh, and takes device memory for the cache, unless it holds some."""
+        self._weights = params, root_key
         if self._cache is None:
             with jax.set_mesh(self._mesh):
                 self._cache = self._empty_cache()
+
+    def stop(self) -> None:
+        """Drops the weights."""
+        self._weights = None
 
     def release(self) -> None:
         """Gives the cache's device memory back."""
         self._cache = None
 
-    def run(self, calls: Iterable[CopyPages | Prefill], params: Params) -> None:
-        """Dispatches the calls in order."""
+    def run(self, step: ScheduledStep) -> DecodeOutput | None:
+        """Dispatches the calls of a step in order; the output of decoding is still on the devices."""
+        assert self._weights is not None, "start() comes first"
+        params, root_key = self._weights
         with jax.set_mesh(self._mesh):
-            for call in calls:
+            for call in step.calls:
                 self._cache = self._programs[type(call)](self._cache, params, call)
-
-    def decode(self, call: Decode, params: Params, root_key: Array) -> DecodeOutput:
-        """Dispatches the call; the output is still on the devices."""
-        with jax.set_mesh(self._mesh):
-            self._cache, output = self._programs[Decode](self._cache, params, root_key, call)
+            if step.decode is None:
+                return None
+            self._cache, output = self._programs[Decode](self._cache, params, root_key, step.decode)
         return output
 
 
 def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
-    """Shapes, types and shardings of the cache of an executor."""
+    """Shapes, types and shardings of the cache of a model runner."""
     with jax.set_mesh(mesh):
         shapes = jax.eval_shape(_empty_cache(model, settings, mesh))
     pages = _cache_sharding(mesh)
@@ -67,7 +73,8 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
     params = sharding.abstract_params(model, mesh, model.compute_dtype)
-    (copies, *prefills), decodes = Scheduler(settings, replica_count(mesh)).warm_up_calls()
+    steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
+    (copies, *prefills), largest = steps[0].calls, steps[-1].decode
 
     def abstract(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named_sharding(mesh, ()))
@@ -77,7 +84,7 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
 
     with jax.set_mesh(mesh):
         root_key = jax.eval_shape(lambda: jax.random.key(0))
-        yield "decode", settings.slots * settings.decode_steps_per_call, lower(decodes[-1], root_key)
+        yield "decode", settings.slots * settings.decode_steps_per_call, lower(largest, root_key)
         for call in prefills:
             assert isinstance(call, Prefill)
             rows, width = call.ids_BT.shape

@@ -26,7 +26,7 @@ class PrefillChunk:
     cached: int
 
 
-class Shard:
+class Replica:
     """The host state of one replica."""
 
     def __init__(self, settings: SamplingConfig, pages: int):

@@ -39,17 +39,17 @@ def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated,
     stats, other = engine.stop(), replicated.stop()
     for count in ("appended_tokens", "prompt_tokens", "generated_tokens"):
         assert getattr(other, count) == getattr(stats, count)
-    assert replicated.free_slots == [0, 4, 1, 5, 2, 6, 3, 7], "new contexts are spread over the replicas"
+    assert replicated.scheduler.free_slots == [0, 4, 1, 5, 2, 6, 3, 7], "new contexts are spread over the replicas"
 
 
 def test_no_replica_waits_for_another(replicated, placed, nano):
     """The first replica keeps decoding while the second, whose generation ended, is idle."""
     replicated.start(placed, nano.key())
-    replicated.open_context(0, nano.prompt(1), (1, 0), max_tokens=40)
-    replicated.open_context(4, nano.prompt(2), (2, 0), max_tokens=1)
+    replicated.scheduler.open_context(0, nano.prompt(1), (1, 0), max_tokens=40)
+    replicated.scheduler.open_context(4, nano.prompt(2), (2, 0), max_tokens=1)
     ended = [generation.slot for _ in range(2) for generation in replicated.step()]
     assert ended == [4]
-    replicated.pop_context(4)
+    replicated.scheduler.pop_context(4)
     replicated.step()  # returns the first replica's second call
     replicated.step()
     assert replicated.stop().slots == (3 + 1) * 4, (
@@ -61,11 +61,11 @@ def test_calls_in_flight_can_be_dropped(params, engine, replicated, placed, nano
     """A rollout may stop at any moment; the next one is not affected."""
     replicated.start(placed, nano.key())
     for slot in range(8):
-        replicated.open_context(slot, nano.prompt(slot), (slot, 0), max_tokens=60)
+        replicated.scheduler.open_context(slot, nano.prompt(slot), (slot, 0), max_tokens=60)
     replicated.step()
     replicated.stop()
-    assert sorted(replicated.free_slots) == list(range(8))
-    assert not replicated.active
+    assert sorted(replicated.scheduler.free_slots) == list(range(8))
+    assert not replicated.scheduler.active
     assert replicated.step() == []
     one, many = (
         nano.run_conversations(target, weights, [3, 4]) for target, weights in ((engine, params), (replicated, placed))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
 from memsearcher_jax.sampling.context import Context
-from memsearcher_jax.sampling.shard import Shard
+from memsearcher_jax.sampling.replica import Replica
 
 SETTINGS = SamplingConfig(
     slots=4, context_tokens=16, page_tokens=4, decode_steps_per_call=4, prefill_chunk=4, prefill_buckets=(8,)
@@ -17,32 +17,32 @@ SETTINGS = SamplingConfig(
 
 
 @pytest.fixture
-def shard():
-    return Shard(SETTINGS, pages=8)
+def replica():
+    return Replica(SETTINGS, pages=8)
 
 
-def open_context(shard: Shard, slot: int, ids: list[int], max_tokens: int = 1) -> Context:
+def open_context(replica: Replica, slot: int, ids: list[int], max_tokens: int = 1) -> Context:
     context = Context(slot, (slot, 0), SamplingParams(), SETTINGS.context_tokens)
     context.append(ids)
     context.generate(max_tokens, None)
-    shard.contexts[slot] = context
+    replica.contexts[slot] = context
     return context
 
 
-def step(shard: Shard) -> list[tuple[int, int]]:
+def step(replica: Replica) -> list[tuple[int, int]]:
     """Prefills all that finds pages; the copies of pages."""
-    shard.grow()
-    copies = list(shard.admit())
-    while shard.prefill_chunks(2):
-        copies += shard.admit()
+    replica.grow()
+    copies = list(replica.admit())
+    while replica.prefill_chunks(2):
+        copies += replica.admit()
     return copies
 
 
-def finish(shard: Shard, context: Context, ids: list[int]) -> None:
+def finish(replica: Replica, context: Context, ids: list[int]) -> None:
     """Appends sampled tokens and ends the generation."""
-    context.append_sampled(np.array(ids), *np.zeros((2, len(ids))))
+    context.append_sampled(np.array(ids), np.zeros(len(ids)))
     context.remaining = 0
-    shard.mark_cached(context, context.length - 1)
+    replica.mark_cached(context, context.length - 1)
 
 
 def common(a, b) -> int:
@@ -56,37 +56,37 @@ texts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=
 @given(texts, st.booleans())
 def test_a_new_context_shares_the_longest_common_beginning(contexts, released):
     """Of all contexts before it, also of those that are gone."""
-    shard = Shard(SETTINGS, pages=40)
+    replica = Replica(SETTINGS, pages=40)
     for slot, ids in enumerate(contexts):
-        context = open_context(shard, slot, ids)
-        list(shard.admit())
+        context = open_context(replica, slot, ids)
+        list(replica.admit())
         expected = max((common(ids[:-1], earlier[:-1]) for earlier in contexts[:slot]), default=0)
         assert context.cached == expected
-        shard.prefill_chunks(9)
+        replica.prefill_chunks(9)
         if released:
             context.remaining = 0
-            shard.remove(slot)
+            replica.remove(slot)
 
 
-def test_contexts_with_one_beginning_hold_its_full_pages_once(shard):
+def test_contexts_with_one_beginning_hold_its_full_pages_once(replica):
     """The beginning is computed by the first; the others wait for it, then copy its last page."""
     beginning = [1, 2, 3, 4, 5, 6]
-    contexts = [open_context(shard, slot, [*beginning, 7 + slot, 9]) for slot in range(3)]
-    first = list(shard.admit())
+    contexts = [open_context(replica, slot, [*beginning, 7 + slot, 9]) for slot in range(3)]
+    first = list(replica.admit())
     assert (first, contexts[1].pages) == ([], [])
-    assert [(chunk.start, chunk.tokens) for chunk in shard.prefill_chunks(2)] == [(0, 4), (4, 3)]
-    copies = list(shard.admit())
+    assert [(chunk.start, chunk.tokens) for chunk in replica.prefill_chunks(2)] == [(0, 4), (4, 3)]
+    copies = list(replica.admit())
     assert [context.cached for context in contexts] == [7, 6, 6]
     assert {context.pages[0] for context in contexts} == {contexts[0].pages[0]}
     assert [target for _, target in copies] == [context.pages[1] for context in contexts[1:]]
     assert all(source in (contexts[0].pages[1], contexts[1].pages[1]) for source, _ in copies)
-    assert shard.pool.free == 8 - 1 - 3
-    assert shard.shared_tokens == 12
+    assert replica.pool.free == 8 - 1 - 3
+    assert replica.shared_tokens == 12
 
 
-def test_a_page_may_be_copied_over_itself(shard):
+def test_a_page_may_be_copied_over_itself(replica):
     """The page whose beginning is reused is also the next one to be allocated."""
-    small = Shard(SETTINGS, pages=4)
+    small = Replica(SETTINGS, pages=4)
     context = open_context(small, 0, [*range(16)][:15])
     step(small)
     context.remaining = 0
@@ -99,26 +99,26 @@ def test_a_page_may_be_copied_over_itself(shard):
 
 
 def test_the_youngest_gives_its_pages_back_and_is_computed_again():
-    shard = Shard(SETTINGS, pages=7)
-    old, young = (open_context(shard, slot, [slot + 1] * 9, max_tokens=7) for slot in range(2))
-    step(shard)
+    replica = Replica(SETTINGS, pages=7)
+    old, young = (open_context(replica, slot, [slot + 1] * 9, max_tokens=7) for slot in range(2))
+    step(replica)
     assert (len(old.pages), len(young.pages)) == (3, 3)
     for context in (old, young):
-        context.append_sampled(np.array([5, 5, 5, 5]), *np.zeros((2, 4)))
+        context.append_sampled(np.array([5, 5, 5, 5]), np.zeros(4))
         context.remaining = 3
-        shard.mark_cached(context, context.length - 1)
-    step(shard)
-    assert (len(old.pages), young.pages, shard.preempted) == (4, [], 1)
-    finish(shard, old, [6, 6, 6])
-    shard.remove(0)
-    step(shard)
+        replica.mark_cached(context, context.length - 1)
+    step(replica)
+    assert (len(old.pages), young.pages, replica.preempted) == (4, [], 1)
+    finish(replica, old, [6, 6, 6])
+    replica.remove(0)
+    step(replica)
     # Its pages were free in the meantime and still have its tokens.
-    assert (len(young.pages), young.uncached, shard.recomputed_tokens) == (4, 0, 0)
+    assert (len(young.pages), young.uncached, replica.recomputed_tokens) == (4, 0, 0)
 
 
-def test_an_idle_context_does_not_keep_others_from_running(shard):
+def test_an_idle_context_does_not_keep_others_from_running(replica):
     """Nothing runs and nobody is about to free a page, so the waiting context takes them from the idle ones."""
-    small = Shard(SETTINGS, pages=4)
+    small = Replica(SETTINGS, pages=4)
     idle = open_context(small, 0, [1] * 9)
     step(small)
     finish(small, idle, [2])
@@ -127,30 +127,30 @@ def test_an_idle_context_does_not_keep_others_from_running(shard):
     assert (idle.pages, len(waiting.pages), small.preempted) == ([], 4, 1)
 
 
-def test_truncated_tokens_are_not_found_again(shard):
+def test_truncated_tokens_are_not_found_again(replica):
     """Neither they nor what follows them, also where the page is used again for other tokens."""
-    context = open_context(shard, 0, [1, 2, 3], max_tokens=9)
-    step(shard)
-    finish(shard, context, [4, 5, 6, 7, 8, 9])
-    assert shard.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8])).pages == context.pages[:2]
-    shard.truncate(context, 4)
+    context = open_context(replica, 0, [1, 2, 3], max_tokens=9)
+    step(replica)
+    finish(replica, context, [4, 5, 6, 7, 8, 9])
+    assert replica.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8])).pages == context.pages[:2]
+    replica.truncate(context, 4)
     assert context.cached == 3
-    found = shard.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8]))
+    found = replica.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8]))
     assert (found.pages, found.tail, found.tail_tokens) == ([], context.pages[0], 3)
     context.append([4, 5])
     context.generate(1, None)
-    step(shard)
-    found = shard.pool.find(np.array([1, 2, 3, 4, 5, 6]))
+    step(replica)
+    found = replica.pool.find(np.array([1, 2, 3, 4, 5, 6]))
     assert (found.pages, found.tail_tokens) == (context.pages[:1], 0)
 
 
-def test_a_page_that_others_hold_is_left_to_them_by_truncation(shard):
-    context = open_context(shard, 0, [1, 2, 3], max_tokens=9)
-    step(shard)
-    finish(shard, context, [4, 5])
-    other = open_context(shard, 1, [1, 2, 3, 4, 9])
-    step(shard)
+def test_a_page_that_others_hold_is_left_to_them_by_truncation(replica):
+    context = open_context(replica, 0, [1, 2, 3], max_tokens=9)
+    step(replica)
+    finish(replica, context, [4, 5])
+    other = open_context(replica, 1, [1, 2, 3, 4, 9])
+    step(replica)
     assert other.pages[0] == context.pages[0]
-    shard.truncate(context, 3)
+    replica.truncate(context, 3)
     assert (context.pages, context.cached) == ([], 0)
-    assert shard.pool.find(np.array([1, 2, 3, 4])).pages == other.pages[:1]
+    assert replica.pool.find(np.array([1, 2, 3, 4])).pages == other.pages[:1]
