@@ -268,7 +268,7 @@ def test_engine_completions_are_reproducible_and_independent_of_the_batch(engine
     prompts = [prompt(f"q{number}") for number in range(7)]
     completions = completer.complete(prompts, KEY)
     assert not any(reply.error for reply in completions) and len({reply.text for reply in completions}) > 1
-    assert completer.complete(prompts, KEY) == completions and engine.free_slots == [0, 1, 2]
+    assert completer.complete(prompts, KEY) == completions and engine.scheduler.free_slots == [0, 1, 2]
     assert completer.complete(prompts[4:5], KEY) == completions[4:5]
     assert completer.complete([prompts[2]] * 2, KEY)[0] == completions[2]
 

@@ -70,7 +70,7 @@ def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, search
     driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES)), workflow)
     done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(problems, rollouts), params, KEY)}
     assert sorted(done) == list(range(len(problems) * rollouts))
-    assert len(engine.free_slots) == engine.settings.slots
+    assert len(engine.scheduler.free_slots) == engine.scheduler.settings.slots
     return [done[number] for number in sorted(done)]
 
 
@@ -252,7 +252,7 @@ def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine
     wait, waits = SearchExecutor.wait, []
 
     def recorded(searches, timeout):
-        waits.append((engine.active, bool(searches.latencies), timeout))
+        waits.append((engine.scheduler.active, bool(searches.latencies), timeout))
         wait(searches, timeout)
 
     monkeypatch.setattr(SearchExecutor, "wait", recorded)

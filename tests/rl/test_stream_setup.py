@@ -67,7 +67,7 @@ def test_streams_are_read_questioned_and_trained(mesh, params):
     trajectories, _ = driver.rollout(make_jobs(STREAMS, 2), params, KEY, lambda line: None)
     batch = reward_fn(trajectories, KEY, lambda line: None)
     assert loads == [1], "answers and verdicts come from one copy of the weights"
-    assert engine.free_slots == [0, 1, 2, 3]
+    assert engine.scheduler.free_slots == [0, 1, 2, 3]
     for scored in batch:
         trajectory = scored.trajectory
         stream = trajectory.problem.stream
