@@ -9,7 +9,6 @@ import json
 import logging
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, inputs, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.retrieval.documents import (
@@ -43,7 +42,7 @@ class BuildCorpus:
     max_words: Count = 100
     """Maximum words of a passage. A passage ends where a sentence ends, and never crosses a heading."""
     malformed: Literal["error", "skip"] = "error"
-    """What a document that cannot be read does: end the command, or be skipped and counted."""
+    """What documents that cannot be read do: end the command after all are listed, or be listed and left out."""
     json: cli.File = None
     """Also write the result to this file, as JSON."""
 
@@ -58,41 +57,51 @@ def main(argv: Sequence[str]) -> None:
 
 def check(flags: BuildCorpus) -> None:
     """Raises ValueError or OSError."""
+    if flags.folder.is_file():
+        raise NotADirectoryError(f"{flags.folder}: is a file: give the directory that contains it")
     if not flags.folder.is_dir():
         raise NotADirectoryError(f"{flags.folder}: no such directory")
     outputs.require_new_file(flags.out)
-    cli.require_extra("documents", *DOCUMENT_LIBRARIES)
+    inputs.require_extra("documents", *DOCUMENT_LIBRARIES)
 
 
 def build(flags: BuildCorpus) -> dict[str, object]:
     """Writes the corpus and returns the numbers that it prints."""
-    documents, others = find_documents(flags.folder)
+    documents, left_out = find_documents(flags.folder)
     if not documents:
         raise ValueError(f"{flags.folder}: contains no documents ({', '.join(READERS)})")
-    rows, skipped = [], []
+    rows, unreadable, empty = list[dict[str, object]](), list[str](), list[str]()
     for document in track(documents, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
         try:
-            rows += read_passages(flags.folder, document, flags.max_words)
+            passages = read_passages(flags.folder, document, flags.max_words)
         except UnreadableDocument as error:
-            if flags.malformed == "error":
-                raise UnreadableDocument(f"{error}; --malformed skip leaves such documents out") from error
-            skipped.append(str(error))
+            unreadable.append(str(error))
+        else:
+            rows += passages
+            if not passages:
+                empty.append(str(document))
+    for line in unreadable:
+        print(f"cannot read {line}", file=sys.stderr)
+    for line in empty:
+        print(f"without text: {line}", file=sys.stderr)
+    for reason, paths in left_out.items():
+        names = [path.name for path in paths[:3]] + ["..."] * (len(paths) > 3)
+        print(f"left out, {reason}: {len(paths)} ({', '.join(names)})", file=sys.stderr)
+    if unreadable and flags.malformed == "error":
+        raise UnreadableDocument(
+            f"{len(unreadable)} of {len(documents)} documents cannot be read (listed above): "
+            "mend them, or leave them out with --malformed skip"
+        )
     if not rows:
-        raise ValueError("; ".join([f"{flags.folder}: its documents contain no text", *skipped[:1]]))
+        raise ValueError(f"{flags.folder}: its documents contain no text")
     atomic_write(flags.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    for line in skipped:
-        print(f"skipped {line}", file=sys.stderr)
-    if others:
-        suffixes = Counter(path.suffix or path.name for path in others).most_common()
-        counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes)
-        print(f"ignored {len(others)} files of other formats: {counts}", file=sys.stderr)
-    read = len(documents) - len(skipped)
-    words = statistics.median(len(WORD.findall(row["contents"].partition("\n")[2])) for row in rows)
+    read = len(documents) - len(unreadable) - len(empty)
+    words = statistics.median(len(WORD.findall(str(row["contents"]).partition("\n")[2])) for row in rows)
     print(
         f"{flags.out}: {len(rows):,} passages of {read:,} documents, median {words:g} words; "
         f"index them with launch/build_index.py --retrieval.corpus {flags.out} --out DIR"
     )
-    return {"passages": len(rows), "documents": read, "skipped": skipped, "median_words": words}
+    return {"passages": len(rows), "documents": read, "skipped": unreadable, "empty": empty, "median_words": words}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """BM25 by the package bm25s (Lù, "BM25S", 2024), in a folder of its own.
 
-English stop words are removed and nothing is stemmed. The contribution of a word to the score of a passage is computed
-when the index is built; a search only adds.
+English stop words and the last letter of contractions ("it's", "don't") are removed, and nothing is stemmed. The
+contribution of a word to the score of a passage is computed when the index is built; a search only adds.
 
 `bm25s` is imported where it is used, so that reading a config and printing `--help` do not need it. It imports JAX if
 that is installed, which initialises the accelerator: set JAX_PLATFORMS=cpu in a process that must not use it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from memsearcher_jax.retrieval import analyzer
 from memsearcher_jax.retrieval.builder.build_dir import open_derived
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.fusion import Ranking, pad_rankings, top_k
@@ -25,8 +27,8 @@ from memsearcher_jax.retrieval.fusion import Ranking, pad_rankings, top_k
 if TYPE_CHECKING:
     from bm25s import BM25
 
-STOP_WORDS = "en"  # bm25s's name of its English list
 Field = Literal["passage", "title"]
+CONTRACTED = re.compile(r"(?<=\w)['’][stdm]\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,7 @@ class Bm25Retriever:
     model: BM25
 
     def search(self, queries: list[str], top_n: int) -> Ranking:
-        import bm25s
-
-        tokens: Any = bm25s.tokenize(queries, stopwords=STOP_WORDS, return_ids=False, show_progress=False)
-        return pad_rankings([self._search(words, top_n) for words in tokens])
+        return pad_rankings([self._search(_terms(query), top_n) for query in queries])
 
     def _search(self, words: list[str], top_n: int) -> Ranking:
         score_R = self.model.get_scores_from_ids(self.model.get_tokens_ids(words))
@@ -53,18 +52,19 @@ def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25
     Raises as `open_derived` does.
     """
     import bm25s
-    from bm25s.tokenization import Tokenized, Tokenizer
+    from bm25s.tokenization import Tokenized
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
 
     def build(staging: Path) -> None:
         # With numba, the first search would wait for compilation.
         model = bm25s.BM25(backend="numpy")
-        tokenizer = Tokenizer(stopwords=STOP_WORDS)
-        texts: Any = (passage.contents if field == "passage" else passage.title for passage in corpus)
-        # 4 bytes a word: lists of integers need several times that.
-        word_ids: Any = [array("i", ids) for ids in tokenizer.streaming_tokenize(texts, allow_empty=False)]
-        if not (vocabulary := tokenizer.get_vocab_dict()):
+        vocabulary: dict[str, int] = {}
+        texts = (passage.contents if field == "passage" else passage.title for passage in corpus)
+        word_ids: Any = []  # arrays of 4 bytes a word: lists of integers need several times that
+        for text in texts:
+            word_ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in _terms(text)]))
+        if not vocabulary:
             raise ValueError(f"no {field} of the corpus contains a word: set retrieval.method to dense")
         model.index(Tokenized(word_ids, vocabulary), show_progress=False)
         model.save(staging, show_progress=False)
@@ -80,3 +80,9 @@ def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25
         return Bm25Retriever(model)
 
     return open_derived(directory, f"a BM25 index of each {field}", corpus.checksum, build, load)
+
+
+def _terms(text: str) -> list[str]:
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return [word for word in analyzer.words(CONTRACTED.sub("", text)) if word not in STOPWORDS_EN]

@@ -12,21 +12,30 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
+from memsearcher_jax.retrieval.analyzer import SPACELESS
 from memsearcher_jax.types import TokenCounter
 
 DOCUMENT_LIBRARIES = ("markdown_it", "bs4", "pypdf")  # the extra `documents`
 WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into chunks of tokens
 TITLE_SEPARATOR = " > "
 PARAGRAPH_END = r"\n[ \t]*\n"
-# Chinese and Japanese have no spaces between words, and no space after a sentence: each character counts as a word.
-IDEOGRAPH = r"\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60"
-WORD = re.compile(rf"[{IDEOGRAPH}]|[^\s{IDEOGRAPH}]+")
+# In a script without spaces between words each character counts as a word, and so does its punctuation.
+_CHARACTER = SPACELESS + "\u3001-\u303f\uff01-\uff60"
+WORD = re.compile(rf"[{_CHARACTER}]|[^\s{_CHARACTER}]+")
 SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
+FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n|[ \t#-].*\n|\n)*?---[ \t]*\n")
+"""YAML of "key: value" lines, lists and indented lines. Other text after a rule at the beginning is content."""
 HTML_HEADINGS = {f"h{level}": level for level in range(1, 7)}
-HTML_BLOCKS = {"address", "article", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "hr", "li", "main"}
-HTML_BLOCKS |= {"ol", "p", "pre", "section", "table", "tr", "ul"}
-HTML_NO_CONTENT = ["script", "style", "nav", "footer", "aside", "form", "noscript", "template", "svg"]
+HTML_CELLS = ("td", "th")
+BLOCK_END = "\n\n"
+HTML_INLINE = {"a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img"}
+HTML_INLINE |= {"ins", "kbd", "label", "mark", "q", "rp", "rt", "ruby", "s", "samp", "small", "span", "strike"}
+HTML_INLINE |= {"strong", "sub", "sup", "time", "tt", "u", "var", "wbr"}
+# Of a form only the controls are left out: it may hold the whole page.
+HTML_NO_CONTENT = ["script", "style", "nav", "footer", "aside", "noscript", "template", "svg", "button", "datalist"]
+HTML_NO_CONTENT += ["select", "textarea"]
 
 
 class UnreadableDocument(ValueError):
@@ -39,19 +48,28 @@ class Section:
 
     headings: tuple[str, ...]  # the document's title, and the headings down to the section's own
     text: str
-    start: int = 0  # offset of `text` in the document's text (PDF: in the page's), in characters
+    start: int = 0  # offset of `text`, in characters of the document's text, see `read_passages`
     page: int | None = None  # PDF: counted from 1
 
 
-def find_documents(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The documents in a folder and its subfolders, sorted, and the files of other formats.
+def find_documents(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The documents in a folder and its subfolders, sorted, and the files left out by the reason.
 
-    Hidden files and folders and symbolic links are left out.
+    Links are not followed, and nothing in a hidden folder is listed.
     """
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
-    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    documents = [path for path in visible if path.suffix.lower() in READERS]
-    return documents, [path for path in visible if path.suffix.lower() not in READERS]
+    documents, left_out = list[Path](), dict[str, list[Path]]()
+    for path in sorted(folder.rglob("*")):
+        hidden = [part.startswith(".") for part in path.relative_to(folder).parts]
+        if path.is_symlink():
+            left_out.setdefault("symbolic link", []).append(path)
+        elif any(hidden):
+            if hidden.index(True) == len(hidden) - 1:
+                left_out.setdefault("hidden", []).append(path)
+        elif path.is_file() and path.suffix.lower() in READERS:
+            documents.append(path)
+        elif path.is_file():
+            left_out.setdefault(path.suffix or path.name, []).append(path)
+    return documents, left_out
 
 
 def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str, Any]]:
@@ -61,7 +79,8 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
 
     Returns:
       Rows of a corpus in FlashRAG's layout. The id is unique, and says where the passage is. `metadata` holds the
-      document's path in the folder as `source`, the offsets `start` and `end`, as `Section.start`, and in a PDF `page`.
+      document's path in the folder as `source`, in a PDF the `page`, and the offsets `start` and `end`. They count
+      characters, in NFC and with "\\n" as line end, of the file, or of the text of an HTML file or of a page of a PDF.
 
     Raises:
       UnreadableDocument: the document is damaged, or no reader knows its content.
@@ -122,11 +141,11 @@ def read_text(path: Path) -> list[Section]:
 
 
 def read_markdown(path: Path) -> list[Section]:
-    """The sections keep their Markdown; front matter in YAML is left out."""
+    """The sections keep their Markdown; front matter is left out."""
     from markdown_it import MarkdownIt
 
     text = _decode(path)
-    body = front_matter.end() if (front_matter := re.match(r"---\n.*?\n---[ \t]*\n", text, re.DOTALL)) else 0
+    body = front_matter.end() if (front_matter := FRONT_MATTER.match(text)) else 0
     line_starts = [body, *(body + match.end() for match in re.finditer("\n", text[body:])), len(text)]
     outline = _Outline(path.stem)
     start = body
@@ -143,7 +162,7 @@ def read_markdown(path: Path) -> list[Section]:
 
 
 def read_html(path: Path) -> list[Section]:
-    """Offsets count in the text of the page, without tags, navigation and scripts."""
+    """The text of the page, without navigation, scripts and controls. Cells of a row are separated by " | "."""
     from bs4 import BeautifulSoup
     from bs4.element import NavigableString, Tag
 
@@ -151,29 +170,39 @@ def read_html(path: Path) -> list[Section]:
     for element in soup(HTML_NO_CONTENT):
         element.decompose()
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
-    outline = _Outline(title or path.stem)
+    outline = _Outline(normalize("NFC", title) or path.stem)
     pieces, offset = list[str](), 0  # of the section's text: adding to one string would copy it each time
 
     def close() -> None:
         nonlocal offset
-        text = "".join(pieces)
+        text = normalize("NFC", "".join(pieces))
         outline.add_text(text, offset)
         pieces.clear()
         offset += len(text)
 
-    for node in (soup.body or soup).descendants:
-        if isinstance(node, Tag) and node.name in HTML_HEADINGS:
+    todo: list[Any] = [soup.body or soup]
+    while todo:
+        node = todo.pop()
+        is_start = isinstance(node, Tag)
+        name = node.name if is_start else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
+        if name in HTML_HEADINGS:
             close()
-            outline.open(HTML_HEADINGS[node.name], node.get_text(" ", strip=True))
-        elif isinstance(node, Tag) and node.name in HTML_BLOCKS:
-            if pieces:
-                pieces[-1] = pieces[-1].rstrip(" ")
-                pieces.append("\n\n")
-        # Comments and other markup are subclasses of NavigableString.
-        elif type(node) is NavigableString and not node.find_parent(list(HTML_HEADINGS)):
+            outline.open(HTML_HEADINGS[name], normalize("NFC", node.get_text(" ", strip=True)))
+            continue
+        if name in HTML_CELLS:
+            if is_start and node.find_previous_sibling(HTML_CELLS) and pieces[-1:] != [BLOCK_END]:
+                pieces.append(" | ")
+        elif name == "sup" and is_start and re.match(r"\s*[-+−\d]", node.get_text()):
+            pieces.append("^")  # 10<sup>3</sup> is not 103
+        elif name and name not in HTML_INLINE and pieces and pieces[-1] != BLOCK_END:
+            pieces[-1] = pieces[-1].rstrip(" ")
+            pieces.append(BLOCK_END)
+        elif type(node) is NavigableString:  # comments and other markup are subclasses
             words = re.sub(r"\s+", " ", node)
             if words := words.lstrip(" ") if not pieces or pieces[-1][-1:].isspace() else words:
                 pieces.append(words)
+        if is_start:
+            todo += [f"/{name}", *reversed(node.contents)]
     close()
     return outline.sections
 
@@ -185,7 +214,7 @@ def read_pdf(path: Path) -> list[Section]:
     try:
         reader = PdfReader(path)
         is_readable = not reader.is_encrypted or bool(reader.decrypt(""))
-        pages = [_replace_surrogates(page.extract_text()) for page in reader.pages] if is_readable else []
+        pages = [_valid(page.extract_text()) for page in reader.pages] if is_readable else []
         title = str(reader.metadata.title or "").strip() if is_readable and reader.metadata else ""
     except Exception as error:  # pypdf raises errors of many kinds for damaged files
         raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
@@ -194,7 +223,7 @@ def read_pdf(path: Path) -> list[Section]:
     if not any(page.strip() for page in pages):
         raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
     joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
-    title = _replace_surrogates(title)
+    title = _valid(title)
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 
@@ -228,14 +257,14 @@ class _Outline:
             self.sections.append(Section((*title, *(heading for _, heading in self._open)), text, start))
 
 
-def _replace_surrogates(text: str) -> str:
-    """The text with "?" for lone surrogates, which UTF-8 cannot represent."""
-    return text.encode("utf-8", "replace").decode()
+def _valid(text: str) -> str:
+    """The text in NFC, with "?" for lone surrogates, which UTF-8 cannot represent."""
+    return normalize("NFC", text.encode("utf-8", "replace").decode())
 
 
 def _decode(path: Path) -> str:
-    """The text of a file, with line ends as Markdown's parser counts them."""
+    """The text of a file in NFC, as models write it, with line ends as Markdown's parser counts them."""
     try:
-        return re.sub(r"\r\n?", "\n", path.read_bytes().decode("utf-8-sig"))
+        return normalize("NFC", re.sub(r"\r\n?", "\n", path.read_bytes().decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise UnreadableDocument(f"{path}: not UTF-8 (byte {error.start}): convert it with iconv") from error

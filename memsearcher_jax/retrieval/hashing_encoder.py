@@ -9,14 +9,14 @@ about as many supporting passages as BM25's; halving D costs two to five points.
 from __future__ import annotations
 
 import functools
-import re
-import unicodedata
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+
+from memsearcher_jax.retrieval import analyzer
 
 Encoder = Callable[[list[str]], np.ndarray]
 """Texts to float32 [len(texts), D]. Rows have L2 norm 1, or are zero for a text without content."""
@@ -27,8 +27,6 @@ IDF_BUCKETS = 1 << 18  # features that collide share an idf value only
 DIMS_PER_FEATURE = 8
 CACHED_WORDS = 1_000_000  # whose features are kept while an encoder is fitted; Wikipedia has ten times as many
 CHUNK_TEXTS = 256  # texts whose word vectors are in memory at a time
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class HashingEncoder:
 
 def hashing_name(size: int) -> str:
     """Encoders with the same name that are fitted on the same corpus return the same vectors."""
-    return f"hashing-1/{size}"
+    return f"hashing-{analyzer.VERSION}/{size}"
 
 
 def fit_hashing(texts: Iterable[str], size: int) -> HashingEncoder:
@@ -87,19 +85,12 @@ def fit_hashing(texts: Iterable[str], size: int) -> HashingEncoder:
     return HashingEncoder(np.maximum(np.log((rows + 1) / (frequency_F + 0.5)), 0).astype(np.float32), size)
 
 
-def fold(text: str) -> str:
-    """Remove case and accents."""
-    if text.isascii():
-        return text.lower()
-    return "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-
-
 def _word_counts(text: str) -> dict[str, float]:
-    """Count the words, in lower case and without accents. If there are several lines, the first is the title."""
+    """Count the words. If there are several lines, the first is the title."""
     title, newline, body = text.partition("\n")
     counts: dict[str, float] = {}
     for part, weight in ((title, TITLE_WEIGHT if newline else 1.0), (body, 1.0)):
-        for word in _WORD.findall(fold(part)):
+        for word in analyzer.words(part):
             counts[word] = counts.get(word, 0.0) + weight
     return counts
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from memsearcher_jax.retrieval.analyzer import fold
 from memsearcher_jax.retrieval.builder.build_dir import open_derived, save_array
 from memsearcher_jax.retrieval.corpus import Corpus
-from memsearcher_jax.retrieval.hashing_encoder import fold
 from memsearcher_jax.types import plain_title
 
 KIND = "title links"
 MAX_TITLE_WORDS = 8  # longer titles are never linked
 MAX_WORDS = 256  # words of a passage that are searched for titles: a corpus may contain long pages
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the product keeps all bits
 
 _WORD = re.compile(r"\w+")
 
@@ -44,21 +44,24 @@ class TitleLinks:
         longest of those that begin at the same word.
         """
         title, _, body = contents.partition("\n")
-        own_rows = self._rows(np.array(list(title_keys(title)), np.uint64)).tolist()
-        start_S, length_S, key_S = _text_runs(body)
-        row_S = self._rows(key_S)
-        matches = np.stack([start_S, -length_S, row_S], axis=1)[row_S >= 0].tolist()
+        own_rows = self._rows(list(title_keys(title))).tolist()
+        words = list(islice(_words(body), MAX_WORDS))
+        starts = [start for start, word in enumerate(words) if not word[0].islower()]
+        lengths = range(1, MAX_TITLE_WORDS + 1)
+        spans = [(start, -length) for start in starts for length in lengths if start + length <= len(words)]
+        rows = self._rows([_key(words[start : start - minus_length]) for start, minus_length in spans])
         order: dict[int, tuple[int, int]] = {}
         end = 0
-        for start, minus_length, row in sorted(matches):
-            if start >= end:
+        for (start, minus_length), row in sorted(zip(spans, rows.tolist(), strict=True)):
+            if row >= 0 and start >= end:
                 end = start - minus_length
                 if row not in own_rows:
                     order.setdefault(row, (minus_length, start))
         return np.array(sorted(order, key=order.__getitem__), np.int64)
 
-    def _rows(self, key_S: np.ndarray) -> np.ndarray:
+    def _rows(self, keys: list[int]) -> np.ndarray:
         """The row of the title with each key; -1 without one."""
+        key_S = np.array(keys, np.uint64)
         if not len(self.key_K):
             return np.full(len(key_S), -1)
         place_S = np.minimum(np.searchsorted(self.key_K, key_S), len(self.key_K) - 1)
@@ -72,9 +75,9 @@ def title_keys(title: str) -> dict[int, bool]:
     """
     keys: dict[int, bool] = {}
     for text, suffix_removed in ((title, False), (plain_title(title.strip('" ')), True)):
-        words = _WORD.findall(text)
+        words = list(_words(text))
         if 0 < len(words) <= MAX_TITLE_WORDS:
-            keys.setdefault(int(_keys(words)[len(words) - 1][0]), suffix_removed)
+            keys.setdefault(_key(words), suffix_removed)
     return keys
 
 
@@ -104,28 +107,11 @@ def open_title_links(corpus: Corpus, directory: Path) -> TitleLinks:
     return open_derived(directory, KIND, corpus.checksum, build, load)
 
 
-def _text_runs(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start_S, length_S, key_S) of every run of words that could be a title; start and length count words."""
-    words = [match.group() for match in islice(_WORD.finditer(text), MAX_WORDS)]
-    capital_W = np.array([not word[0].islower() for word in words], bool)
-    starts, lengths, keys = [], [], []
-    for length, key_S in enumerate(_keys(words), start=1):
-        start_S = np.flatnonzero(capital_W[: len(key_S)])
-        starts.append(start_S)
-        lengths.append(np.full(len(start_S), length))
-        keys.append(key_S[start_S])
-    return np.concatenate(starts), np.concatenate(lengths), np.concatenate(keys)
+def _words(text: str) -> Iterator[str]:
+    """The words as written, since capitals distinguish names."""
+    return (match.group() for match in _WORD.finditer(unicodedata.normalize("NFC", text)))
 
 
-def _keys(words: Sequence[str]) -> list[np.ndarray]:
-    """For each length up to MAX_TITLE_WORDS, the uint64 keys of all runs of that many words.
-
-    A polynomial hash of the words' 64-bit hashes: the keys of a length follow from those of the previous one. Keys are
-    the same in every process, and collisions are rare among a hundred million titles.
-    """
-    digests = [hashlib.blake2b(fold(word).lower().encode(), digest_size=8).digest() for word in words]
-    word_W = np.array([int.from_bytes(digest) for digest in digests], np.uint64)
-    keys = [word_W]
-    for length in range(2, MAX_TITLE_WORDS + 1):
-        keys.append(keys[-1][: max(len(words) - length + 1, 0)] * FACTOR + word_W[length - 1 :])
-    return keys
+def _key(words: Sequence[str]) -> int:
+    """64 bits, the same in every process: collisions are rare among a hundred million titles."""
+    return int.from_bytes(hashlib.blake2b(fold(" ".join(words)).encode(), digest_size=8).digest())

@@ -25,27 +25,42 @@ def test_documents_become_an_index(folder, tmp_path, capsys):
     build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
     output = capsys.readouterr()
     assert "3 passages of 2 documents, median 4 words; index them with" in output.out
-    assert "ignored 1 files of other formats: 1 .png" in output.err
+    assert "left out, .png: 1 (image.png)\n" in output.err
     assert json.loads(result.read_text())["passages"] == 3
     build_index.main(f"--retrieval.corpus {corpus} --retrieval.index_type exact --out {tmp_path / 'index'}".split())
     assert "3 passages" in capsys.readouterr().out
 
 
-def test_an_unreadable_document_is_an_error_or_skipped(folder, tmp_path, capsys, refused):
+def test_all_unreadable_and_empty_documents_are_listed(folder, tmp_path, capsys):
     (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (folder / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    (folder / "blank.html").write_text("<p> </p>")
+    (folder / "link.md").symlink_to(folder / "rivers.md")
     corpus = tmp_path / "passages.jsonl"
-    line = refused(build_corpus.main, [str(folder), "--out", str(corpus)])
-    assert "broken.pdf: not a PDF that can be read" in line and "--malformed skip" in line
+    with pytest.raises(SystemExit):
+        build_corpus.main([str(folder), "--out", str(corpus)])
+    listed = capsys.readouterr().err
+    assert (
+        "2 of 5 documents cannot be read (listed above): mend them, or leave them out with --malformed skip" in listed
+    )
     assert not corpus.exists()
     build_corpus.main([str(folder), "--out", str(corpus), "--malformed", "skip"])
     output = capsys.readouterr()
-    assert "of 2 documents" in output.out and "skipped" in output.err and "broken.pdf" in output.err
+    assert "3 passages of 2 documents" in output.out
+    for line in (
+        f"cannot read {folder}/broken.pdf: not a PDF that can be read",
+        f"cannot read {folder}/latin.txt: not UTF-8 (byte 1)",
+        f"without text: {folder}/blank.html",
+        "left out, symbolic link: 1 (link.md)",
+    ):
+        assert line in listed and line in output.err
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
         (["nowhere"], "nowhere: no such directory"),
+        (["kept.jsonl"], "kept.jsonl: is a file: give the directory that contains it"),
         ([".", "--max_words", "0"], "--max_words is 0: it must be at least 1"),
         ([".", "--out", "kept.jsonl"], "--out kept.jsonl exists"),
         ([".", "--out", "kept.jsonl/x"], "--out kept.jsonl/x cannot be written"),

@@ -4,10 +4,14 @@ import logging
 import math
 import shutil
 
+import bm25s
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memsearcher_jax.retrieval.bm25 import open_bm25
+from memsearcher_jax.retrieval.analyzer import words
+from memsearcher_jax.retrieval.bm25 import _terms, open_bm25
 from memsearcher_jax.retrieval.corpus import make_corpus
 from memsearcher_jax.types import Passage
 
@@ -33,8 +37,7 @@ def bm25(corpus, tmp_path_factory):
 def formula_scores(query, k1=1.5, b=0.75):
     """Robertson and Zaragoza (2009), equation 3.15, with the idf of Lucene."""
     stop = {"in", "by", "the", "and", "is"}
-    split = [[w for w in text.lower().replace('"', " ").replace(",", " ").replace(".", " ").split()] for text in TEXTS]
-    split = [[word for word in text if word not in stop and word != "—"] for text in split]
+    split = [[word for word in words(text) if word not in stop] for text in TEXTS]
     mean = sum(map(len, split)) / len(split)
     score = np.zeros(len(split))
     for word in query:
@@ -46,10 +49,12 @@ def formula_scores(query, k1=1.5, b=0.75):
     return score
 
 
-@pytest.mark.parametrize("query", [["oslo"], ["italy", "sea"], ["lies", "norway"], ["turin", "turin"], ["東京"]])
+@pytest.mark.parametrize(
+    "query", [["oslo"], ["italy", "sea"], ["lies", "norway"], ["turin", "turin"], ["東", "京", "東京"]]
+)
 def test_scores_match_the_formula(bm25, query):
     expected = formula_scores(query)
-    ids_QN, scores_QN = bm25.search([" ".join(query)], 5)
+    ids_QN, scores_QN = bm25.search(["東京" if "東京" in query else " ".join(query)], 5)
     found = ids_QN[0] >= 0
     assert set(ids_QN[0][found]) == set(np.flatnonzero(expected))
     assert scores_QN[0][found] == pytest.approx(expected[ids_QN[0][found]], rel=1e-5)
@@ -60,6 +65,33 @@ def test_passages_without_a_shared_word_are_not_found(bm25):
     ids_QN, scores_QN = bm25.search(["in the", "", "Paris", "\u202e\x00", "SEA", "sea " * 500], 4)
     assert (ids_QN[:4] == -1).all() and np.isneginf(scores_QN[:4]).all()
     assert ids_QN[4].tolist() == ids_QN[5].tolist() and set(ids_QN[4]) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Besan\xe7on", "Besanc\u0327on"),
+        ("Beyonc\xe9", "Beyonce"),
+        ("\u0141\xf3d\u017a", "LODZ"),
+        ("東京都の人口", "東京"),
+        ("カタカナ語", "ｶﾀｶﾅ"),
+        ("서울은 크다", "서울"),
+        ("ภาษาไทย", "ไทย"),
+        ("हिन्दी भाषा", "हिन्दी"),
+        ("vitamin C", "c"),
+    ],
+)
+def test_a_word_is_found_in_any_form_and_script(tmp_path, text, query):
+    for number, (stored, asked) in enumerate([(text, query), (query, text)]):
+        corpus = make_corpus([Passage("0", "another passage"), Passage("1", stored)])
+        assert open_bm25(corpus, tmp_path / str(number)).search([asked], 1)[0].tolist() == [[1]]
+
+
+@given(st.text(st.characters(max_codepoint=127) | st.sampled_from("'aest ")))
+def test_words_of_two_letters_are_those_of_bm25s(text):
+    """An index of ASCII text ranks as one that bm25s builds, but for words of one letter."""
+    theirs = bm25s.tokenize([text], stopwords="en", return_ids=False, show_progress=False)[0]
+    assert [word for word in _terms(text) if len(word) > 1] == theirs
 
 
 def test_an_index_of_titles(corpus, tmp_path):

@@ -90,6 +90,38 @@ def test_html_keeps_the_content_of_the_page(tmp_path):
     ]
 
 
+def test_html_tables_forms_and_exponents(tmp_path):
+    """Every element that is not inline separates words; the page of a WebForms application is one form."""
+    page = """<body><form action="x"><input value="v"><button>Send</button><select><option>one</select>
+        <table><tr><th>Ada Kern</th><td>1902</td><td>Marn</td></tr><tr><td><p>Bo</p></td><td>1903</td></tr></table>
+        <div>10<sup>3</sup> m<sup> 2</sup>, 19<sup>th</sup>, H<sub>2</sub>O</div>tail<x-own>new</x-own>word
+        <details><summary>More</summary>text</details></form></body>"""
+    text = "Ada Kern | 1902 | Marn\n\nBo\n\n1903\n\n10^3 m^ 2, 19th, H2O\n\ntail\n\nnew\n\nword\n\nMore\n\ntext"
+    assert titles_and_texts(write(tmp_path / "page.html", page)) == [('"page"', text)]
+
+
+def test_deeply_nested_html_is_read(tmp_path):
+    page = "<div>" * 3_000 + "deep"
+    assert titles_and_texts(write(tmp_path / "page.html", page)) == [('"page"', "deep")]
+
+
+def test_markdown_that_begins_with_a_rule_keeps_its_text(tmp_path):
+    """Only lines of "key: value", lists and comments are front matter."""
+    rule = "---\nThe first words.\n\n---\nMore.\n"
+    assert titles_and_texts(write(tmp_path / "rule.md", rule)) == [('"rule"', rule.strip())]
+    yaml = "---\ntitle: A\ntags:\n  - b\n- c\n# comment\n\ndraft: true\n---\nWords.\n"
+    assert titles_and_texts(write(tmp_path / "yaml.md", yaml)) == [('"yaml"', "Words.")]
+    unclosed = "---\n" + "a: b\n" * 10_000
+    assert len(titles_and_texts(write(tmp_path / "open.md", unclosed))) > 0
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html"])
+def test_passages_are_composed_unicode(tmp_path, name):
+    """As tokenizers compose what a policy writes."""
+    ((_, text),) = titles_and_texts(write(tmp_path / name, "Besanc\u0327on"))
+    assert text == "Besan\xe7on"
+
+
 def write_pdf(path, pages):
     import matplotlib.pyplot as plt
     from matplotlib.backends.backend_pdf import PdfPages
@@ -165,9 +197,10 @@ def test_the_folder_is_searched_without_hidden_files_and_links(tmp_path):
     for name in ("b.TXT", "deep/a.md", "deep/.git/c.md", ".hidden.md", "data.csv"):
         write(tmp_path / name, "text")
     (tmp_path / "link.md").symlink_to(tmp_path / "b.TXT")
-    documents, others = find_documents(tmp_path)
+    documents, left_out = find_documents(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in documents] == ["b.TXT", "deep/a.md"]
-    assert [path.name for path in others] == ["data.csv"]
+    names = {reason: [path.name for path in paths] for reason, paths in left_out.items()}
+    assert names == {"hidden": [".hidden.md", ".git"], ".csv": ["data.csv"], "symbolic link": ["link.md"]}
 
 
 @given(st.text(alphabet='ab .!?\n文。é"', max_size=200), st.integers(1, 8))

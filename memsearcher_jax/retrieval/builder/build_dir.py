@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from memsearcher_jax import file_lock
+from memsearcher_jax.retrieval import analyzer
 
 MANIFEST = "manifest.json"
 BM25 = "bm25"  # folder of the indexes of words and titles, in the folder of the vectors
 FILES, OWN_CHECKSUM = "files", "manifest_checksum"  # in a manifest
-DERIVED_FORMAT = 4  # of folders that `open_derived` writes; incremented when older readers would misread them
+DERIVED_FORMAT = 4 + analyzer.VERSION  # of folders that `open_derived` writes: they hold words
 NUMPY_DISK_FULL = re.compile(r"\d+ requested and \d+ written")  # the error of `np.save` on a full disk
 
 T = TypeVar("T")
