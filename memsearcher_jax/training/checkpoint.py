@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.training.checksums import checksums, host_sums, to_hex, tree_paths
+from memsearcher_jax.training.checksums import checksums, slice_checksum, tree_paths
 from memsearcher_jax.training.update import TrainState
 
 ITEMS = ("params", "optimizer", "meta")
@@ -93,7 +93,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         content = {
             "model": dataclasses.asdict(model_config),
             "run": dict(meta),
-            "checksums": {name: checksums(tree) for name, tree in items.items()},
+            "array_checksums": {name: checksums(tree) for name, tree in items.items()},
         }
         args = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params, save_args=_save_args(state.params)),
@@ -105,10 +105,24 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def restore(self, step: int, model_config: ModelConfig, target: TrainState) -> TrainState:
         """The state of a step that was saved. Collective. Raises ValueError for another model or if it is damaged."""
-        with _write_errors(self._manager):
-            self._manager.wait_until_finished()
+        self.wait()
         with _open_reader(str(self._manager.directory)) as manager:
             return _restore_state(manager, step, model_config, target)[0]
+
+    def wait(self) -> None:
+        """Waits until everything is written. Raises OSError in one line if that fails."""
+        with _write_errors(self._manager):
+            self._manager.wait_until_finished()
+
+    def check(self) -> None:
+        """Raises OSError in one line if a write in the background has failed since the last call; does not wait."""
+        with _write_errors(self._manager):
+            self._manager.check_for_errors()
+
+    def steps(self) -> list[int]:
+        """The steps that are complete, in order."""
+        with _open_reader(str(self._manager.directory)) as manager:
+            return sorted(_complete_steps(manager))
 
     @property
     def newest(self) -> int | None:
@@ -174,7 +188,7 @@ def open_params(directory: str | Path, model_config: ModelConfig) -> ParamsReade
     with _open_reader(directory) as manager:
         step = _select_step(manager)
         meta = _read_meta(manager, step, model_config)
-        return ParamsReader(manager.directory / str(step) / "params", model_config, meta["checksums"]["params"])
+        return ParamsReader(manager.directory / str(step) / "params", model_config, meta["array_checksums"]["params"])
 
 
 class ParamsReader:
@@ -183,13 +197,13 @@ class ParamsReader:
     `folder`: the params item that orbax wrote. `expected`: its checksums, by path such as "layers.wq".
     """
 
-    def __init__(self, folder: str | Path, config: ModelConfig, expected: Mapping[str, str]):
+    def __init__(self, folder: str | Path, config: ModelConfig, expected: Mapping[str, int]):
         self._url = str(folder) if "://" in str(folder) else f"file://{folder}"
         self._expected = expected
         self._context = tensorstore.Context(SEQUENTIAL_READS)
         specs = jax.tree.leaves_with_path(qwen.param_specs(config))
         self._shapes = {qwen.param_path(path): spec.shape for path, spec in specs}
-        self._sums: dict[str, tuple[int, int]] = dict.fromkeys(self._shapes, (0, 0))
+        self._sums = dict.fromkeys(self._shapes, 0)
         self._stores: dict[str, tensorstore.TensorStore] = {}
 
     def read(self, path: str, layer: int | None) -> np.ndarray:
@@ -199,14 +213,13 @@ class ParamsReader:
             value = np.asarray((store if layer is None else store[layer]).read().result())
         except Exception as error:  # tensorstore raises many types
             raise ValueError(f"{self._url} cannot be read: {path}: {_first_line(error)}") from error
-        (first, second), new = self._sums[path], host_sums(value, (layer or 0) * value.size)
-        self._sums[path] = (first + new[0]) % 2**32, (second + new[1]) % 2**32
+        self._sums[path] += slice_checksum(value, (layer or 0) * value.size)
         return value
 
     def check(self) -> None:
         """Raises ValueError if a checksum differs. Call it after every weight was read exactly once."""
-        for path, sums in self._sums.items():
-            if to_hex(*sums) != self._expected.get(path):
+        for path, checksum in self._sums.items():
+            if checksum % 2**32 != self._expected.get(path):
                 raise ValueError(f"{self._url} is damaged: the checksum of {path} differs")
 
     def _open(self, path: str) -> tensorstore.TensorStore:
@@ -333,7 +346,7 @@ def _restore_items(
     try:
         meta = _read_meta(manager, step, model_config)
         for item, tree in targets.items():
-            if missing := sorted({*tree_paths(tree)} ^ meta["checksums"][item].keys()):
+            if missing := sorted({*tree_paths(tree)} ^ meta["array_checksums"][item].keys()):
                 raise ValueError(
                     f"{folder} was written by another version, or with other settings: "
                     f"its {item} and that of this run differ in {missing[0]}"
@@ -346,7 +359,7 @@ def _restore_items(
         raise DamagedCheckpointError(reason or f"host {int(failed.argmax())} cannot read checkpoint {folder}")
     for item in targets:
         for path, checksum in checksums(restored[item]).items():
-            if meta["checksums"][item][path] != checksum:
+            if meta["array_checksums"][item][path] != checksum:
                 raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of {item} {path} differs")
     return {item: _cast(restored[item], tree) for item, tree in targets.items()}, meta
 
@@ -372,8 +385,8 @@ def _read_meta(manager: ocp.CheckpointManager, step: int, model_config: ModelCon
     """Raises DamagedCheckpointError, or ValueError if the checkpoint is of another model."""
     meta = _restore(manager, step, meta=ocp.args.JsonRestore()).meta
     folder = manager.directory / str(step)
-    if not isinstance(meta, dict) or not {"model", "run", "checksums", "checksum"} <= meta.keys():
-        raise DamagedCheckpointError(f"checkpoint {folder} was not written by this program")
+    if not isinstance(meta, dict) or not {"model", "run", "array_checksums", "checksum"} <= meta.keys():
+        raise DamagedCheckpointError(f"checkpoint {folder} was not written by this version")
     if meta.pop("checksum") != _json_checksum(meta):
         raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of meta differs")
     # As JSON, like the saved one. A field that did not exist when the checkpoint was saved had its default.
