@@ -23,8 +23,9 @@ LossFn = Callable[[TrainingConfig, jax.Array, jax.Array, PackedBatch, jax.Array]
 def grpo_loss(
     config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, batch: PackedBatch, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
-    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy.
+    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`.
 
+    The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
     Raises ValueError if the batch lacks ref_logprob_BT or tis_weight_BT and the config needs it.
     """
     loss_BT, metrics = grpo.surrogate(
@@ -36,17 +37,18 @@ def grpo_loss(
         loss_BT *= batch.tis_weight_BT
         metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.mask_BT)
         metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.mask_BT)
-    policy_loss, entropy = masked.weighted_sum(loss_BT, weight_BT), masked.weighted_sum(entropy_BT, weight_BT)
-    loss = policy_loss - config.entropy_coefficient * entropy
+    policy_loss = masked.weighted_sum(loss_BT, weight_BT)
+    loss = policy_loss - config.entropy_coefficient * masked.weighted_sum(entropy_BT, weight_BT)
     if config.kl_coefficient:
         if batch.ref_logprob_BT is None:
             raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
-        metrics["kl"] = masked.weighted_sum(grpo.kl_k3(logprob_BT, batch.ref_logprob_BT), weight_BT)
-        loss += config.kl_coefficient * metrics["kl"]
+        kl_BT = grpo.kl_k3(logprob_BT, batch.ref_logprob_BT)
+        loss += config.kl_coefficient * masked.weighted_sum(kl_BT, weight_BT)
+        metrics["kl"] = _token_mean(kl_BT, batch)
     return loss, metrics | {
         "loss": loss,
         "policy_loss": policy_loss,
-        "entropy": entropy,
+        "entropy": _token_mean(entropy_BT, batch),
         "advantage_mean": masked.mean(batch.advantage_BT, batch.mask_BT),
         "advantage_std": masked.std(batch.advantage_BT, batch.mask_BT),
         "trained_tokens": jnp.sum(batch.mask_BT != 0),
@@ -60,7 +62,12 @@ def sft_loss(
     loss = masked.weighted_sum(-logprob_BT, weight_BT)
     return loss, {
         "loss": loss,
-        "entropy": masked.weighted_sum(entropy_BT, weight_BT),
+        "entropy": _token_mean(entropy_BT, batch),
         "frac_confident": masked.mean(logprob_BT > jnp.log(0.5), batch.mask_BT),
         "trained_tokens": jnp.sum(batch.mask_BT != 0),
     }
+
+
+def _token_mean(x_BT: jax.Array, batch: PackedBatch) -> jax.Array:
+    # Not masked.mean: with the aggregate "token-mean" the metric is the loss's own term to the bit.
+    return masked.weighted_sum(x_BT, masked.token_weights(batch.mask_BT, "token-mean", batch.segment_BT))

@@ -184,7 +184,7 @@ def differences(first: Path, second: Path) -> list[str]:
     differing = []
     metas = [json.loads((run / "checkpoints" / str(last) / "meta" / "metadata").read_text()) for run in (first, second)]
     for item in ("params", "optimizer"):
-        ours, theirs = (meta["checksums"][item] for meta in metas)
+        ours, theirs = (meta["array_checksums"][item] for meta in metas)
         wrong = [path for path, checksum in ours.items() if theirs[path] != checksum]
         if wrong:
             differing.append(f"{item}: {len(wrong)} of {len(ours)} arrays, such as {wrong[0]}")

@@ -109,7 +109,7 @@ def finished(folder: Path, **changes) -> Path:
     (step / "meta").mkdir(parents=True)
     (step / "_CHECKPOINT_METADATA").write_text("{}")
     checksums = {item: {"embed": values["checksum"], "norm": "1"} for item in ("params", "optimizer")}
-    meta = {"checksums": checksums, "run": {"position": values["position"]}}
+    meta = {"array_checksums": checksums, "run": {"position": values["position"]}}
     (step / "meta" / "metadata").write_text(json.dumps(meta))
     lines = [{"step": step, "loss": values["loss"], "time/update": time.time()} for step in range(2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,11 +1,13 @@
-"""Supervision; multi-context GRPO is tested in test_grpo and test_update."""
+"""Supervision, the schedule, and what metrics mean; multi-context GRPO is tested in test_grpo and test_update."""
 
 from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
-from memsearcher_jax.training import losses
+from memsearcher_jax.training import grpo, losses
+from memsearcher_jax.training.config import Aggregate
 from memsearcher_jax.training.masked import token_weights
 from memsearcher_jax.training.update import init_state, learning_rate_schedule, make_optimizer, make_update
 
@@ -21,6 +23,22 @@ def test_the_supervised_loss_is_the_mean_cross_entropy_of_the_trained_tokens(nan
     np.testing.assert_allclose(loss, -trained.mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["frac_confident"], (trained > np.log(0.5)).mean(), rtol=1e-5)
     assert metrics["trained_tokens"] == rows.mask_BT.sum()
+
+
+@pytest.mark.parametrize("aggregate", Aggregate.__args__)
+@pytest.mark.parametrize("loss_fn", [losses.grpo_loss, losses.sft_loss])
+def test_entropy_and_kl_are_means_over_tokens_whatever_the_loss_averages(nano, aggregate, loss_fn):
+    """Alarms compare them with limits in nats per token."""
+    rows, rng = nano.batch, np.random.default_rng(0)
+    logprob_BT = np.log(rng.uniform(0.05, 1, rows.mask_BT.shape)).astype(np.float32)
+    entropy_BT = rng.uniform(0, 1, rows.mask_BT.shape).astype(np.float32)
+    config = replace(nano.training, aggregate=aggregate)
+    weight_BT = token_weights(rows.mask_BT, aggregate, rows.segment_BT, norm_tokens=config.norm_tokens)
+    _, metrics = loss_fn(config, logprob_BT, entropy_BT, rows, weight_BT)
+    np.testing.assert_allclose(metrics["entropy"], entropy_BT[rows.mask_BT].mean(), rtol=1e-5)
+    if loss_fn is losses.grpo_loss:
+        kl_BT = np.asarray(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT))
+        np.testing.assert_allclose(metrics["kl"], kl_BT[rows.mask_BT].mean(), rtol=1e-5)
 
 
 def test_supervised_steps_learn_the_tokens(nano):
