@@ -85,9 +85,17 @@ class BuildProgress:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(BuildIndex, argv)
-        shard = BuildShard(*cli.parse_shard(flags.shard))
+        shard = parse_shard(flags.shard)
         check(flags)
         outputs.write_json(flags.json, verify(flags) if flags.verify else build_shard(flags, shard))
+
+
+def parse_shard(text: str) -> BuildShard:
+    """The shard that --shard K/N names. Raises ValueError."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ValueError(f"--shard {text}: write K/N with K from 0 to N - 1, such as 0/4 for the first of four")
+    return BuildShard(int(index), int(count))
 
 
 def check(flags: BuildIndex) -> None:
@@ -130,7 +138,9 @@ def build_shard(flags: BuildIndex, shard: BuildShard) -> dict[str, Any]:
         )
         return {"shard": asdict(shard)}
     manifest = json.loads((out / MANIFEST).read_text())
-    quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} queries" if manifest["tree"] else "exact"
+    quality = (
+        f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes" if manifest["tree"] else "exact"
+    )
     print(
         f"{out}: {len(corpus):,} passages of {manifest['dimensions']} dimensions by {encoder}, {quality}; "
         f"search it with {search_flags(flags.run.retrieval, out)}"

@@ -50,7 +50,7 @@ class RetrievalConfig:
     embedding_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of the stored embeddings."""
     target_recall: PositiveFraction = 0.98
-    """Share of the exact top five that ScaNN must find when an index is built."""
+    """Share of the exact top five that ScaNN must find when an index is built, on probes that did not tune it."""
     max_batch_size: Count = 1_024
     """Texts that are encoded or searched in one call, at most."""
     query_cache_size: CountOrZero = 20_000

@@ -64,33 +64,38 @@ class HybridRetriever:
     def search(self, queries: list[str], top_n: int) -> Ranking:
         depth = max(self.depth, top_n)
         with ThreadPoolExecutor(len(self.retrievers)) as pool:
-            rankings = list(pool.map(lambda retriever: retriever.search(queries, depth)[0], self.retrievers))
-        return pad_rankings([self._fuse(ids_N, top_n) for ids_N in zip(*rankings, strict=True)])
+            batches = list(pool.map(lambda retriever: retriever.search(queries, depth), self.retrievers))
+        rows = range(len(queries))
+        return pad_rankings([self._fuse([(ids[row], scores[row]) for ids, scores in batches], top_n) for row in rows])
 
-    def _fuse(self, rankings: Sequence[np.ndarray], top_n: int) -> Ranking:
+    def _fuse(self, rankings: Sequence[Ranking], top_n: int) -> Ranking:
         best_1, _ = reciprocal_rank_fusion(rankings, self.weights, 1)
         if self.linked_rows is None or not len(best_1):
             return reciprocal_rank_fusion(rankings, self.weights, top_n)
-        links = self.linked_rows(int(best_1[0]))
+        linked_N = self.linked_rows(int(best_1[0]))
+        links = linked_N, -np.arange(len(linked_N), dtype=np.float32)
         return reciprocal_rank_fusion((*rankings, links), (*self.weights, self.link_weight), top_n)
 
 
-def reciprocal_rank_fusion(rankings: Sequence[np.ndarray], weights: Sequence[float], top_n: int) -> Ranking:
+def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], top_n: int) -> Ranking:
     """Score each row by the sum of weight / (RRF_K + rank) over the rankings that contain it.
 
-    After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights.
+    After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights. The rank of a row is the number of
+    rows with at least its score: equal scores share a rank, and a score that many rows share says little.
 
     Args:
-      rankings: row numbers, best first; -1 is an empty place. Ranks count from 1.
+      rankings: of one query, `(ids_N, scores_N)`.
 
     Returns:
       `(ids_N, scores_N)`, N at most `top_n`; equal scores are ordered by row number.
     """
-    scores: dict[int, float] = {}
-    for ids_N, weight in zip(rankings, weights, strict=True):
-        for rank, row in enumerate(ids_N[ids_N >= 0].tolist(), start=1):
-            scores[row] = scores.get(row, 0.0) + weight / (RRF_K + rank)
-    return top_k(np.array(list(scores), np.int64), np.array(list(scores.values()), np.float32), top_n)
+    fused: dict[int, float] = {}
+    for (ids_N, scores_N), weight in zip(rankings, weights, strict=True):
+        ids_N, scores_N = ids_N[ids_N >= 0], scores_N[ids_N >= 0]
+        rank_N = np.searchsorted(-scores_N, -scores_N, side="right")
+        for row, rank in zip(ids_N.tolist(), rank_N.tolist(), strict=True):
+            fused[row] = fused.get(row, 0.0) + weight / (RRF_K + rank)
+    return top_k(np.array(list(fused), np.int64), np.array(list(fused.values()), np.float32), top_n)
 
 
 def top_k(ids_R: np.ndarray, scores_R: np.ndarray, k: int) -> Ranking:

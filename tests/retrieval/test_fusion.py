@@ -13,16 +13,29 @@ def ids(*rows):
 
 def test_fusion_sums_reciprocal_ranks():
     """Row 7 is second and first, row 3 first and absent, row 5 absent and second."""
-    rows, scores = fuse([ids(3, 7, -1), ids(7, 5)], [1.0, 0.5], 5)
+    rows, scores = fuse([ranking(3, 7, -1), ranking(7, 5)], [1.0, 0.5], 5)
     assert rows.tolist() == [7, 3, 5]
     assert scores == pytest.approx([1 / 5 + 0.5 / 4, 1 / 4, 0.5 / 5])
+
+
+def test_equal_scores_share_a_rank():
+    """Their order in the corpus must not beat the clear result of another retriever."""
+    ties, dense = (ids(*range(50)), np.ones(50, np.float32)), ranking(49, 7, 0)
+    rows, scores = fuse([ties, dense], [1.0, 1.0], 50)
+    assert rows[:3].tolist() == [49, 7, 0]
+    assert scores[:4] == pytest.approx([1 / 53 + 1 / 4, 1 / 53 + 1 / 5, 1 / 53 + 1 / 6, 1 / 53])
+
+
+def ranking(*rows):
+    """Rows with distinct scores, best first."""
+    return ids(*rows), -np.arange(len(rows), dtype=np.float32)
 
 
 def split(weighted):
     return [retriever for retriever, _ in weighted], [weight for _, weight in weighted]
 
 
-rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(lambda rows: ids(*rows)), max_size=4)
+rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(lambda rows: ranking(*rows)), max_size=4)
 
 
 @given(rankings, st.integers(1, 12), st.randoms())
@@ -65,7 +78,7 @@ class FixedRetriever:
 
     def search(self, queries, top_n):
         self.depths.append(top_n)
-        return pad_rankings([(self.rows[:top_n], np.zeros(len(self.rows[:top_n])))] * len(queries))
+        return pad_rankings([ranking(*self.rows[:top_n])] * len(queries))
 
 
 def test_retrievers_rank_deeper_than_the_result():

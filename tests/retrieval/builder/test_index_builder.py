@@ -324,6 +324,22 @@ def test_recall_is_measured(tmp_path, monkeypatch):
     assert not [path for path in Path(tmp_path / "i").iterdir() if path.name == index_builder.FLOATS]
 
 
+def test_the_recall_is_verified_on_held_out_probes(tmp_path, monkeypatch):
+    """A tree that misses the target there is tuned to a higher one."""
+    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
+    tune, aims = scann_index.tune, []
+
+    def overfit(tree, probes, exact, aim):
+        aims.append(aim)
+        missing = replace(tree, settings=replace(tree.settings, leaves_searched=1))
+        return tune(tree, probes, exact, 0.9) if aim > 0.95 else missing
+
+    monkeypatch.setattr(scann_index, "tune", overfit)
+    build_index(CORPUS, ENCODER, tmp_path / "i", replace(CONFIG, target_recall=0.9))
+    assert aims == pytest.approx([0.9, 0.925, 0.95, 0.975])
+    assert json.loads((tmp_path / "i" / "manifest.json").read_text())["recall"] >= 0.9
+
+
 def test_an_unreachable_recall_fails_and_a_lower_one_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
     counting = RecordingEncoder()
