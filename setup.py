@@ -83,7 +83,7 @@ setup(
     package_data={
         "memsearcher_jax": ["py.typed", "agent/templates/**", "assets/**", "report/page/web/*", "serving/web/*"],
         "memsearcher_jax.configs": ["*.toml"],
-        "memsearcher_jax.launch.pod": ["*.toml", "Dockerfile*"],
+        "memsearcher_jax.launch.pod": ["*.toml", "*.yaml", "Dockerfile*"],
     },
     entry_points={"console_scripts": ["memsearcher = memsearcher_jax.launch.main:main"]},
     install_requires=RUNTIME,

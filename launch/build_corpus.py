@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from memsearcher_jax.launch import cli, inputs, outputs
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.retrieval.documents import (
@@ -62,7 +62,7 @@ def check(flags: BuildCorpus) -> None:
     if not flags.folder.is_dir():
         raise NotADirectoryError(f"{flags.folder}: no such directory")
     outputs.require_new_file(flags.out)
-    inputs.require_extra("documents", *DOCUMENT_LIBRARIES)
+    preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
 
 
 def build(flags: BuildCorpus) -> dict[str, object]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.ranges import Positive
 
 
@@ -39,7 +39,7 @@ class Export(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Export, argv)
-        cli.require_checkpoint(flags)
+        preconditions.require_checkpoint(flags.run)
         if flags.out is None:
             raise ValueError("--out is missing: give the directory to write")
         if flags.push_to_hub and not flags.license:

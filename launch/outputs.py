@@ -14,14 +14,12 @@ from typing import Any
 from memsearcher_jax import file_lock
 from memsearcher_jax.jsonl import encode_floats
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.report.evaluation import WEIGHTS_FILE
+from memsearcher_jax.logs.run_facts import WEIGHTS_FILE
 from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, RUN_FILE, TOKENIZER, is_run
 
 
 @contextlib.contextmanager
-def new_output_dir(
-    out: Path | None, kind: str, locks: contextlib.ExitStack | None = None, shard: tuple[int, int] = (0, 1)
-) -> Iterator[Path]:
+def new_output_dir(out: Path | None, kind: str, locks: contextlib.ExitStack | None = None) -> Iterator[Path]:
     """The directory to write: `out`, or a dated one under runs/, locked as by `output_lock`.
 
     The lock is released at the end of the block, or when `locks` closes. If the block raises, what it wrote is removed.
@@ -37,10 +35,9 @@ def new_output_dir(
     with contextlib.ExitStack() as on_error:
         on_error.callback(_remove_empty, created)
         lock = on_error.enter_context(contextlib.ExitStack())
-        lock.enter_context(output_lock(folder, shard))
+        lock.enter_context(output_lock(folder))
         require_vacant(folder)  # another process may have finished meanwhile
-        if shard[1] == 1:  # other shards write their own files here
-            on_error.callback(_remove_all_but, folder, set(folder.iterdir()))
+        on_error.callback(_remove_all_but, folder, set(folder.iterdir()))
         yield folder
         on_error.pop_all()
         (locks or on_error).push(lock)
@@ -80,20 +77,16 @@ def require_writable(file: Path, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def output_lock(folder: Path, shard: tuple[int, int] = (0, 1), *, wait: float = 0.0) -> Iterator[None]:
-    """Keeps other processes from writing the existing `folder`, or the same shard (index, count) of it.
+def output_lock(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes from writing the existing `folder`.
 
     Raises ValueError if another process does so for more than `wait` seconds.
     """
-    (index, count), path = shard, folder.resolve()
+    path = folder.resolve()
     # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
     lock = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
     busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
-    with contextlib.ExitStack() as held:
-        held.enter_context(file_lock.locked(lock, busy, shared=count > 1, wait=wait))
-        if count > 1:
-            busy = busy.replace("--out", f"shard {index}/{count} of --out")
-            held.enter_context(file_lock.locked(lock.with_name(f"{lock.name}.{index}"), busy, wait=wait))
+    with file_lock.locked(lock, busy, wait=wait):
         yield
 
 

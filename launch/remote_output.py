@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
 from memsearcher_jax.runtime.run_dir import RUN_FILE, TOKENIZER, is_run
 
@@ -31,7 +31,7 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
         return replace(source, resume=source.resume or started), None
     address = str(source.out).replace(":/", "://", 1)  # Path merges the two slashes
     check_address(address)
-    cli.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
+    preconditions.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
     remote = RemoteDir(address, Path(scratch) / address.rpartition("/")[2])
     exists = remote.holds_run()

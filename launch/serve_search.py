@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 
 def check(flags: Serve) -> None:
     """Raises ValueError for errors that can be found before any file is opened."""
-    cli.require_extra("serve", "fastapi", "uvicorn")
+    preconditions.require_extra("serve", "fastapi", "uvicorn")
     if flags.run.retrieval.url:
         raise ValueError("retrieval.url is for clients of a service: omit it")
     retrieval = flags.run.retrieval
@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
 def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     """Opens the index that the settings name, or builds it in --out or `scratch`."""
     config = hub.local(flags.run).retrieval
-    directory = cli.reusable_index(flags.run) or (flags.out or scratch) / INDEX
+    directory = preconditions.reusable_index(flags.run) or (flags.out or scratch) / INDEX
     if config.encoder == HASHING or config.encoder_device == "cpu":
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

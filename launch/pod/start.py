@@ -10,16 +10,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 TRAINER = Path(__file__).resolve().parents[1] / "tpu_train.py"
 NEEDED = 64 << 30  # bytes, from Google's page
-
-
-def main(argv: Sequence[str]) -> None:
-    raise_locked_memory()
-    os.execv(sys.executable, [sys.executable, str(TRAINER), *argv])
 
 
 def raise_locked_memory() -> None:
@@ -30,13 +24,10 @@ def raise_locked_memory() -> None:
     except (ValueError, OSError):  # only the capability SYS_RESOURCE may raise the hard limit
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
         if hard != resource.RLIM_INFINITY and hard < NEEDED:
-            print(
-                f"locked memory is limited to {hard:,} bytes and the TPU driver may need {NEEDED:,}: "
-                "add the capability SYS_RESOURCE",
-                file=sys.stderr,
-                flush=True,
-            )
+            limits = f"locked memory is limited to {hard:,} bytes and the TPU driver may need {NEEDED:,}"
+            print(f"{limits}: add the capability SYS_RESOURCE", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise_locked_memory()
+    os.execv(sys.executable, [sys.executable, str(TRAINER), *sys.argv[1:]])

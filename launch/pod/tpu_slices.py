@@ -1,10 +1,12 @@
-"""The TPU slices that Google Cloud offers, from tpus.toml."""
+"""The TPU slices that Google Cloud offers, from tpus.toml, and the programs that request them."""
 
 from __future__ import annotations
 
 import functools
 import math
+import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,11 @@ class CloudSlice:
     topology: str  # such as 4x8
     gke_accelerator: str  # node label
     machine: str
-    chips: int
+    hosts: int
     chips_per_host: int
+    devices: int  # of JAX
     accelerator_type: str  # of TPU VMs, such as v6e-32; v4 and v5p count cores, two per chip. "" if only GKE has it
     runtime_version: str
-
-    @property
-    def hosts(self) -> int:
-        return self.chips // self.chips_per_host
 
 
 @functools.cache
@@ -33,19 +32,18 @@ def known_slices() -> dict[str, CloudSlice]:
     """Every slice by its name, such as v6e:4x8."""
     slices = {}
     for generation, tpu in tomllib.loads(TPUS.read_text(encoding="utf-8")).items():
-        for machine in tpu["machines"]:
-            for topology in machine["topologies"]:
-                chips = math.prod(int(length) for length in topology.split("x"))
-                type_ = f"{tpu['accelerator']}-{chips * tpu['cores_per_chip']}" if "accelerator" in tpu else ""
-                slices[f"{generation}:{topology}"] = CloudSlice(
-                    topology,
-                    tpu["gke_accelerator"],
-                    machine["name"],
-                    chips,
-                    machine["chips"],
-                    type_,
-                    tpu.get("runtime_version", ""),
-                )
+        for machine, topology in ((one, name) for one in tpu["machines"] for name in one["topologies"]):
+            chips = math.prod(int(length) for length in topology.split("x"))
+            slices[f"{generation}:{topology}"] = CloudSlice(
+                topology,
+                tpu["gke_accelerator"],
+                machine["name"],
+                chips // machine["chips"],
+                machine["chips"],
+                chips * tpu.get("devices_per_chip", 1),
+                f"{tpu['accelerator']}-{chips * tpu['cores_per_chip']}" if "accelerator" in tpu else "",
+                tpu.get("runtime_version", ""),
+            )
     return slices
 
 
@@ -54,3 +52,13 @@ def find_slice(name: str) -> CloudSlice:
     if name not in known_slices():
         raise ValueError(f"--topology {name} is none of {', '.join(known_slices())}")
     return known_slices()[name]
+
+
+def run_program(command: Sequence[str], *, install_hint: str, stdin: str | None = None) -> None:
+    """Runs another program and exits with its status if it fails. Raises OSError if it is not installed."""
+    try:
+        status = subprocess.run(command, input=stdin, encoding="utf-8", check=False).returncode
+    except FileNotFoundError as error:
+        raise OSError(f"{command[0]} is not installed: {install_hint}") from error
+    if status:
+        raise SystemExit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -117,3 +118,17 @@ class MeshConfig:
     cpu_devices: Count = 1
     """Devices that JAX makes of a CPU. Many operations of a small model use one core only, so a device per core is
     faster. Ignored with an accelerator, and where JAX_NUM_CPU_DEVICES or XLA_FLAGS set the number."""
+
+    def shape(self, devices: int) -> dict[str, int]:
+        """The size of each axis over this many devices. Raises ValueError unless they multiply to it."""
+        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        text = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+        if any(size < 1 and size != -1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
+            raise ValueError(f"mesh {text}: every size must be 1 or more, with -1 (all remaining devices) at most once")
+        known = math.prod(size for size in sizes.values() if size != -1)
+        if devices % known or (-1 not in sizes.values() and devices != known):
+            raise ValueError(
+                f"mesh {text} does not fit {devices} devices: "
+                f"the sizes must multiply to {devices}; one of them may be -1 (all remaining devices)"
+            )
+        return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}

@@ -33,17 +33,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Device] | None = None) -> Me
     Raises ValueError unless the sizes multiply to the number of devices.
     """
     devices = _by_host(devices or jax.devices())
-    sizes = [getattr(config, axis) for axis in MESH_AXES]
-    text = " ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
-    if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
-        raise ValueError(f"mesh {text}: every size must be 1 or more, with -1 (all remaining devices) at most once")
-    known = math.prod(size for size in sizes if size != -1)
-    if len(devices) % known or (-1 not in sizes and len(devices) != known):
-        raise ValueError(
-            f"mesh {text} does not fit {len(devices)} devices: "
-            f"the sizes must multiply to {len(devices)}; one of them may be -1 (all remaining devices)"
-        )
-    shape = [len(devices) // known if size == -1 else size for size in sizes]
+    shape = tuple(config.shape(len(devices)).values())
     return Mesh(np.array(devices).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(shape))
 
 

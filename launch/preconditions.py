@@ -1,0 +1,71 @@
+"""What commands need before they start: weights, questions, passages, libraries, an accelerator. No JAX here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from memsearcher_jax.config import RunConfig, agent_of, differences
+from memsearcher_jax.data.problems import ProblemSplits
+from memsearcher_jax.retrieval.config import HASHING
+from memsearcher_jax.runtime.run_dir import INDEX, is_run, read_run_config
+
+ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
+
+
+def reusable_index(config: RunConfig) -> Path | None:
+    """The index in the run directory that the weights come from, if the search settings are unchanged."""
+    folder = Path(config.model.path)
+    if not config.model.path or not is_run(folder) or not (folder / INDEX).exists():
+        return None
+    changed = [name for name, _, _ in differences(read_run_config(folder), config)]
+    return None if any(name.startswith(("retrieval.", "data.encyclopedia.")) for name in changed) else folder / INDEX
+
+
+def require_checkpoint(config: RunConfig, alternative: str = "") -> None:
+    """For commands that are pointless with random weights. Raises ValueError."""
+    if not config.model.path:
+        raise ValueError(f"--checkpoint is missing: give a run directory or a Hugging Face directory{alternative}")
+
+
+def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool = False) -> None:
+    """Raises ValueError that names everything that the preset of a published model still needs.
+
+    `questions`: the setting that names them, if the command needs any. `accelerator`: whether it needs one here.
+    """
+    retrieval, searches = config.retrieval, agent_of(config).searches
+    encodes = searches and not retrieval.url and retrieval.method != "bm25"
+    needs = {
+        "--model.path DIR (its weights)": not config.model.path,
+        f"--{questions} FILE (questions)": questions and config.data.is_synthetic,
+        "--retrieval.index DIR or --retrieval.corpus FILE (passages)": searches
+        and not (retrieval.index or retrieval.corpus or retrieval.url),
+        f"--retrieval.encoder DIR (of E5, or {HASHING})": encodes and not retrieval.encoder,
+        "a TPU": accelerator and not has_accelerator(),
+    }
+    if config.published_model and (missing := [name for name, absent in needs.items() if absent]):
+        raise ValueError(
+            f"a preset of a published model needs {', '.join(missing)}; --smoke_test starts with random weights, "
+            "synthetic data and hashed words instead, on any device"
+        )
+
+
+def require_extra(extra: str, *libraries: str, needed_by: str = "") -> None:
+    """Raises ValueError if a library of this extra is not installed. The message starts with `needed_by`."""
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"{needed_by}{missing[0]} is not installed: pip install 'memsearcher_jax[{extra}]'")
+
+
+def has_accelerator() -> bool:
+    """Without JAX, which can look for a TPU only after all hosts have joined. A platform chosen by name is believed."""
+    if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
+        return platform != "cpu"
+    return any(any(Path("/dev").glob(device)) for device in ACCELERATORS)
+
+
+def print_skipped(problems: ProblemSplits) -> None:
+    """Prints to stderr how many rows of the question files were skipped, with the reason of the first."""
+    if problems.skipped_count:
+        print(f"skipped {problems.skipped_count} malformed rows; the first: {problems.skipped[0]}", file=sys.stderr)
