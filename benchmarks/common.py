@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -19,15 +18,8 @@ from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
-SMALL_MODELS = {
-    "tiny": ModelConfig(
-        2_048, embed_size=64, ffn_size=192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True
-    ),
-    "small": ModelConfig(
-        8_192, embed_size=256, ffn_size=768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True
-    ),
-}
-
+TINY = ModelConfig(2_048, 64, 192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True)
+SMALL = ModelConfig(8_192, 256, 768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True)
 
 K, T = TypeVar("K"), TypeVar("T")
 
@@ -67,15 +59,10 @@ def write_json(value: Any, file: Path | None) -> None:
         file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def run_child(
-    script: str | Path,
-    *arguments: object,
-    environment: Mapping[str, str] | None = None,
-    accept: Callable[[], bool] = lambda: False,
-) -> str:
+def run_child(script: str | Path, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
     """The output of a Python script in another process, with these environment variables besides our own.
 
-    Raises SystemExit with the output of a script that fails, unless `accept` then returns True.
+    Raises SystemExit with the output of a script that fails.
     """
     process = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
@@ -83,7 +70,7 @@ def run_child(
         text=True,
         env=os.environ | (environment or {}),
     )
-    if process.returncode and not accept():
+    if process.returncode:
         raise SystemExit(f"{script} {' '.join(map(str, arguments))} failed:\n{process.stdout}{process.stderr}")
     return process.stdout
 
@@ -94,14 +81,11 @@ def memory_mb(process: int | Literal["self"], kind: Literal["VmRSS", "RssAnon"])
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) * 1_024 / 1e6
 
 
-def preset(name: str) -> Any:
-    """The config of configs/NAME.py."""
-    return runpy.run_path(str(REPOSITORY / "configs" / f"{name}.py"))[name]()
-
-
 def model_of(size: Size, dtype: str) -> ModelConfig:
     """The model config, with weights, activations and cache in one data type."""
-    model = SMALL_MODELS.get(size) or preset(size).model
+    from memsearcher_jax.launch.cli import load_preset
+
+    model = {"tiny": TINY, "small": SMALL}.get(size) or load_preset(size).model
     return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none", path="", adapter="", lora_rank=0)
 
 
@@ -144,13 +128,9 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
         for row, ids in enumerate(prompts):
             ids_BT[row, width - len(ids) :] = ids
             mask_BT[row, width - len(ids) :] = 1
-        generated_BT = torch_model.generate(
-            torch.from_numpy(ids_BT),
-            attention_mask=torch.from_numpy(mask_BT),
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-            **settings,
-        )
+        lengths = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+        mask = torch.from_numpy(mask_BT)
+        generated_BT = torch_model.generate(torch.from_numpy(ids_BT), attention_mask=mask, **lengths, **settings)
         assert generated_BT.shape[1] == width + new_tokens
         return generated_BT[:, width:].tolist()
 

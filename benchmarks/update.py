@@ -1,13 +1,12 @@
-"""Contexts per second and peak memory of one optimiser step: our update, an earlier one, and TRL's loss on torch.
+"""Contexts per second and peak memory of one optimiser step: our update, and TRL's loss on transformers and torch.
 
 python benchmarks/update.py                                      # tiny and small in float32, against torch
 python benchmarks/update.py --sizes qwen05b --contexts 8 --repeats 1
-python benchmarks/update.py --no-torch --baseline ../before      # a worktree of an earlier commit
-python benchmarks/update.py --no-torch --baseline ../before --sizes smollm2 --dtype bfloat16 --lora-rank 16
+python benchmarks/update.py --no-torch --sizes smollm2 --dtype bfloat16      # alone; run it in two checkouts to compare
 
 The contexts are those of workload.py: MemSearcher's lengths, with the system prompt of all contexts at their beginning.
-Our programs pack them into rows as short as possible. Torch takes micro-batches of contexts of similar length, padded.
-All programs start from the same weights. A step is forward, backward, gradient clipping and AdamW. The programs run in
+Our program packs them into rows as short as possible. Torch takes micro-batches of contexts of similar length, padded.
+Both start from the same weights. A step is forward, backward, gradient clipping and AdamW. The programs run in
 processes of their own that alternate; compiling is not timed. Losses and gradient norms must agree. Results are
 medians, and ratios those of neighbouring runs, with their range. "CPU ratio" compares the CPU seconds of all threads,
 which other work on the machine changes less. Peak memory is that of the process with all libraries.
@@ -33,11 +32,8 @@ import workload
 CONTEXTS = {"tiny": 48, "small": 24}  # default 6
 CLIP, KL_COEFFICIENT, WEIGHT_DECAY, LEARNING_RATE, MAX_GRAD_NORM = 0.2, 0.001, 0.01, 1e-6, 1.0
 MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
-PASSED = (  # flags of a child process
-    *("contexts", "seq_len", "grad_accum_steps", "remat", "logit_chunk", "dtype", "lora_rank", "steps"),
-    "torch_contexts",
-)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}  # relative to 0.1 for losses, to the value for gradient norms
+PASSED = ("contexts", "seq_len", "remat", "dtype", "steps", "torch_contexts")
 
 
 @dataclass(frozen=True)
@@ -50,30 +46,20 @@ class Flags(common.Flags):
     """Contexts per step; 0: 48 for tiny, 24 for small, 6 for the others."""
     seq_len: int = 8_192
     """Longest packed rows of our update."""
-    baseline: Path | None = None
-    """Also measure the update of this worktree."""
-    baseline_seq_len: int = 2_560
-    """Longest packed rows of the baseline."""
     torch: bool = True
     """Also measure transformers on torch CPU (extra: parity)."""
     torch_contexts: int = 2
     """Contexts of a micro-batch of torch."""
-    grad_accum_steps: int = 1
-    """Micro-batches per step of our update."""
     remat: str = "save_qkv_attention"
     """Remat policy of our update, as `--model.remat`."""
-    logit_chunk: int = 128
-    """Tokens of a row whose logits exist at a time in our update."""
     dtype: str = "float32"
     """Type of weights and activations."""
-    lora_rank: int = 0
-    """Train adapters of this rank, not the weights; not with torch."""
     devices: int = 2
     """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
     steps: int = 2
     """Timed steps per process."""
     child: str = ""
-    """Internal: ours, baseline or torch, to run as a child process."""
+    """Internal: ours or torch, to run as a child process."""
     folder: Path | None = None
     """Internal: the folder of the weights."""
 
@@ -93,59 +79,47 @@ def main(flags: Flags) -> None:
     if flags.child:
         program = torch_steps if flags.child == "torch" else update_steps
         print(json.dumps(program(flags, flags.sizes[0])))
-        return
-    if flags.lora_rank and flags.torch:
-        raise SystemExit("--lora-rank trains adapters, which the program on torch has not: add --no-torch")
-    common.report((measure(size, flags) for size in flags.sizes), flags.json)
+    else:
+        common.report((measure(size, flags) for size in flags.sizes), flags.json)
 
 
 def measure(size: common.Size, flags: Flags) -> dict:
     """One row of the table."""
-    names = ["ours", *(["baseline"] if flags.baseline else []), *(["torch"] if flags.torch else [])]
+    names = ["ours", "torch"] if flags.torch else ["ours"]
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
         # In a child process, too: the memory of this process must stay small.
         run_child("ours", size, replace(flags, steps=0), Path(folder))
         programs = {name: partial(run_child, name, size, flags, Path(folder)) for name in names}
-        runs = {
-            name: [result for _, result in repeats]
-            for name, repeats in common.alternate(programs, flags.repeats).items()
-        }
+        alternated = common.alternate(programs, flags.repeats)
+    runs = {name: [result for _, result in repeats] for name, repeats in alternated.items()}
     result: dict = {"size": size, "contexts": num_contexts(size, flags), "dtype": flags.dtype}
-    seconds, cpu_seconds = (
-        {name: [statistics.median(run[clock]) for run in runs[name]] for name in names}
-        for clock in ("seconds", "cpu_seconds")
-    )
+    clocks = ("seconds", "cpu_seconds")
+    both = [(name, clock) for name in names for clock in clocks]
+    seconds = {(name, clock): [statistics.median(run[clock]) for run in runs[name]] for name, clock in both}
     for name in names:
-        result[f"{name} contexts/s"] = result["contexts"] / statistics.median(seconds[name])
+        result[f"{name} contexts/s"] = result["contexts"] / statistics.median(seconds[name, "seconds"])
         result[f"{name} tokens"] = runs[name][0]["tokens"]
         result[f"{name} peak GB"] = statistics.median(run["peak_bytes"] for run in runs[name]) / 1e9
-    for name in names[1:]:
-        for key, scale in (("loss", 0.1), ("grad_norm", runs["ours"][0]["grad_norm"])):
-            ours, theirs = runs["ours"][0][key], runs[name][0][key]
-            if abs(ours - theirs) > TOLERANCE[flags.dtype] * scale:
-                raise SystemExit(f"{size}: {key} differs: ours {ours}, {name} {theirs}")
-        ratios = sorted(theirs / ours for ours, theirs in zip(seconds["ours"], seconds[name], strict=True))
-        result[f"ratio to {name}"] = statistics.median(ratios)
+    if not flags.torch:
+        return result
+    ours, theirs = runs["ours"][0], runs["torch"][0]
+    for key, scale in (("loss", 0.1), ("grad_norm", ours["grad_norm"])):
+        if abs(ours[key] - theirs[key]) > TOLERANCE[flags.dtype] * scale:
+            raise SystemExit(f"{size}: {key} differs: ours {ours[key]}, torch {theirs[key]}")
+    for clock, name in zip(clocks, ("ratio", "CPU ratio"), strict=True):
+        pairs = zip(seconds["ours", clock], seconds["torch", clock], strict=True)
+        ratios = sorted(torch / own for own, torch in pairs)
+        result[name] = statistics.median(ratios)
         result[f"range of {name}"] = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        result[f"CPU ratio to {name}"] = statistics.median(cpu_seconds[name]) / statistics.median(cpu_seconds["ours"])
-        result[f"memory ratio to {name}"] = result["ours peak GB"] / result[f"{name} peak GB"]
-    return result
+    return result | {"memory ratio": result["ours peak GB"] / result["torch peak GB"]}
 
 
 def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
     """The result of one program in a process of its own."""
-    if name == "baseline":
-        flags = replace(flags, seq_len=flags.baseline_seq_len)
-    arguments = [word for field in PASSED for word in (f"--{field}", str(getattr(flags, field)))]
-    environment = {}
-    if name == "ours":
-        environment["JAX_NUM_CPU_DEVICES"] = str(flags.devices)
-    if name == "baseline":
-        environment["PYTHONPATH"] = str(flags.baseline)
-    output = common.run_child(
-        __file__, "--sizes", size, *arguments, "--child", name, "--folder", folder, environment=environment
-    )
-    return json.loads(output.splitlines()[-1])
+    passed = [word for field in PASSED for word in (f"--{field}", getattr(flags, field))]
+    environment = {"JAX_NUM_CPU_DEVICES": str(flags.devices)}
+    words = ["--sizes", size, *passed, "--child", name, "--folder", folder]
+    return json.loads(common.run_child(__file__, *words, environment=environment).splitlines()[-1])
 
 
 def num_contexts(size: str, flags: Flags) -> int:
@@ -159,7 +133,7 @@ def make_contexts(size: str, flags: Flags, vocab_size: int) -> list[Context]:
     for plan in load.plans:
         memory: tuple[int, ...] = ()
         for turn in plan.turns:
-            prompt = (*load.system, *plan.question, *load.bridge, *memory, *load.suffix)
+            prompt = load.prompt(plan, memory)
             memory = tuple(rng.integers(0, vocab_size, turn.memory).tolist())
             spans = [(prompt, False), (rng.integers(0, vocab_size, turn.think), True)]
             spans += [(turn.observation, False), (memory, True)] if turn is not plan.turns[-1] else []
@@ -174,7 +148,7 @@ def update_steps(flags: Flags, size: str) -> dict:
     """Times the update of the package. Without steps, writes the initial weights instead."""
     import jax
 
-    from memsearcher_jax.model import lora, weights
+    from memsearcher_jax.model import weights
     from memsearcher_jax.training.config import TrainingConfig
     from memsearcher_jax.training.packing import TrainingExample, pack
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
@@ -184,11 +158,8 @@ def update_steps(flags: Flags, size: str) -> dict:
         model = common.model_of(size, flags.dtype)
         weights.save(flags.folder, model, common.random_params(model, mesh), None)
         return {}
-    # Not from the preset, which the package of an earlier commit cannot read.
     model, params = weights.load(flags.folder, mesh=mesh)
-    model = replace(
-        model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat, lora_rank=flags.lora_rank
-    )
+    model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat)
     contexts = make_contexts(size, flags, model.vocab_size)
 
     def packed(seq_len: int, rows: int, logprobs: Callable[[Context], np.ndarray]):
@@ -208,8 +179,8 @@ def update_steps(flags: Flags, size: str) -> dict:
     settings = TrainingConfig(
         seq_len=seq_len,
         minibatch_rows=rows,
-        grad_accum_steps=flags.grad_accum_steps,
-        logit_chunk=flags.logit_chunk,
+        grad_accum_steps=1,
+        logit_chunk=128,
         learning_rate=LEARNING_RATE,
         weight_decay=WEIGHT_DECAY,
         max_grad_norm=MAX_GRAD_NORM,
@@ -221,13 +192,12 @@ def update_steps(flags: Flags, size: str) -> dict:
     )
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
-        frozen = (params,) if flags.lora_rank else ()
-        state = init_state(lora.init(jax.random.key(0), model) if frozen else params, model, optimizer, mesh)
-        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch, *frozen).compile()
+        state = init_state(params, model, optimizer, mesh)
+        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch).compile()
 
         def step() -> tuple[float, float]:
             nonlocal state
-            state, metrics = jax.block_until_ready(update(state, batch, *frozen))
+            state, metrics = jax.block_until_ready(update(state, batch))
             return float(metrics["loss"]), float(metrics["grad_norm"])
 
         return time_steps(step, flags.steps) | {"tokens": batch.ids_BT.size}

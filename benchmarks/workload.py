@@ -24,6 +24,7 @@ from memsearcher_jax.types import (
 
 SYSTEM, BRIDGE, SUFFIX = 449, 4, 6  # approximate tokens of the fixed segments of the published prompt
 CONTEXT = 2_400  # tokens of the longest turn, rounded up
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Turn:
     """Lengths of one turn, in tokens. The last turn of a trajectory has only a thought."""
 
     think: int
-    observation: tuple[int, ...]  # ids
+    observation: Ids
     memory: int
 
 
@@ -39,7 +40,7 @@ class Turn:
 class Plan:
     """One trajectory to generate."""
 
-    question: tuple[int, ...]  # ids
+    question: Ids
     turns: tuple[Turn, ...]
 
 
@@ -47,17 +48,28 @@ class Plan:
 class Workload:
     """The input of all programs."""
 
-    system: tuple[int, ...]
-    bridge: tuple[int, ...]
-    suffix: tuple[int, ...]
+    system: Ids
+    bridge: Ids
+    suffix: Ids
     plans: tuple[Plan, ...]
+
+    @property
+    def generated_tokens(self) -> int:
+        """A last turn rewrites no memory."""
+        return sum(turn.think for plan in self.plans for turn in plan.turns) + sum(
+            turn.memory for plan in self.plans for turn in plan.turns[:-1]
+        )
+
+    def prompt(self, plan: Plan, memory: Sequence[int]) -> Ids:
+        """The ids of a context before its first generation."""
+        return (*self.system, *plan.question, *self.bridge, *memory, *self.suffix)
 
 
 def make_workload(trajectories: int, rollouts: int, vocab_size: int, seed: int = 0) -> Workload:
     """`trajectories` in groups of `rollouts` that share a question; all lengths are uniform in their range."""
     rng = np.random.default_rng(seed)
 
-    def ids(count: int) -> tuple[int, ...]:
+    def ids(count: int) -> Ids:
         return tuple(rng.integers(0, vocab_size, count).tolist())
 
     def turn() -> Turn:
@@ -72,15 +84,20 @@ def make_workload(trajectories: int, rollouts: int, vocab_size: int, seed: int =
     return Workload(system, bridge, suffix, plans)
 
 
+def equal_workload(trajectories: int, prompt: int, new: int, vocab_size: int) -> Workload:
+    """Trajectories of one turn with as many tokens each: decoding without anything around it."""
+    ids = np.random.default_rng(0).integers(0, vocab_size, (trajectories, prompt)).tolist()
+    return Workload((), (), (), tuple(Plan(tuple(row), (Turn(new, (), 0),)) for row in ids))
+
+
 def problems(workload: Workload) -> list[Problem]:
     """One problem for each trajectory, with its plan."""
-    return [
-        Problem(str(number), words(plan.question), (), {"plan": plan}) for number, plan in enumerate(workload.plans)
-    ]
+    plans = enumerate(workload.plans)
+    return [Problem(str(number), words(plan.question), (), {"plan": plan}) for number, plan in plans]
 
 
 def workflow_of(workload: Workload) -> Callable[[Problem], Workflow]:
-    """MemSearcher's turns with the lengths of the plan, for a `RolloutDriver`."""
+    """MemSearcher's turns with the lengths of the plan."""
     system, bridge, suffix = words(workload.system), words(workload.bridge), words(workload.suffix)
 
     def workflow(problem: Problem) -> Workflow:
@@ -111,15 +128,15 @@ class NoPassages:
 
 
 class NumberTokenizer:
-    """The part of a tokenizer that a `RolloutDriver` calls, for texts of token ids."""
+    """The part of a tokenizer that a rollout calls, for texts of token ids."""
 
     stop_ids = ()
 
-    def prompt(self, prompt: Prompt) -> tuple[tuple[int, ...], ...]:
+    def prompt(self, prompt: Prompt) -> tuple[Ids, ...]:
         segments = (prompt["prefix"], prompt["question"], prompt["bridge"], prompt["memory"], prompt["suffix"])
         return tuple(map(self._encode, segments))
 
-    def encode_spans(self, spans: Sequence[TextSpan]) -> tuple[int, ...]:
+    def encode_spans(self, spans: Sequence[TextSpan]) -> Ids:
         return tuple(id for span in spans for id in self._encode(span.text))
 
     def completion(self, ids: Sequence[int], *, found_stop: bool = False) -> Completion:
@@ -128,5 +145,5 @@ class NumberTokenizer:
     def transcript(self, ids: Sequence[int]) -> str:
         return words(ids)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> Ids:
         return tuple(map(int, text.split()))
