@@ -18,7 +18,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import common
 import jax
@@ -30,6 +29,8 @@ from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_job
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import SamplerStats
+
+STEPS_PER_CALL = 16
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,6 @@ class Flags(common.Flags):
     """Programs to run; transformers needs the extra `parity`."""
 
 
-class Measurement(NamedTuple):
-    """One run of one program over the whole workload."""
-
-    prompt_tokens: int  # sum of the context lengths before each generation
-    prefilled_tokens: int
-    token_capacity: int  # tokens that all slots could have generated in all decoding steps
-
-
 def main(flags: Flags) -> None:
     jax.config.update("jax_num_cpu_devices", flags.cpu_devices)
     model = common.model_of(flags.size, flags.dtype)
@@ -85,15 +78,15 @@ def main(flags: Flags) -> None:
     common.write_json({"flags": asdict(flags), "programs": rows}, flags.json)
 
 
-def summary(runs: Sequence[tuple[float, Measurement]], load: workload.Workload) -> dict[str, float]:
-    """Medians over the runs, which are (seconds, measurement)."""
+def summary(runs: Sequence[tuple[float, SamplerStats]], load: workload.Workload) -> dict[str, float]:
+    """The median of the runs, which are (seconds, statistics); the statistics of all are the same."""
     seconds, (_, last) = statistics.median(seconds for seconds, _ in runs), runs[-1]
     return {
         "trajectories/s": len(load.plans) / seconds,
         "generated tokens/s": load.generated_tokens / seconds,
         "prefilled tokens": float(last.prefilled_tokens),
-        "prefix hit rate": 1 - last.prefilled_tokens / last.prompt_tokens,
-        "slot utilisation": load.generated_tokens / last.token_capacity,
+        "prefix hit rate": last.prefix_hit_rate,
+        "slot utilisation": load.generated_tokens / (last.slots * STEPS_PER_CALL),
     }
 
 
@@ -104,7 +97,7 @@ def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple
         tensor=flags.tensor,
         engine_per_replica=True,
         context_tokens=context_tokens,
-        decode_steps_per_call=16,
+        decode_steps_per_call=STEPS_PER_CALL,
         decode_batch_sizes=decode_batch_sizes,
         prefill_chunk=64,
         prefill_buckets=(max(64, 128 // replicas), max(64, 512 // replicas)),
@@ -113,11 +106,7 @@ def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple
     )
 
 
-def measurement(stats: SamplerStats, settings: SamplingConfig) -> Measurement:
-    return Measurement(stats.prompt_tokens, stats.prefilled_tokens, stats.slots * settings.decode_steps_per_call)
-
-
-def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], Measurement]:
+def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
     """The rollout as training runs it."""
     mesh = common.mesh_of(flags.tensor)
     params = common.random_params(model, mesh)
@@ -129,17 +118,17 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
     driver = RolloutDriver(executor, workload.workflow_of(load))
     jobs = make_jobs(workload.problems(load), 1)
 
-    def run() -> Measurement:
+    def run() -> SamplerStats:
         trajectories, rollout = driver.rollout(jobs, params, jax.random.key(0), lambda message: None)
         assert len(trajectories) == len(jobs) and rollout.sampler.generated_tokens == load.generated_tokens
-        return measurement(rollout.sampler, settings)
+        return rollout.sampler
 
     return run
 
 
 def static_program(
     model: ModelConfig, load: workload.Workload, flags: Flags, tuned: bool = False
-) -> Callable[[], Measurement]:
+) -> Callable[[], SamplerStats]:
     """The sampler with static batches, which continue until their longest row has ended unless `tuned`."""
     mesh = common.mesh_of(flags.tensor)
     params = common.random_params(model, mesh)
@@ -161,15 +150,15 @@ def static_program(
         generated = [ids[1 + len(prompt) :] for ids, prompt in zip(contexts, prompts, strict=True)]
         return [list(ids[:count]) for ids, count in zip(generated, counts, strict=True)]
 
-    def run() -> Measurement:
+    def run() -> SamplerStats:
         batches.clear()
         run_turn_by_turn(load, flags.slots, generate)
-        return measurement(sum(batches, SamplerStats()), settings)
+        return sum(batches, SamplerStats())
 
     return run
 
 
-def transformers_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], Measurement]:
+def transformers_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
     """transformers with static batches and left-padded prompts."""
     batch_generate = common.transformers_generate(model)
     calls: list[tuple[int, int]] = []  # prompt tokens, and new tokens of a row
@@ -179,11 +168,12 @@ def transformers_program(model: ModelConfig, load: workload.Workload, flags: Fla
         generated = batch_generate(prompts, max(counts), do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
         return [ids[:count] for ids, count in zip(generated, counts, strict=True)]
 
-    def run() -> Measurement:
+    def run() -> SamplerStats:
         calls.clear()
         run_turn_by_turn(load, flags.slots, generate)
         prefilled, steps = map(sum, zip(*calls, strict=True))
-        return Measurement(prefilled, prefilled, steps * flags.slots)
+        slots = steps * flags.slots // STEPS_PER_CALL
+        return SamplerStats(prompt_tokens=prefilled, prefilled_tokens=prefilled, slots=slots)
 
     return run
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import common
 import numpy as np
@@ -93,24 +93,20 @@ def measure(size: common.Size, flags: Flags) -> dict:
         alternated = common.alternate(programs, flags.repeats)
     runs = {name: [result for _, result in repeats] for name, repeats in alternated.items()}
     result: dict = {"size": size, "contexts": num_contexts(size, flags), "dtype": flags.dtype}
-    clocks = ("seconds", "cpu_seconds")
-    both = [(name, clock) for name in names for clock in clocks]
-    seconds = {(name, clock): [statistics.median(run[clock]) for run in runs[name]] for name, clock in both}
     for name in names:
-        result[f"{name} contexts/s"] = result["contexts"] / statistics.median(seconds[name, "seconds"])
+        result[f"{name} contexts/s"] = result["contexts"] / median(run["seconds"] for run in runs[name])
         result[f"{name} tokens"] = runs[name][0]["tokens"]
-        result[f"{name} peak GB"] = statistics.median(run["peak_bytes"] for run in runs[name]) / 1e9
+        result[f"{name} peak GB"] = median(run["peak_bytes"] for run in runs[name]) / 1e9
     if not flags.torch:
         return result
     ours, theirs = runs["ours"][0], runs["torch"][0]
     for key, scale in (("loss", 0.1), ("grad_norm", ours["grad_norm"])):
         if abs(ours[key] - theirs[key]) > TOLERANCE[flags.dtype] * scale:
             raise SystemExit(f"{size}: {key} differs: ours {ours[key]}, torch {theirs[key]}")
-    for clock, name in zip(clocks, ("ratio", "CPU ratio"), strict=True):
-        pairs = zip(seconds["ours", clock], seconds["torch", clock], strict=True)
-        ratios = sorted(torch / own for own, torch in pairs)
-        result[name] = statistics.median(ratios)
-        result[f"range of {name}"] = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    for clock in ("seconds", "cpu_seconds"):
+        pairs = zip(runs["ours"], runs["torch"], strict=True)
+        ratios = sorted(torch[clock] / own[clock] for own, torch in pairs)
+        result[f"ratio of {clock}"] = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     return result | {"memory ratio": result["ours peak GB"] / result["torch peak GB"]}
 
 
@@ -260,7 +256,7 @@ def torch_steps(flags: Flags, size: str) -> dict:
 
 
 def time_steps(step: Callable[[], tuple[float, float]], steps: int) -> dict:
-    """Loss and gradient norm of the first step, the seconds of each, and the peak memory of the process."""
+    """Loss and gradient norm of the first step, the median seconds of all, and the peak memory of the process."""
     results, seconds, cpu_seconds = [], [], []
     for _ in range(steps):
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -270,8 +266,8 @@ def time_steps(step: Callable[[], tuple[float, float]], steps: int) -> dict:
     return {
         "loss": results[0][0],
         "grad_norm": results[0][1],
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
+        "seconds": median(seconds),
+        "cpu_seconds": median(cpu_seconds),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
