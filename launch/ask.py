@@ -19,10 +19,10 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.agent.reward import normalize
+from memsearcher_jax.agent.base import QuestionAgent, ReadingAgent
 from memsearcher_jax.agent.run import run_workflow, starts_turn
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.config import agent_of
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.report import console as show
 from memsearcher_jax.retrieval.documents import (
     DOCUMENT_LIBRARIES,
@@ -39,8 +39,6 @@ from memsearcher_jax.types import (
     Prompt,
     Search,
     StopReason,
-    Stream,
-    StreamQuestion,
     TokenCounter,
     Workflow,
 )
@@ -68,20 +66,23 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as resources:
         with cli.one_line_errors():
             flags = cli.parse(Ask, argv)
-            streams = WORKFLOWS[flags.run.agent.workflow].reads_streams
-            if streams and not (flags.files and flags.files.is_dir()):
-                raise ValueError("agent.workflow memalpha reads a stream: give a directory of documents with --files")
-            if flags.files and not streams:
-                raise ValueError("--files fills a memory of documents: it needs agent.workflow memalpha")
+            agent = agent_of(flags.run)
+            reads = isinstance(agent, ReadingAgent)
+            if reads and not (flags.files and flags.files.is_dir()):
+                raise ValueError(
+                    f"agent.workflow {flags.run.agent.workflow} reads texts: give a directory of documents with --files"
+                )
+            if flags.files and not reads:
+                raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
             if flags.files:
-                cli.require_extra("documents", *DOCUMENT_LIBRARIES)
-            if flags.human and streams:
+                preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
+            if flags.human and reads:
                 raise ValueError("--human writes replies of search agents: choose another agent.workflow")
             if not flags.question.strip():
                 raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
             if not flags.human:
-                cli.require_checkpoint(flags, alternative=", or write the replies yourself with --human")
-                cli.require_inputs(flags.run)
+                preconditions.require_checkpoint(flags.run, alternative=", or write the replies yourself with --human")
+                preconditions.require_inputs(flags.run)
             problem = Problem("asked", flags.question, ())
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
             with outputs.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder:
@@ -89,19 +90,19 @@ def main(argv: Sequence[str]) -> None:
                 from memsearcher_jax.rl import setup
                 from memsearcher_jax.runtime import hub
 
-                if flags.files:
-                    tokenizer, limit = setup.open_tokenizer(hub.local(flags.run).model), flags.run.memalpha.chunk_tokens
-                    chunks = document_chunks(flags.files, limit, tokenizer)
-                    stream = Stream("files", chunks, (StreamQuestion(flags.question, ""),))
-                    problem = replace(problem, stream=stream)
-                index = cli.reusable_index(flags.run)
+                if isinstance(agent, ReadingAgent):
+                    tokenizer = setup.open_tokenizer(hub.local(flags.run).model)
+                    problem = agent.text_problem(
+                        document_chunks(flags.files, agent.chunk_tokens, tokenizer), flags.question
+                    )
+                index = preconditions.reusable_index(flags.run)
                 run = setup.prepare(flags.run, folder, training=False, questions=[problem], index=index)
                 answer = human_answer(run) if flags.human else model_answer(run)
         show.show_question(problem, console)
         outcome = answer(problem, console)
     show.show_end(outcome, problem, console, reward=None, reason="")
-    if outcome.stop is StopReason.ANSWERED and not streams:
-        show.show_sources(outcome, normalize, console)
+    if outcome.stop is StopReason.ANSWERED and not reads:
+        show.show_sources(outcome, console)
     result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
     outputs.write_json(flags.out and flags.out / "answer.json", result)
@@ -110,27 +111,24 @@ def main(argv: Sequence[str]) -> None:
 
 def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     """The checkpoint is the policy, with evaluation's settings and as few slots as possible."""
-    from memsearcher_jax.rl import init_state, setup
+    from memsearcher_jax.rl import setup, state
     from memsearcher_jax.rl.rng import named_key
     from memsearcher_jax.rl.rollout import make_jobs
-    from memsearcher_jax.rl.stream_reward import StreamRewardFn
 
     config = run.config
     sampling = replace(config.sampling, slots=run.meshes.local.shape["data"])
     run = replace(run, config=replace(config, sampling=sampling))
-    params = setup.publish(run, init_state.initial_params(run))
+    params = setup.publish(run, state.initial_params(run))
     driver = setup.make_driver(run, evaluation=True)
 
     def answer(problem: Problem, console: Console) -> Outcome:
-        make_workflow = driver.make_workflow
-        shown = replace(driver, make_workflow=lambda one: show_workflow(make_workflow(one), run, console))
+        shown = replace(driver, start=lambda one: show_workflow(driver.start(one), run, console))
         key = named_key(config.seed, "ask", 0)
-        ((_, trajectory),) = shown.run(make_jobs([problem], 1), params, key)
-        if trajectory.outcome.stop is not StopReason.STREAM_READ:
+        (trajectory,), _ = shown.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
+        if trajectory.outcome.stop is not StopReason.STREAM_READ or not isinstance(run.agent, ReadingAgent):
             return trajectory.outcome
-        reward_fn = init_state.open_reward_fn(run, evaluation=True)
-        assert isinstance(reward_fn, StreamRewardFn), "only streams are read"
-        ((completion,),) = reward_fn.answers([trajectory], key, lambda line: None)
+        memory = run.agent.remembered(trajectory)
+        (completion,) = state.open_reward_fn(run, evaluation=True).answer([(memory, problem.question)], key)
         stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
         return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)
 
@@ -158,10 +156,9 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     from memsearcher_jax.rl import setup
     from memsearcher_jax.rl.search_executor import search_all
 
-    agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
-    make_workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
-    system = run.prompts.system
-    assert isinstance(system, str), "only workflows that read streams have several"
+    agent = setup.evaluation_agent(run.config)
+    assert isinstance(agent, QuestionAgent), "others do not take --human"
+    system = agent.prompts.system
 
     def answer(problem: Problem, console: Console) -> Outcome:
         console.print(show.safe_text(system, "dim"))
@@ -173,7 +170,7 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
             lines = iter(lambda: sys.stdin.readline().rstrip("\n"), "")  # up to an empty one, or the end of the input
             return Completion("\n".join(lines))
 
-        workflow = show_workflow(make_workflow(problem), run, console)
+        workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
         return run_workflow(workflow, generate, lambda request: search_all(run.searcher, [request])[0])
 
     return answer
@@ -194,7 +191,7 @@ def show_workflow(workflow: Workflow, run: Run, console: Console) -> Workflow:
         elif starts_turn(request):
             turn += 1
             memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
-            show.show_turn_start(turn, memory, console, has_memory=WORKFLOWS[run.config.agent.workflow].keeps_memory)
+            show.show_turn_start(turn, memory, console, has_memory=run.agent.keeps_memory)
             response = yield request
             show.show_reply(response.text, console)
         else:

@@ -29,7 +29,6 @@ from memsearcher_jax.config import RunConfig, check, check_ranges, differences, 
 from memsearcher_jax.launch import help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.health import RunAborted
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -197,8 +196,8 @@ def one_line_errors(
 
 
 def stop_in_one_line(hint: str) -> contextlib.AbstractContextManager[None]:
-    """Prints an alarm or a failed write of long work in one line, with the way to continue; exit status 1."""
-    return one_line_errors((RunAborted, OSError), 1, f"; {hint}")
+    """Prints a failed write of long work in one line, with the way to continue; exit status 1."""
+    return one_line_errors((OSError,), 1, f"; {hint}")
 
 
 def printable(message: object) -> str:

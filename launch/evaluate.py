@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,25 +24,20 @@ from rich.console import Console
 
 from memsearcher_jax.agent.config import WorkflowName
 from memsearcher_jax.agent.prompts import with_workflow
-from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.registry import AGENTS
 from memsearcher_jax.agent.reward import exact_match
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.report.console import show_summary
-from memsearcher_jax.report.evaluation import (
-    RESULTS_FILE,
-    WEIGHTS_FILE,
-    show_evaluation,
-    summarize_evaluation,
-)
-from memsearcher_jax.report.stream_evaluation import nan_to_none, show_streams, summarize_streams
+from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, summarize_evaluation
 from memsearcher_jax.runtime import hub, preemption
-from memsearcher_jax.runtime.card import add_results, write_card
-from memsearcher_jax.runtime.run_dir import INDEX, open_run_folder, with_own_tokenizer
+from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config, with_own_tokenizer
 from memsearcher_jax.types import TrajectorySummary
 
 if TYPE_CHECKING:
@@ -76,7 +70,7 @@ class Evaluate(cli.Command, cli.ResumableSource):
             test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
             config = replace(config, data=replace(config.data, train=(), mixture="", test=test))
         if self.workflow:
-            data = replace(config.data, synthetic=WORKFLOWS[self.workflow].synthetic_data)
+            data = replace(config.data, synthetic=AGENTS[self.workflow].synthetic_data)
             config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)
         return replace(self, run=config)
 
@@ -101,10 +95,10 @@ def main(argv: Sequence[str]) -> None:
         with cli.one_line_errors():
             flags = cli.parse(Evaluate, argv)
             if not flags.resume:
-                cli.require_checkpoint(flags)
+                preconditions.require_checkpoint(flags.run)
                 if flags.out:
                     outputs.require_vacant(flags.out)
-            cli.require_inputs(flags.run, questions="data.test")
+            preconditions.require_inputs(flags.run, questions="data.test")
             hosts = job.enter_context(preemption.joined(stoppable=False, timeout=flags.join_timeout))
             if hosts.count > 1 and flags.out is None:
                 raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
@@ -140,7 +134,7 @@ def evaluate(
 
         # JAX takes seconds to import; --help and errors do not need it.
         from memsearcher_jax.rl import evaluate as evaluation
-        from memsearcher_jax.rl import init_state, setup
+        from memsearcher_jax.rl import setup, state
         from memsearcher_jax.rl.metrics import trajectory_metrics
         from memsearcher_jax.runtime import load_weights
 
@@ -149,8 +143,8 @@ def evaluate(
         weights = {"checkpoint": config.model.path, "step": json.loads(steps[0]) if steps else None}
         if resume:
             require_same_weights(out, weights)
-        settings = with_own_tokenizer(out, config) if resume else config
-        index = cli.reusable_index(config)
+        settings = with_own_tokenizer(out, with_own_inputs(out, config)) if resume else config
+        index = preconditions.reusable_index(config)
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
         share = evaluation.Shard(hosts.index, hosts.count)
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
@@ -159,35 +153,37 @@ def evaluate(
         # Rows of other hosts that were lost count as missing on every host, whoever has removed them by now.
         answered = [id for id in done if not done[id].stop.is_fault]
         jobs = evaluation.missing_jobs(problems, answered, share)
-        streams = WORKFLOWS[config.agent.workflow].reads_streams
-        answers: Iterator[tuple[str, TrajectorySummary]] = iter(())
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(answered) < len(problems)):
-            params = setup.publish(run, init_state.initial_params(run, weights["step"]))
+            params = setup.publish(run, state.initial_params(run, weights["step"]))
             driver = setup.make_driver(run, evaluation=True)
-            reward_fn = init_state.open_reward_fn(run, evaluation=True)
-            chunk = config.sampling.slots if streams else 1
-            answers = evaluation.evaluate_to_folder(run, driver, params, jobs, folder, share, reward_fn, chunk)
+            reward_fn = state.open_reward_fn(run, evaluation=True)
         if hosts.first:
-            cli.print_skipped(run.problems)
+            preconditions.print_skipped(run.problems)
             if len(answered) < len(problems):
                 (out / RESULTS_FILE).unlink(missing_ok=True)  # of the evaluation that lost these questions
             if not resume:
                 outputs.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)
-            write_card(out, config, index=index or out / INDEX, step=weights["step"])
+            keep_inputs(out, config, weights["step"])
         hosts.barrier("the output directory exists")
     if jobs:
         total = share.size(len(problems))
         updates, pending = -(-len(jobs) // MAX_UPDATES), 0
+        first = len(done)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
         with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"), bar as progress:
-            for number, (id, summary) in enumerate(answers, start=1):
+
+            def on_answer(id: str, summary: TrajectorySummary) -> None:
+                nonlocal pending
                 done[id], pending = summary, pending + 1
+                number = len(done) - first
                 progress.activity(f"{number}/{len(jobs)} trajectories")
                 if number % updates == 0 or number == len(jobs):
-                    progress.advance(trajectory_metrics(list(done.values()), reads_streams=streams), by=pending)
+                    progress.advance(trajectory_metrics(list(done.values()), run.agent), by=pending)
                     pending = 0
+
+            evaluation.evaluate_to_folder(run, driver, params, jobs, folder, share, reward_fn, on_answer)
     hosts.barrier("all hosts have answered")
     if not hosts.first:
         return Evaluated(weights)
@@ -197,7 +193,7 @@ def evaluate(
         guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
         weights |= {"choices": len(choices), "guessed_exact_match": guessed}
     summaries = [done[problem.id] for problem in problems]
-    return write_results(config, out, weights, summaries, trajectory_metrics(summaries, reads_streams=streams))
+    return write_results(config, out, weights, summaries, trajectory_metrics(summaries, run.agent))
 
 
 def write_results(
@@ -215,21 +211,14 @@ def write_results(
             f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
         )
     result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
-    if WORKFLOWS[config.agent.workflow].reads_streams:
-        memories = summarize_streams(summaries)
-        show_tables = partial(show_streams, memories, console)
-        result |= {"streams": nan_to_none({name: asdict(memory) for name, memory in memories.items()})}
-    else:
-        evaluation = summarize_evaluation(
-            summaries,
-            in_distribution=config.evaluation.in_distribution,
-            default_dataset="encyclopedia" if config.data.is_synthetic else "questions",
-            seed=config.seed,
-        )
-        show_tables = partial(show_evaluation, evaluation, console)
-        result |= {"evaluation": evaluation.to_json()}
+    evaluation = summarize_evaluation(
+        summaries,
+        in_distribution=config.evaluation.in_distribution,
+        default_dataset="encyclopedia" if config.data.is_synthetic else "questions",
+        seed=config.seed,
+    )
+    result |= {"evaluation": evaluation}
     outputs.write_json(out / RESULTS_FILE, result)
-    add_results(out, result)
 
     def show() -> None:
         if "choices" in result:
@@ -237,7 +226,7 @@ def write_results(
                 f"{result['choices']} of {asked} questions are choices, of which a rule without a model gets "
                 f"{result['guessed_exact_match']:.0%} right: see --data.questions"
             )
-        show_tables()
+        show_evaluation(evaluation, console)
         console.print()
         show_summary(metrics, console)
         print(f"{out}: {asked - lost} questions answered by {config.model.path}; results in {out / RESULTS_FILE}")
@@ -251,7 +240,8 @@ def require_same_evaluation(out: Path, config: RunConfig) -> None:
     """Raises ValueError or OSError unless `out` holds an evaluation with these settings."""
     if not (out / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
-    cli.require_same_settings(out, config, "evaluation")
+    for name, stored, given in differences(read_run_config(out), config):
+        raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")
 
 
 def require_same_weights(out: Path, weights: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
 python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --rows 1 --model.remat nothing_saveable
 python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
-python launch/plan_tpu.py --config qwen7b --topology v6e:4x8 --what rollout --trajectories FILE
 
 The TPU compiler compiles the programs of the run, so a program that exceeds the memory of a chip fails here as it would
 on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are 10^9 bytes. Times are
@@ -12,26 +11,24 @@ those of the roofline: every chip runs at its peak rate and never waits.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.logs.trajectories import read_trajectories
+from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.roofline import Phase, TpuSlice, Workload
+from memsearcher_jax.planning.roofline import CHIPS, Phase, TpuSlice, Workload
 from memsearcher_jax.ranges import CountOrZero
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
     from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, Topology
-    from memsearcher_jax.runtime.meshes import Meshes
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -48,79 +45,71 @@ PROGRAM_HEADER = (
     f"\n{'GB per device':24}{'arguments':>10}{'temporary':>10}{'peak':>8}{'donated':>9}{'total':>8}"
     f"{'sent':>8}{'TFLOP':>9}{'operations':>12}{'Mcycles':>9}{'compiled':>10}"
 )
-CARRY_OVER = (0, 1, 2)
-"""Values of rl.carry_over whose rollouts are simulated."""
 
 
 @dataclass(frozen=True)
 class PlanTpu(cli.Command):
     """Plan a run on a TPU slice that need not be present: memory, link traffic and time."""
 
-    what: Literal["update", "sample", "rollout", "all"] = "all"
-    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all. rollout:
-    compile nothing and simulate rollouts with the memory traffic of decoding."""
+    what: Literal["update", "sample", "all"] = "all"
+    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2."""
     rows: CountOrZero = 0
     """Rows of a micro-batch per device, or per group of devices that shares rows; 0: as configured."""
     suggest: bool = False
-    """Try meshes, remat policies, row lengths and rows per device, fastest first, and plan the first one that fits."""
-    hlo: cli.Directory = None
-    """Folder for the texts of the compiled programs."""
+    """Try remat policies, row lengths, rows per device and tensor parallelism, fastest first, and plan the first that
+    fits."""
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
-    trajectories: cli.File = None
-    """A trajectory file of a run (RUN/trajectories/step_000012.jsonl.gz): the simulated rollouts have its contexts and
-    lengths. Without one they are drawn: any number of contexts with the workload's mean is as likely, and their lengths
-    are exponential, cut at four times the mean."""
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
         config = flags.run
-        if WORKFLOWS[config.agent.workflow].reads_streams and "initial_policy" in (
-            config.answerer.backend,
-            config.judge.backend,
-        ):
+        if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
             raise ValueError(
                 "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
             )
-        if flags.trajectories and not flags.trajectories.is_file():
-            raise FileNotFoundError(f"--trajectories {flags.trajectories}: no such file")
         if flags.suggest and flags.rows:
             raise ValueError("--suggest chooses the rows: omit --rows")
+        find_slice(flags.topology)
+        if flags.topology.partition(":")[0] not in CHIPS:
+            raise ValueError(f"--topology {flags.topology}: plans are for {', '.join(CHIPS)}")
         os.environ.update(ENVIRONMENT)
         from memsearcher_jax.planning import tpu_plan
 
         topology = tpu_plan.find_topology(flags.topology)
         if flags.suggest:
-            config = suggest_config(flags, topology)
+            config = suggested(flags, topology)
         elif flags.rows:
             config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
         result = plan_run(config, flags, topology)
     outputs.write_json(flags.json, result)
-    if result["reason"]:
-        print(f"does not fit: {result['reason']}")
+    if not result["fits"]:
+        ways = "" if flags.suggest else ", --suggest, --model.remat nothing_saveable"
+        print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, a larger slice{ways}")
         raise SystemExit(DOES_NOT_FIT)
 
 
 def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str, Any]:
-    """Prints the plan and returns it for JSON. `reason` says why the run does not fit; `fits` is None if nothing was
-    compiled."""
+    """Prints the plan and returns it for JSON; `reason` says why the run does not fit."""
     from memsearcher_jax.planning import tpu_plan
     from memsearcher_jax.training.update import fit_to_mesh
 
-    meshes, limit = topology.meshes(config), topology.tpu_slice.chip.hbm_bytes
-    config = replace(config, training=fit_to_mesh(config.training, meshes.train))
+    tpu_slice, meshes = topology.tpu_slice, topology.meshes(config)
+    config, limit = replace(config, training=fit_to_mesh(config.training, meshes.train)), tpu_slice.chip.hbm_bytes
     memory = tpu_plan.resident_memory(config, meshes)
-    print_settings(config, topology.name, topology.tpu_slice, meshes.train.shape, meshes.local.shape["data"])
+    print_settings(config, topology.name, tpu_slice, meshes.train.shape)
     print_memory(memory)
-    if flags.what != "rollout":
-        print(PROGRAM_HEADER)
-    programs, reason = [], ""
+    print(PROGRAM_HEADER)
+    training = tpu_plan.training_programs(config, meshes) if flags.what != "sample" else ()
+    sampling = tpu_plan.sampling_programs(config, meshes) if flags.what != "update" else ()
+    programs: list[Program] = []
+    reason = ""
     try:
-        for program in compile_programs(config, meshes, flags.what, flags.hlo):
+        for program in itertools.chain(training, sampling):
             print_program(program)
             programs.append(program)
     except tpu_plan.DoesNotFitError as error:
@@ -136,26 +125,20 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
         "mesh": dict(meshes.train.shape),
         "remat": config.model.remat,
         "grad_accum_steps": config.training.grad_accum_steps,
-        "rows_per_device": config.training.minibatch_rows / config.training.grad_accum_steps / len(topology.devices),
         "hbm_bytes": limit,
         "resident": vars(memory) | {"state": memory.state, "training": memory.training, "rollout": memory.rollout},
-        "programs": [vars(program) | {"total_bytes": program.total_bytes} for program in programs],
-        "fits": not reason if programs or reason else None,
+        "programs": list(map(vars, programs)),
+        "fits": not reason,
         "reason": reason,
     }
-    if reason:
-        return result
-    phases = estimate_phases(config, flags, meshes, topology.tpu_slice, programs)
-    if largest:
-        used, free = largest.total_bytes / GB, (limit - largest.total_bytes) / GB
+    if not reason and largest:
         peaks = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in phase_peaks(programs).items())
         print(
-            f"\nfits: the peak is {used:.2f} GB of {limit / GB:.2f}, in {largest.name}; {free:.2f} GB are free\n"
+            f"\nfits: the peak is {largest.total_bytes / GB:.2f} GB of {limit / GB:.2f}, in {largest.name}\n"
             f"peak GB by phase: {peaks}"
         )
-        result["roofline"] = print_estimate(config, flags.workload, topology.tpu_slice, phases)
-    if flags.what != "update":
-        result["rollouts"] = print_rollouts(config, flags, topology.tpu_slice.hosts, phases)
+        phases = estimated_phases(config, flags, meshes.train.shape, tpu_slice, programs)
+        result["roofline"] = print_estimate(config, flags.workload, tpu_slice, phases)
     return result
 
 
@@ -169,77 +152,57 @@ def phase_peaks(programs: Sequence[Program]) -> dict[str, int]:
     return peaks
 
 
-def compile_programs(config: RunConfig, meshes: Meshes, what: str, hlo: Path | None) -> Iterator[Program]:
-    from memsearcher_jax.planning import tpu_plan
-
-    if what in ("update", "all"):
-        yield from tpu_plan.training_programs(config, meshes, hlo)
-    if what in ("sample", "all"):
-        yield from tpu_plan.sampling_programs(config, meshes, hlo)
-
-
-def estimate_phases(
-    config: RunConfig, flags: PlanTpu, meshes: Meshes, tpu_slice: TpuSlice, programs: Sequence[Program]
+def estimated_phases(
+    config: RunConfig, flags: PlanTpu, mesh: dict[str, int], tpu_slice: TpuSlice, programs: Sequence[Program]
 ) -> list[Phase]:
     """The phases of a step that `what` names."""
     # Several prefill programs differ in width: the last one is the widest.
     by_name = {program.name.split(", ")[0]: program for program in programs}
-    sent_bytes = {name: program.sent_bytes for name, program in by_name.items()}
-    cycles = {name: program.cycles or 0.0 for name, program in by_name.items()}
-    for work in (sent_bytes, cycles):
-        work["decode"] = work.get("decode", 0.0) / config.sampling.decode_steps_per_call
-    phases, axes = [], {axis: meshes.train.shape[axis] for axis in ("tensor", "data")}
+    work = {"sent_bytes": {name: program.sent_bytes for name, program in by_name.items()}}
+    phases = []
     if flags.what != "update":
-        phases += roofline.sampling_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, cycles=cycles)
-    if flags.what in ("update", "all"):
-        phases += roofline.training_phases(config, flags.workload, tpu_slice, sent_bytes=sent_bytes, **axes)
+        cycles = {name: program.cycles for name, program in by_name.items()}
+        phases += roofline.sampling_phases(config, flags.workload, tpu_slice, cycles=cycles, **work)
+    if flags.what != "sample":
+        phases += roofline.training_phases(config, flags.workload, tpu_slice, tensor=mesh["tensor"], **work)
     return phases
 
 
-def suggest_config(flags: PlanTpu, topology: Topology) -> RunConfig:
-    """The config with the fastest candidate that fits. Raises ValueError if none fits."""
-    from memsearcher_jax.planning import tpu_plan
+def suggested(flags: PlanTpu, topology: Topology) -> RunConfig:
+    """The config of the fastest candidate that fits. Raises ValueError if none fits."""
+    from memsearcher_jax.planning import suggest, tpu_plan
 
     limit, too_large = topology.tpu_slice.chip.hbm_bytes, []
-    for candidate in tpu_plan.candidates(flags.run, flags.workload, topology.tpu_slice):
-        config = candidate.apply(flags.run)
-        meshes = topology.meshes(config)
-        memory = tpu_plan.resident_memory(config, meshes)
-        min_bytes = max(memory.rollout, memory.training + candidate.rows * tpu_plan.min_row_bytes(config))
-        if any(candidate.needs_more_memory_than(other) for other in too_large) or min_bytes > limit:
+    for candidate in suggest.candidates(flags.run, flags.workload, topology.tpu_slice):
+        meshes = topology.meshes(candidate.config)
+        memory = tpu_plan.resident_memory(candidate.config, meshes)
+        least = max(memory.rollout, memory.training + candidate.rows * suggest.min_row_bytes(candidate.config))
+        if least > limit or any(candidate.needs_more_memory_than(other) for other in too_large):
             continue
         try:
-            update = next(tpu_plan.training_programs(config, meshes))
-            fits, result = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
+            update = next(tpu_plan.training_programs(candidate.config, meshes))
+            fits, verdict = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
         except tpu_plan.DoesNotFitError as error:
-            fits, result = False, str(error)
-        verdict = "fits" if fits else "does not fit"
-        print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, {verdict}: {result}", flush=True)
+            fits, verdict = False, str(error)
+        verdict = f"{'fits' if fits else 'does not fit'}, {verdict}"
+        print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, {verdict}", flush=True)
         if fits:
-            mesh = candidate.mesh
-            print(
-                f"suggested: --mesh.data {mesh.data} --mesh.fsdp {mesh.fsdp} --mesh.tensor {mesh.tensor} "
-                f"--model.remat {candidate.remat} --training.seq_len {candidate.seq_len} "
-                f"--training.grad_accum_steps {config.training.grad_accum_steps}\n"
-            )
-            return config
+            return candidate.config
         too_large.append(candidate)
-    raise ValueError(
-        f"no mesh, remat policy and rows fit {topology.name}: choose a larger slice or lower sampling.slots"
-    )
+    raise ValueError(f"nothing fits {topology.name}: choose a larger slice or lower sampling.slots")
 
 
-def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: dict[str, int], replicas: int) -> None:
-    model, training, sampling = config.model, config.training, config.sampling
+def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: dict[str, int]) -> None:
+    training, sampling = config.training, config.sampling
     shape = " x ".join(f"{name} {size}" for name, size in mesh.items())
     micro_rows = training.minibatch_rows // training.grad_accum_steps
     print(
         f"{topology}: {tpu_slice.chips} chips of {tpu_slice.hosts} hosts, {tpu_slice.devices} devices with "
         f"{tpu_slice.chip.hbm_bytes / GB:.2f} GB each for programs\n"
-        f"training: mesh {shape}, remat {model.remat}, mini-batches of {training.minibatch_rows} rows of "
+        f"training: mesh {shape}, remat {config.model.remat}, mini-batches of {training.minibatch_rows} rows of "
         f"{training.seq_len:,} tokens in {training.grad_accum_steps} micro-batches of {micro_rows}\n"
         f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
-        f"{replicas} x {sampling.tensor} devices"
+        f"weights on {sampling.tensor} devices"
     )
 
 
@@ -253,14 +216,12 @@ def print_memory(memory: ResidentMemory) -> None:
     )
 
 
-def print_program(program: Program) -> None:
+def print_program(p: Program) -> None:
     """Prints a line of the table of programs."""
-    p = program
-    cycles = "unknown" if p.cycles is None else f"{p.cycles / 1e6:.1f}"
     print(
         f"{p.name:24}{p.argument_bytes / GB:10.2f}{p.temp_bytes / GB:10.2f}{p.peak_bytes / GB:8.2f}"
-        f"{p.donated_bytes / GB:9.2f}{p.total_bytes / GB:8.2f}{p.sent_bytes / GB:8.2f}"
-        f"{p.flops / 1e12:9.1f}{p.operations:12,.0f}{cycles:>9}{p.compile_seconds:8.0f} s",
+        f"{p.donated_bytes / GB:9.2f}{p.total_bytes / GB:8.2f}{p.sent_bytes / GB:8.2f}{p.flops / 1e12:9.1f}"
+        f"{p.operations:12,.0f}{f'{p.cycles / 1e6:.1f}' if p.cycles else '?':>9}{p.compile_seconds:8.0f} s",
         flush=True,
     )
 
@@ -278,10 +239,9 @@ def print_estimate(
         f"{'seconds at peak rates':24}{'compute':>10}{'memory':>10}{'links':>8}{'operations':>12}{'':>4}bound by"
     )
     for phase in phases:
-        flag = " (longer than its memory traffic)" if phase.operations > phase.memory else ""
         print(
             f"{phase.name:24}{phase.compute:10.2f}{phase.memory:10.2f}{phase.links:8.2f}{phase.operations:12.2f}"
-            f"{'':>4}{phase.bound}{flag if phase.bound == 'operations' else ''}"
+            f"{'':>4}{phase.bound}"
         )
     longest = max(phases, key=lambda phase: phase.seconds)
     print(
@@ -295,35 +255,6 @@ def print_estimate(
         **estimate,
         "workload": vars(workload),
     }
-
-
-def print_rollouts(config: RunConfig, flags: PlanTpu, hosts: int, phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Simulates a host's rollouts for each of `CARRY_OVER`; prints their means and returns them for JSON."""
-    from memsearcher_jax.planning import rollout_tail
-
-    work, rl, slots = flags.workload, config.rl, config.sampling.slots
-    if flags.trajectories:
-        tokens, source = rollout_tail.sampled_tokens(read_trajectories(flags.trajectories)), str(flags.trajectories)
-    else:
-        turns, mean = round(2 * work.contexts - 1), work.generated_tokens
-        tokens = rollout_tail.drawn_tokens(4_000, max_turns=turns, mean_tokens=mean, max_tokens=int(4 * mean))
-        source = f"1 to {turns} contexts"
-    decode = sum(phase.seconds for phase in phases if phase.name in ("decode", "draw"))
-    token_seconds = decode / roofline.decode_steps(config, work, hosts)
-    seconds = rollout_tail.context_seconds(tokens, token_seconds=token_seconds, search_seconds=work.search_seconds)
-    print(
-        f"\nsimulated rollouts: {rl.prompts_per_step * rl.group_size / hosts:,.0f} trajectories per host and step "
-        f"({source}), {slots} slots, {1_000 * token_seconds:.1f} ms per token, {work.search_seconds:g} s per search"
-    )
-    rows = []
-    for bound in CARRY_OVER:
-        step = rollout_tail.mean_step(seconds, slots=slots, hosts=hosts, settings=replace(rl, carry_over=bound))
-        rows.append({"carry_over": bound, **vars(step)})
-        print(
-            f"rl.carry_over {bound}: {step.seconds:.1f} s per step, {rows[0]['seconds'] / step.seconds:.2f} times as "
-            f"fast as 0, idle slots {step.idle_share:.0%}, sampled again {step.interrupted_share:.0%}"
-        )
-    return rows
 
 
 if __name__ == "__main__":

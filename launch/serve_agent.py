@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.launch import cli
+from memsearcher_jax.agent.base import ReadingAgent
+from memsearcher_jax.config import agent_of
+from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.rl.config import read_key
 from memsearcher_jax.serving.config import AgentLimits
-from memsearcher_jax.types import Problem, Stream, StreamQuestion
+from memsearcher_jax.types import Problem
 
 if TYPE_CHECKING:
-    from memsearcher_jax.serving.agent import Agent
+    from memsearcher_jax.serving.agent import AgentService
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as resources:
         with cli.one_line_errors():
             flags = cli.parse(ServeAgent, argv)
-            cli.require_extra("serve", "fastapi", "uvicorn", "mcp")
-            cli.require_checkpoint(flags)
-            cli.require_inputs(flags.run)
-            if flags.run.agent.workflow == "memalpha" and flags.run.memalpha.answer_from != "memory":
+            preconditions.require_extra("serve", "fastapi", "uvicorn", "mcp")
+            preconditions.require_checkpoint(flags.run)
+            preconditions.require_inputs(flags.run)
+            if flags.run.memalpha.answer_from != "memory":
                 raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
             key = read_key(flags.api_key_env, "--api_key_env") if flags.api_key_env else ""
             listener = resources.enter_context(listen(flags.host, flags.port))
@@ -60,17 +61,17 @@ def main(argv: Sequence[str]) -> None:
         run_server(make_app(agent, name, key, flags.host), flags.limits, listener, f"the agent {name}")
 
 
-def open_agent(flags: ServeAgent, scratch: Path) -> Agent:
+def open_agent(flags: ServeAgent, scratch: Path) -> AgentService:
     """The agent of the checkpoint with evaluation's settings; all programs are compiled."""
     # JAX takes seconds to import; --help and errors do not need it.
     from memsearcher_jax.rl import setup
-    from memsearcher_jax.serving.agent import Agent
+    from memsearcher_jax.serving.agent import AgentService
 
-    streams = WORKFLOWS[flags.run.agent.workflow].reads_streams
-    stream = Stream("files", ("any",), (StreamQuestion("any", ""),)) if streams else None
-    problem, index = Problem("any", "any", (), stream=stream), cli.reusable_index(flags.run)
+    agent = agent_of(flags.run)
+    problem = agent.text_problem(["any"], "any") if isinstance(agent, ReadingAgent) else Problem("any", "any", ())
+    index = preconditions.reusable_index(flags.run)
     run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
-    return Agent(run, flags.limits)
+    return AgentService(run, flags.limits)
 
 
 if __name__ == "__main__":

@@ -13,30 +13,35 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
 
-from memsearcher_jax.config import differences, to_dict
-from memsearcher_jax.launch import cli, outputs, remote_output
-from memsearcher_jax.launch.report import has_ended
+from memsearcher_jax.config import RunConfig, to_dict
+from memsearcher_jax.launch import cli, outputs, preconditions, remote_output
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
+from memsearcher_jax.logs.run_facts import RESULTS_FILE, has_ended
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-from memsearcher_jax.report.statistics import bootstrap_mean
+from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption
-from memsearcher_jax.runtime.card import add_results, write_card
+from memsearcher_jax.runtime.ending import RunEnded
+from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
-from memsearcher_jax.runtime.run_dir import INDEX, checkpoints_of, open_run_folder, read_run_config, with_own_tokenizer
+from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder, with_own_tokenizer
 
-LAST_STEPS = 10  # over which the results on the card of a run are means
+if TYPE_CHECKING:
+    from memsearcher_jax.rl.state import SavedProgress
+    from memsearcher_jax.runtime.distributed import Hosts
+
+LAST_STEPS = 10  # over which the results of a run are means
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
 REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.py writes larger ones
 
@@ -66,41 +71,30 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
     config = flags.run
     with contextlib.ExitStack() as job:
         with cli.one_line_errors(), contextlib.ExitStack() as startup:
-            cli.require_inputs(config, questions="data.train", accelerator=True)
-            if remote and config.rl.method == "sft":
-                raise ValueError(f"--out {remote.address}: rl.method sft cannot write to a bucket: give a local path")
-            if flags.profile is not None and config.rl.method == "sft":
-                raise ValueError("--profile: rl.method sft does not support profiling: omit it")
+            preconditions.require_inputs(config, questions="data.train", accelerator=True)
             trackers.check_installed(config.rl.trackers)
             if flags.out and not flags.resume:
                 outputs.require_vacant(flags.out)
             hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
-            if hosts.count > 1 and flags.out is None:
-                raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
-            out = flags.out
-            if hosts.first and out and flags.resume:
-                job.enter_context(outputs.output_lock(out, wait=RESTART_SECONDS if flags.start_or_resume else 0.0))
-            elif hosts.first or out is None:
-                kind = Path(flags.config or "train").stem
-                out = startup.enter_context(outputs.new_output_dir(out, kind, locks=job))
+            out = open_output(flags, hosts, job, startup)
             place = remote.address if remote else out
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
 
             # JAX takes seconds to import; --help and errors do not need it.
-            from memsearcher_jax.rl import init_state, loop, setup
+            from memsearcher_jax.rl import setup
+            from memsearcher_jax.rl.state import initial_state, needs_initial_weights, restored_state
+            from memsearcher_jax.rl.training_run import train_run
             from memsearcher_jax.runtime.profiler import StepProfiler, check_step
-            from memsearcher_jax.sft import train as sft
             from memsearcher_jax.training import checkpoint
 
-            settings = with_own_tokenizer(out, config) if flags.resume else config
+            own = with_own_tokenizer(out, with_own_inputs(out, config)) if flags.resume else config
+            done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
+            weights = done is None or needs_initial_weights(config)
             # What restarts this job may restart its services, too.
             outage = config.rl.max_search_outage if flags.resume else 0.0
-            run = hosts.in_turn(lambda: setup.prepare(settings, out, max_outage=outage))
-            if run.config.rl.method == "sft":
-                sft.check(run)
+            run = hosts.in_turn(lambda: setup.prepare(own, out, max_outage=outage, weights=weights))
             steps = run.config.rl.steps  # may come from rl.epochs and the data
-            done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
             seen = hosts.exchange(json.dumps([to_dict(config), flags.resume, done]).encode())
             if len(set(seen or ())) > 1:
                 raise ValueError(f"the hosts have other settings or see other files in {place}: start all alike")
@@ -112,18 +106,15 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
-            state = (
-                init_state.restored_state(run, out, hosts.check)
-                if flags.resume
-                else init_state.initial_state(run, hosts.check)
-            )
+            state, start = restored_state(run, out, config) if flags.resume else initial_state(run, config)
             writer = None
             if hosts.first:
-                cli.print_skipped(run.problems)
-                for name, then, now in differences(read_run_config(out), config) if flags.resume else ():
-                    print(f"{place}: {name} changed: {then!r} -> {now!r}", file=sys.stderr)
+                preconditions.print_skipped(run.problems)
+                for line in changes(out, config, start, weights=weights):
+                    print(f"{place}: {line}", file=sys.stderr)
+                kept = keep_inputs(out, config, start.initial_step)
+                start = replace(start, inputs=kept.hashes)
                 open_run_folder(out, config, run.tokenizer.folder)
-                write_card(out, config, index=out / INDEX, step=state.initial_step)
                 tracking = {
                     "resume_step": state.step if flags.resume else None,
                     "trackers": config.rl.trackers,
@@ -138,38 +129,56 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
             writer or contextlib.nullcontext(),
             bar as progress,
+            StepProfiler(out, flags.profile) as at_step,
         ):
-            if config.rl.method == "grpo":
-                with StepProfiler(out, flags.profile) as trace:
-                    last = loop.train(run, state, out, writer, progress, hosts, trace)
-            else:
-                assert writer is not None, "rl.method sft runs on one host"
-                last = sft.train(run, state, out, writer, progress, hosts)
+            try:
+                last = train_run(state, start, out, writer, progress, hosts, at_step)
+            except RunEnded as end:
+                raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
         if hosts.first:
             hint = f"; read {place}/report.html" if finish(out, place, remote, config.rl) else ""
             outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
             print(f"{place}: step {steps} done, {format_metrics(last)}{hint}")
 
 
+def open_output(flags: Train, hosts: Hosts, job: contextlib.ExitStack, startup: contextlib.ExitStack) -> Path:
+    """The directory to write, locked by the first host until `job` ends; a new one is removed if `startup` fails."""
+    if flags.out is None and hosts.count > 1:
+        raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
+    if flags.out and not hosts.first:
+        return flags.out
+    if flags.out and flags.resume:
+        wait = RESTART_SECONDS if flags.start_or_resume else 0.0
+        job.enter_context(outputs.output_lock(flags.out, wait=wait))
+        return flags.out
+    return startup.enter_context(outputs.new_output_dir(flags.out, Path(flags.config or "train").stem, locks=job))
+
+
+def changes(out: Path, config: RunConfig, start: SavedProgress, *, weights: bool) -> list[str]:
+    """What has changed since the checkpoint, a line each. Raises ValueError for inputs that must not."""
+    settings = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed]
+    return settings + check_inputs(read_inputs(out), out, config, start.initial_step, weights=weights)
+
+
 def finish(out: Path, place: object, remote: RemoteDir | None, settings: RLConfig) -> bool:
-    """Writes the report and the results on the card of a trained run; returns whether there is a report."""
+    """Writes the report and the results of a trained run; returns whether there is a report."""
     with cli.one_line_errors():
         if remote:
             remote.fetch_trajectories(REPORT_TRAJECTORIES // (settings.prompts_per_step * settings.group_size) + 1)
         reported = write_report(out, place)
-        add_results(out, last_steps(out))  # last: `has_ended` looks for them
+        outputs.write_json(out / RESULTS_FILE, last_steps(out))  # last: `has_ended` looks for it
         if remote:
             remote.send()
     return reported
 
 
 def last_steps(out: Path) -> dict[str, Any]:
-    """The results of training for its card: means over the last steps, with bootstrap intervals over these steps."""
+    """The results of training for its card: means over the last steps, with intervals over these steps."""
     steps = read_metrics(out / METRICS_FILE)
     last, rng = steps[-LAST_STEPS:], np.random.default_rng(0)
     wanted = (MetricName.REWARD, MetricName.EXACT_MATCH)
     names = [name for name in wanted if all(math.isfinite(step.get(name, math.nan)) for step in last)]
-    means = {str(name): asdict(bootstrap_mean([step[name] for step in last], rng)) for name in names}
+    means = {str(name): asdict(mean_interval([step[name] for step in last], rng)) for name in names}
     return {"steps": len(steps), "last_steps": len(last), "metrics": means}
 
 
@@ -177,7 +186,7 @@ def write_report(out: Path, place: object) -> bool:
     """Writes the learning curves and the report of a finished run, which a failure does not fail."""
     try:
         training_curves(out / METRICS_FILE, out / CURVES_FILE)
-        write_page(out, out / "report.html", cli.MEMORY_RULES, max_trajectories=REPORT_TRAJECTORIES)
+        write_page(out, out / "report.html", max_trajectories=REPORT_TRAJECTORIES)
     except Exception as error:  # whatever is wrong with what it shows, the weights are trained
         reason = cli.printable(f"{type(error).__name__}: {error}")
         hint = f"once that is fixed: launch/report.py {place}"

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from annotated_types import Interval
 
+from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
-from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.jsonl import flatten
@@ -25,7 +26,7 @@ from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfi
 from memsearcher_jax.runtime.health import HealthConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sft.config import SFTConfig
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,22 @@ class RunConfig:
     passages, an encoder and, for training, an accelerator. The flag --smoke_test of the commands clears it."""
 
 
+def agent_of(config: RunConfig) -> Agent:
+    """The agent that the run trains, evaluates or serves."""
+    return make_agent(config.agent, config.reward, config.memalpha)
+
+
 def check(config: RunConfig) -> RunConfig:
     """Returns the config, or raises ValueError with one line that names the setting and a way out.
 
     Only what the values alone can tell; `rl.setup` checks what needs templates, files or devices.
     """
     check_ranges(config)
-    WORKFLOWS[config.agent.workflow].check_context(config.agent, config.memalpha, config.sampling.context_tokens)
-    _check_workflow(config)
+    agent = agent_of(config)
+    agent.check()
+    agent.check_context(config.sampling.context_tokens)
+    _check_agent(config, agent)
+    _check_rl(config)
     _check_model(config)
     _check_sampling(config)
     _check_training(config)
@@ -80,33 +89,36 @@ def check_ranges(config: Any, prefix: str = "") -> None:
             _require(contains(interval, number), f"{prefix}{name} is {number}: it must be {describe(interval)}")
 
 
-def _check_workflow(config: RunConfig) -> None:
-    """Settings that belong to some workflows only."""
-    agent, rl, spec = config.agent, config.rl, WORKFLOWS[config.agent.workflow]
+def _check_agent(config: RunConfig, agent: Agent) -> None:
+    """What the agent cannot do."""
+    rl, workflow = config.rl, config.agent.workflow
     _require(
-        not config.data.is_synthetic or config.data.synthetic == spec.synthetic_data,
-        f"agent.workflow {agent.workflow} cannot read data.synthetic {config.data.synthetic}: "
-        f"set it to {spec.synthetic_data}, or data.train and data.test to files",
+        not config.data.is_synthetic or config.data.synthetic == agent.synthetic_data,
+        f"agent.workflow {workflow} cannot read data.synthetic {config.data.synthetic}: "
+        f"set it to {agent.synthetic_data}, or data.train and data.test to files",
     )
     _require(
-        spec.reads_streams or rl.advantage_scope == "trajectory",
+        agent.rewards_per == "context" or rl.advantage_scope == "trajectory",
         f"rl.advantage_scope {rl.advantage_scope} needs a reward for each context, and agent.workflow "
-        f"{agent.workflow} has one for each trajectory: set it to trajectory",
+        f"{workflow} has one for each trajectory: set it to trajectory",
     )
+    _require(
+        rl.carry_over == 0 or not agent.has_one_context,
+        f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {workflow} has one "
+        "context for all turns: set it to 0, or choose memsearcher",
+    )
+    _require(
+        config.agent.default_top_n <= config.agent.max_top_n,
+        f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",
+    )
+
+
+def _check_rl(config: RunConfig) -> None:
+    rl = config.rl
     _require(
         rl.advantage_scope == "trajectory" or rl.credit == "all_contexts",
         f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
         "set rl.credit to all_contexts",
-    )
-    _require(
-        config.reward.evidence == 0 or (spec.keeps_memory and not spec.reads_streams),
-        f"reward.evidence {config.reward.evidence} rewards what a memory holds after a question, and agent.workflow "
-        f"{agent.workflow} has no such memory: set it to 0",
-    )
-    _require(
-        rl.carry_over == 0 or not spec.keeps_history,
-        f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {agent.workflow} has one "
-        "context for all turns: set it to 0, or choose memsearcher",
     )
     _require(
         rl.carry_over == 0 or config.training.old_logprobs == "sampler" or config.training.tis_cap > 0,
@@ -126,10 +138,6 @@ def _check_workflow(config: RunConfig) -> None:
     _require(
         config.answerer.backend != "none",
         "answerer.backend is none: only a judge is optional, set it to initial_policy or openai",
-    )
-    _require(
-        agent.default_top_n <= agent.max_top_n,
-        f"agent.default_top_n {agent.default_top_n} is more than agent.max_top_n {agent.max_top_n}",
     )
 
 
@@ -182,7 +190,14 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    training, context_tokens = config.training, config.sampling.context_tokens
+    training, context_tokens, rl = config.training, config.sampling.context_tokens, config.rl
+    plan = learning_rate_plan(training, rl.steps)
+    end = plan.warmup.count + plan.decay.count
+    _require(
+        not plan.decay.count or plan.decay.unit == "updates" or rl.epochs > 0 or end >= rl.steps,
+        f"training.decay_steps {training.decay_steps}: the learning rate is 0 from training step {end} of {rl.steps} "
+        "on: set it to end, or lower rl.steps",
+    )
     _require(
         context_tokens <= training.seq_len,
         f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context must "

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
 from memsearcher_jax.agent.tools import run_tool_calls
@@ -60,3 +61,30 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_c
         turns.append(replace(turn, new_memory=memory))
 
     return outcome(StopReason.MAX_TURNS)
+
+
+class MemSearcher(QuestionAgent):
+    """The agent of the paper."""
+
+    workflow = staticmethod(memsearcher)
+    searches = True
+    keeps_memory = True
+
+    def check(self) -> None:
+        super().check()
+        if self.config.max_rewrite_tokens <= self.config.memory_tokens:
+            raise ValueError(
+                f"agent.rewrite_tokens {self.config.rewrite_tokens} is not above agent.memory_tokens "
+                f"{self.config.memory_tokens}: a rewrite would be cut off before its memory fills the budget; raise "
+                "it, or set it to 0"
+            )
+
+    def context_budget(self) -> dict[str, int]:
+        config = self.config
+        return {
+            "agent.question_tokens": config.question_tokens,
+            "agent.observation_tokens": config.observation_tokens,
+            "agent.memory_tokens": config.memory_tokens,
+            "agent.completion_tokens": config.completion_tokens,
+            "agent.rewrite_tokens": config.max_rewrite_tokens,
+        }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
 from memsearcher_jax.agent.tools import run_tool_calls
@@ -43,3 +44,11 @@ def react(question: str, *, config: AgentConfig, prompts: Prompts, token_counter
             return outcome(StopReason.SEARCH_FAILED, turn, error=used.error)
         turns.append(turn)
         text = prompts.continuation(used.message, think=True)
+
+
+class ReAct(QuestionAgent):
+    """The baseline that keeps its history."""
+
+    workflow = staticmethod(react)
+    searches = True
+    has_one_context = True

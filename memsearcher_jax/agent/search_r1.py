@@ -19,10 +19,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
+from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.prompts import ASSISTANT, Prompts
+from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, load
 from memsearcher_jax.agent.tools import fit_results
 from memsearcher_jax.types import (
     FinishReason,
@@ -127,3 +129,18 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
             text = prompts.information(passages)
         turns.append(replace(turn, observation="".join(span.text for span in text)))
         request = Generate(text, config.completion_tokens, END_OF_ACTION, same_turn=True)
+
+
+class SearchR1(QuestionAgent):
+    """The baseline in Search-R1's protocol."""
+
+    workflow = staticmethod(search_r1)
+    searches = True
+    has_one_context = True
+
+    @cached_property
+    def prompts(self) -> SearchR1Prompts:
+        return load(self.config, SearchR1Prompts)
+
+    def parse_answer(self, transcript: str) -> tuple[str | None, str]:
+        return parse_answer(transcript)

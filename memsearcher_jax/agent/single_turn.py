@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
 from memsearcher_jax.agent.tools import fit_results
@@ -51,3 +52,16 @@ def _outcome(completion: Completion, turn: Turn, counts: dict[str, int]) -> Outc
         return Outcome(StopReason.CONTEXT_FULL, counts=counts)
     stop, answer = protocol.final_answer(completion)
     return Outcome(stop, answer, (turn,), counts)
+
+
+class Direct(QuestionAgent):
+    """The baseline without a search."""
+
+    workflow = staticmethod(direct)
+
+
+class Rag(QuestionAgent):
+    """The baseline that searches once, for the question."""
+
+    workflow = staticmethod(rag)
+    searches = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -130,42 +130,6 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
         tuple(message for report in reports for message in report["skipped"]),
         sum(report["skipped_count"] for report in reports),
     )
-
-
-def check_streams(
-    problems: Iterable[Problem], count_tokens: Callable[[str], int], chunk_tokens: int, question_tokens: int
-) -> None:
-    """Raise ValueError naming the first problem that is not a stream, or has a chunk or a question over its budget."""
-    for problem in problems:
-        if problem.stream is None:
-            raise ValueError(
-                f"problem {problem.id!r} is not a stream: agent.workflow memalpha reads streams, the other workflows "
-                "read questions"
-            )
-        questions = [question.text for question in problem.stream.questions]
-        for name, texts, limit, setting in (
-            ("chunk", problem.stream.chunks, chunk_tokens, "memalpha.chunk_tokens"),
-            ("question", questions, question_tokens, "agent.question_tokens"),
-        ):
-            longest = max(map(count_tokens, texts))
-            if longest > limit:
-                raise ValueError(
-                    f'stream "{problem.id}" has a {name} of {longest} tokens and the budget is {limit}: raise '
-                    f"{setting} (and what depends on it, such as sampling.context_tokens) or remove the stream"
-                )
-
-
-def check_questions(problems: Iterable[Problem], count_tokens: Callable[[str], int], limit: int) -> None:
-    """Raise ValueError naming the first question of more than `limit` tokens and the number of such questions."""
-    counts = ((problem.id, count_tokens(problem.question)) for problem in problems)
-    too_long = [(id, tokens) for id, tokens in counts if tokens > limit]
-    if too_long:
-        id, tokens = too_long[0]
-        others = f" ({len(too_long)} such questions)" if len(too_long) > 1 else ""
-        raise ValueError(
-            f'question "{id}" has {tokens} tokens and the budget is {limit}{others}: '
-            "raise agent.question_tokens, or shorten or remove the question"
-        )
 
 
 @dataclass(frozen=True)

@@ -161,15 +161,7 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
         "scores": encode_floats(scored.scores),
         "context_rewards": encode_floats(scored.context_rewards),
         "outcome": encode_floats(asdict(stored)) | {"stop": stored.stop.value},
-        "contexts": [
-            {
-                "ids": context.ids,
-                "logprobs": [encode_float(value) for value in context.logprobs],
-                "sampled": [int(flag) for flag in context.sampled],
-                "version": context.version,
-            }
-            for context in trajectory.contexts
-        ],
+        "contexts": list(map(encode_context, trajectory.contexts)),
         "transcript": trajectory.transcript,
     }
     try:
@@ -187,7 +179,7 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         problem = Problem(**problem | {"golden_answers": tuple(problem["golden_answers"]), "stream": stream})
         turns = tuple(map(_decode_turn, outcome["turns"]))
         outcome = Outcome(StopReason(outcome["stop"]), outcome["answer"], turns, outcome["counts"], outcome["error"])
-        contexts = tuple(map(_decode_context, record["contexts"]))
+        contexts = tuple(map(decode_context, record["contexts"]))
         return ScoredTrajectory(
             Trajectory(problem, record["rollout"], outcome, contexts, record["transcript"]),
             decode_float(record["reward"]),
@@ -201,7 +193,18 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         raise ValueError(f"{where}: not a trajectory: {error}") from error
 
 
-def _decode_context(context: dict[str, Any]) -> Context:
+def encode_context(context: Context) -> dict[str, Any]:
+    """The context as plain JSON."""
+    return {
+        "ids": context.ids,
+        "logprobs": [encode_float(value) for value in context.logprobs],
+        "sampled": [int(flag) for flag in context.sampled],
+        "version": context.version,
+    }
+
+
+def decode_context(context: dict[str, Any]) -> Context:
+    """The inverse of `encode_context`. Raises KeyError, TypeError or ValueError."""
     fields = {name: value for name, value in context.items() if name != "log_kept"}  # which version 0.2.0 wrote
     decoded = Context(
         tuple(fields.pop("ids")),

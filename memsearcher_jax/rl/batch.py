@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from memsearcher_jax.rl.advantages import mixed_groups
+from memsearcher_jax.logs.trajectories import compress_trajectories, summarize_trajectory
+from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
+from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
-from memsearcher_jax.rl.rollout import group_numbers
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
-from memsearcher_jax.types import StopReason, TrajectorySummary
+from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RolloutBatch:
     summaries: Sequence[TrajectorySummary]  # one for each trajectory
     stats: RolloutStats = field(default_factory=RolloutStats)
     trajectories: bytes = b""  # a trajectory file, as `logs.trajectories` writes it; empty if none are kept
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def mixed_groups(self, group_size: int) -> list[bool]:
         """For each group, whether the rewards of its trajectories differ."""
@@ -40,12 +42,28 @@ class RolloutBatch:
         return mixed_groups(rewards, group_numbers(len(rewards), group_size))
 
 
-def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch | None:
-    """The batches of all hosts as one, on each of them; None on all of them if one host gives None."""
+def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
+    """The batch of one host's trajectories, G of each problem."""
+    examples = multi_context_advantages(scored, group_numbers(len(scored), settings.group_size), settings)
+    trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
+    return RolloutBatch(examples, list(map(summarize_trajectory, scored)), stats, trajectories)
+
+
+def group_numbers(trajectories: int, group_size: int) -> list[int]:
+    """The group of each of so many trajectories, where those of a problem are adjacent."""
+    return [index // group_size for index in range(trajectories)]
+
+
+def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch:
+    """The batches of all hosts as one, on each of them. Raises RunEnded on all of them if one host gives None."""
     if hosts.count == 1:
+        if batch is None:
+            raise hosts.ended()
         return batch
     batches = hosts.exchange(None if batch is None else to_bytes(batch))
-    return None if batches is None else concatenate([from_bytes(content) for content in batches])
+    if batches is None:
+        raise hosts.ended()
+    return concatenate([from_bytes(content) for content in batches])
 
 
 def concatenate(

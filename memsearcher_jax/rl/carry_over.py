@@ -13,31 +13,34 @@ is staler than that, and nothing is discarded. It also waits for younger groups,
 next steps. With `rl.carry_over` 0 every group has to be complete, and nothing is ever carried.
 
 What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
-the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up.
+the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up. A carried group names its
+problem by id and content, so that it never goes on with another one.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
+import hashlib
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
-import jax
-
-from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.logs.trajectories import decode_context, encode_context
+from memsearcher_jax.rl.batch import RolloutBatch, exchange
+from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
 from memsearcher_jax.rl.rng import named_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, PausedWorkflow, Response, Rollout, RolloutDriver
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, PausedWorkflow, Response, Rollout, RolloutDriver
+from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import (
     Completion,
-    Context,
     FinishReason,
     Outcome,
     Passage,
@@ -50,7 +53,7 @@ from memsearcher_jax.types import (
 Problems = Callable[[int], Sequence[Problem]]
 """The problems of a step, all hosts' in order."""
 FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
-"""What carried trajectories depend on: another value would attach them to other problems, or not hold them."""
+"""What carried trajectories depend on: under another value they would not be what that value describes."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,11 @@ class Carried:
     next_steps: dict[int, int]  # by index of a problem in its step: the first step whose problem there has not begun
     groups: tuple[Group, ...] = ()  # begun and not trained, in order
 
-    def share(self, index: int, count: int) -> Carried:
-        """The part of one of `count` hosts: a contiguous share of the problems of a step."""
-        total = len(self.next_steps)
-        first, last = (total * number // count for number in (index, index + 1))
-        groups = tuple(group for group in self.groups if first <= group.index < last)
-        return Carried({number: self.next_steps[number] for number in range(first, last)}, groups)
+    def share(self, hosts: Hosts) -> Carried:
+        """What one of the hosts carries: the groups of a contiguous share of the problems of a step."""
+        numbers = hosts.share(len(self.next_steps))
+        groups = tuple(group for group in self.groups if group.index in numbers)
+        return Carried({number: self.next_steps[number] for number in numbers}, groups)
 
     def restarted(self, step: int) -> Carried:
         """The same problems, none of whose rollouts has begun, as if the rollout of `step` had taken them up."""
@@ -96,53 +98,59 @@ class Carried:
         return replace(self, groups=tuple(fresh))
 
 
-def step_problems(loader: ProblemLoader, step: int, position: int, settings: RLConfig) -> Problems:
-    """The problems of any step, where those of `step` begin at `position`."""
-    count = settings.prompts_per_step
-
-    @lru_cache(maxsize=2 * settings.carry_over + 1)
-    def problems(number: int) -> list[Problem]:
-        return loader.batch(position + (number - step) * count, count)
-
-    return problems
-
-
-def rollout_key(seed: int, step: int, settings: RLConfig, refill: int = 0) -> jax.Array:
-    """The key for the draws of a step's rollout, or of its `refill`-th rollout of further problems.
-
-    With carrying over, all steps have the same key: see `_draw_number`.
-    """
-    key = named_key(seed, "rollout", 0 if settings.carry_over else step)
-    return jax.random.fold_in(key, refill) if refill else key
-
-
 def nothing_carried(step: int, prompts: int) -> Carried:
     """The state of all hosts before `step`, if no trajectory is under way."""
     return Carried(dict.fromkeys(range(prompts), step))
 
 
-class Driver(Protocol):
-    """`RolloutDriver`, or a simulation of it."""
+@dataclass
+class CarryOver(Collector):
+    """Trains complete groups and carries the others on."""
 
-    def run_while(
-        self,
-        jobs: Iterable[Job],
-        params: Params,
-        key: jax.Array,
-        *,
-        should_continue: Callable[[], bool],
-        version: int,
-    ) -> Generator[tuple[int, Rollout], None, RolloutStats]: ...
+    carried: Carried = field(kw_only=True)
+    unfinished: Carried | None = None  # what the step under way would carry on
 
-    def trajectory(self, problem: Problem, rollout: int, finished: FinishedWorkflow) -> Trajectory: ...
+    def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
+        rl, batch = self.run.config.rl, None
+        self.take(rl.prompts_per_step)
+        with self.hosts.guarded():
+            with timer("rollout"):
+                trajectories, self.unfinished, stats = self._rollout(state, timer)
+            batch = self.scored(trajectories, stats, timer)
+        with timer("gather"):
+            batch = self.with_metrics(exchange(self.hosts, batch))
+        return replace(batch, metrics={**batch.metrics, **staleness_metrics(batch.summaries, state.step, batch.stats)})
+
+    def commit(self) -> None:
+        assert self.unfinished is not None, "`collect` comes first"
+        super().commit()
+        self.carried = self.unfinished
+
+    def restart(self, step: int) -> None:
+        self.carried = self.carried.restarted(step)
+
+    def meta(self) -> dict[str, Any]:
+        return super().meta() | {"carried": to_text(self.carried, self.hosts.exchange)}
+
+    def _rollout(self, state: RunState, timer: Timer) -> tuple[list[Trajectory], Carried, RolloutStats]:
+        settings, first = self.run.config.rl, state.step
+
+        @lru_cache(maxsize=2 * settings.carry_over + 1)
+        def problems(step: int) -> list[Problem]:
+            count = settings.prompts_per_step
+            return self.loader.batch(self.position + (step - first) * count, count)
+
+        # All steps have the same key: see `_draw_number`.
+        key = named_key(self.run.config.seed, "rollout", 0)
+        return rollout(self.driver, self.carried, problems, state.params, key, first, settings, timer.notify)
 
 
 def rollout(
-    driver: Driver,
+    driver: RolloutDriver,
     carried: Carried,
     problems: Problems,
-    params: Params,
-    key: jax.Array,
+    params: Any,
+    key: Any,
     step: int,
     settings: RLConfig,
     notify: Callable[[str], None],
@@ -159,26 +167,21 @@ def rollout(
         if isinstance(one, PausedWorkflow)
     }
     jobs = [Job(number, groups[position].problem, copy, one) for number, (position, copy, one) in waiting.items()]
-    ended = driver.run_while(jobs, params, key, should_continue=step_rollout.should_continue, version=step)
-    with contextlib.closing(ended):
-        while True:
-            try:
-                number, one = next(ended)
-            except StopIteration as end:
-                stats = end.value
-                break
-            position, copy, _ = waiting[number]
-            step_rollout.record(position, copy, one)
-            notify(step_rollout.progress(settings))
+
+    def on_end(job: Job, ended: Rollout) -> None:
+        position, copy, _ = waiting[job.number]
+        step_rollout.record(position, copy, ended)
+        notify(f"{len(step_rollout.complete)}/{step_rollout.quota} groups, {step_rollout.finished} trajectories")
+
+    stats = driver.run(jobs, params, key, on_end, version=step, should_continue=step_rollout.should_continue)
     trained, kept = step_rollout.split_trained()
     next_steps = dict(carried.next_steps)
     for group in (*trained, *kept):
         next_steps[group.index] = max(next_steps[group.index], group.step + 1)
     trajectories = [
-        driver.trajectory(group.problem, copy, one)
+        driver.trajectory(Job(0, group.problem, copy), one)
         for group in trained
         for copy, one in enumerate(group.rollouts)
-        if isinstance(one, FinishedWorkflow)
     ]
     return trajectories, Carried(next_steps, tuple(kept)), stats
 
@@ -202,12 +205,6 @@ class _StepRollout:
     def should_continue(self) -> bool:
         """Whether the step needs more groups to be complete."""
         return any(len(self.complete & positions) < count for positions, count in self.needs)
-
-    def progress(self, settings: RLConfig) -> str:
-        """With carrying over, more trajectories may end than the step trains."""
-        if settings.carry_over:
-            return f"{len(self.complete)}/{self.quota} groups, {self.finished} trajectories"
-        return f"{self.finished}/{self.quota * settings.group_size} trajectories"
 
     def record(self, position: int, copy: int, one: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
@@ -266,38 +263,45 @@ def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLCon
 
 
 def _draw_number(group: Group, copy: int, settings: RLConfig) -> int:
-    """Seeds the draws of a rollout: the same in every step that samples it, and unique among all with the same key."""
-    step = group.step if settings.carry_over else 0
-    return (step * settings.prompts_per_step + group.index) * settings.group_size + copy
+    """Seeds the draws of a rollout: the same in every step that samples it, and unique among all."""
+    return (group.step * settings.prompts_per_step + group.index) * settings.group_size + copy
 
 
-def to_text(carried: Carried, hosts: Hosts) -> str:
-    """What all hosts carry, as text for a checkpoint: compressed JSON without the problems. All hosts must call it."""
+def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -> str:
+    """What all hosts carry, as text for a checkpoint: compressed JSON. All hosts must call it."""
     groups = [
         {
             "step": group.step,
             "index": group.index,
             "oldest_version": group.oldest_version,
+            "problem": problem_name(group.problem),
             "rollouts": list(map(_to_json, group.rollouts)),
         }
         for group in carried.groups
     ]
     local = {"next_steps": list(carried.next_steps.items()), "groups": groups}
-    parts = hosts.exchange(zlib.compress(json.dumps(local).encode()))
-    assert parts is not None, "every host gives its part"
-    contents = [json.loads(zlib.decompress(part)) for part in parts]
-    groups = sorted((one for part in contents for one in part["groups"]), key=lambda one: (one["step"], one["index"]))
-    together = {"next_steps": [pair for part in contents for pair in part["next_steps"]], "groups": groups}
+    shares = exchange(zlib.compress(json.dumps(local).encode()))
+    assert shares is not None, "every host gives its share"
+    contents = [json.loads(zlib.decompress(share)) for share in shares]
+    groups = sorted((one for share in contents for one in share["groups"]), key=lambda one: (one["step"], one["index"]))
+    together = {"next_steps": [pair for share in contents for pair in share["next_steps"]], "groups": groups}
     return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
 
 
-def check_carried(text: str, settings: RLConfig, changed: Sequence[tuple[str, Any, Any]] = ()) -> None:
-    """Raises ValueError if a setting has changed without which the groups in `text` cannot go on.
+def from_text(
+    text: str,
+    problems: Sequence[Problem],
+    driver: RolloutDriver,
+    settings: RLConfig,
+    changed: Sequence[tuple[str, Any, Any]] = (),
+) -> Carried:
+    """The inverse of `to_text`, of all hosts: workflows are run again on their responses.
 
-    `changed`: (name, old value, new value) of all settings that differ from those of the run that saved `text`.
+    `problems`: all that the run trains on; `changed`: (name, old value, new value) of all settings that have changed
+    since. Raises ValueError if the carried groups cannot go on with these.
     """
-    content = _content(text)
-    next_steps, groups = content["next_steps"], content["groups"]
+    content = json.loads(zlib.decompress(base64.b64decode(text)))
+    next_steps, groups = dict(map(tuple, content["next_steps"])), content["groups"]
     group_size = len(groups[0]["rollouts"]) if groups else settings.group_size
     if (len(next_steps), group_size) != (settings.prompts_per_step, settings.group_size):
         raise ValueError(
@@ -305,42 +309,46 @@ def check_carried(text: str, settings: RLConfig, changed: Sequence[tuple[str, An
             f"rl.group_size {group_size}: leave them"
         )
     # Without groups under way, problems of the next steps may be trained already.
-    carries = groups or len({step for _, step in next_steps}) > 1
+    carries = groups or len(set(next_steps.values())) > 1
     for name, old, new in changed if carries else ():
         if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
             )
+    found = _find_problems(problems, Counter(group["problem"]["id"] for group in groups))
 
-
-def restored(
-    text: str, step: int, problems: Problems, driver: RolloutDriver, settings: RLConfig, hosts: Hosts
-) -> Carried:
-    """This host's part of what a checkpoint carries into `step`; nothing if it has no text."""
-    carried = from_text(text, problems, driver) if text else nothing_carried(step, settings.prompts_per_step)
-    return carried.share(hosts.index, hosts.count)
-
-
-def from_text(text: str, problems: Problems, driver: RolloutDriver) -> Carried:
-    """The inverse of `to_text`, of all hosts: workflows are run again on their responses."""
-    content = _content(text)
-
-    def group(fields: dict[str, Any]) -> Group:
-        problem = problems(fields["step"])[fields["index"]]
+    def restored(fields: dict[str, Any]) -> Group:
+        name = fields["problem"]
+        problem = found.get((name["id"], name["sha256"]))
+        if problem is None:
+            raise ValueError(
+                f"the checkpoint carries trajectories of problem {name['id']!r}, which the training data no longer has "
+                "as it was: restore the data that the run began with"
+            )
         rollouts = tuple(_from_json(one, problem, driver) for one in fields["rollouts"])
         return Group(fields["step"], fields["index"], fields["oldest_version"], problem, rollouts)
 
-    return Carried(dict(map(tuple, content["next_steps"])), tuple(map(group, content["groups"])))
+    return Carried(next_steps, tuple(map(restored, groups)))
 
 
-def _content(text: str) -> dict[str, Any]:
-    return json.loads(zlib.decompress(base64.b64decode(text)))
+def problem_name(problem: Problem) -> dict[str, str]:
+    """What identifies a problem wherever it stands in the data."""
+    content = json.dumps(asdict(problem), sort_keys=True, default=str)
+    return {"id": problem.id, "sha256": hashlib.sha256(content.encode()).hexdigest()}
+
+
+def _find_problems(problems: Sequence[Problem], ids: Counter[str]) -> dict[tuple[str, str], Problem]:
+    """The problems with these ids, by id and content."""
+    if not ids:
+        return {}
+    wanted = (problem for problem in problems if problem.id in ids)
+    return {(problem.id, problem_name(problem)["sha256"]): problem for problem in wanted}
 
 
 def _to_json(one: Rollout) -> dict[str, Any]:
     """An outcome that the workflow did not return is stored; the others it returns again."""
     fields: dict[str, Any] = {
-        "contexts": [vars(context) for context in one.contexts],  # `asdict` would copy token by token
+        "contexts": [encode_context(context) for context in one.contexts],
         "responses": [
             [asdict(result) for result in response]
             if isinstance(response, tuple)
@@ -355,10 +363,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
-    contexts = tuple(
-        Context(tuple(one["ids"]), tuple(one["logprobs"]), tuple(one["sampled"]), one["version"])
-        for one in fields["contexts"]
-    )
+    contexts = tuple(map(decode_context, fields["contexts"]))
     responses = tuple(map(_response, fields["responses"]))
     if not fields["finished"]:
         return PausedWorkflow(contexts, responses)

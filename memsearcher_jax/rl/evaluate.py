@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +19,16 @@ from memsearcher_jax.logs.trajectories import (
     truncate_incomplete,
 )
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
-from memsearcher_jax.rl.reward_fn import RewardFn
+from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
+from memsearcher_jax.rl.recovery import Recovery
+from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rng import named_key
-from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver, make_jobs
+from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.setup import Run, select_test_problems
-from memsearcher_jax.runtime.distributed import Hosts, Interrupted
+from memsearcher_jax.rl.state import RunState
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.ending import RunEnded
+from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
 SHARD_FILE = "shard_{:04d}.jsonl.gz"  # trajectories of one host
@@ -66,34 +70,60 @@ def evaluate(
     if jobs is None:
         jobs = make_jobs(evaluation_problems(run), 1)
     key = evaluation_key(run)
-    trajectories, _ = driver.rollout(jobs, params, key, notify)
-    driver.executor.engine.release()  # rewards have the memory of the sampler's cache, as in training
+    trajectories, _ = driver.trajectories(jobs, params, key, notify)
+    driver.engine.release()  # rewards have the memory of the sampler's cache, as in training
     return reward_fn(trajectories, key, notify)
 
 
-def evaluate_together(
-    run: Run,
-    driver: RolloutDriver,
-    params: Params,
-    notify: Callable[[str], None],
-    reward_fn: RewardFn,
-    hosts: Hosts,
-) -> Sequence[TrajectorySummary]:
-    """`evaluate` by all hosts: the summaries of all questions on each of them; none if the run is to stop."""
-    jobs = missing_jobs(evaluation_problems(run), (), Shard(hosts.index, hosts.count))
-    batch = None
-    with suppress(Interrupted):
-        scored = evaluate(run, driver, params, notify, reward_fn, jobs)
-        batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-    joined = exchange(hosts, batch)
-    if joined is None:
-        return ()
-    summaries = list(joined.summaries)
-    rest = iter(joined.summaries)  # one host's after the other's
-    for index in range(hosts.count):
-        count = Shard(index, hosts.count).size(len(summaries))
-        summaries[index :: hosts.count] = itertools.islice(rest, count)
-    return summaries
+@dataclass
+class Evaluator:
+    """Evaluates the policy while it trains, on all hosts together."""
+
+    run: Run
+    driver: RolloutDriver
+    reward_fn: RewardFn
+    hosts: Hosts
+
+    def before_first_step(self, state: RunState, recovery: Recovery) -> None:
+        """Evaluates what a rollback may have to restore, or what a stop has kept from being evaluated."""
+        every, health = self.run.config.rl.evaluate_every, recovery.monitor
+        if not every or health.state.evaluated == state.step:
+            return
+        was_due = state.step > 0 and state.step % every == 0
+        if was_due or (health.rolls_back and recovery.best_step is None):
+            self.evaluate(state, recovery, Timer())
+
+    def if_due(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
+        """The test metrics of the weights, if the settings ask for them after this step."""
+        every = self.run.config.rl.evaluate_every
+        if not every or state.step % every:
+            return {}
+        with timer("evaluate"):
+            return self.evaluate(state, recovery, timer)
+
+    def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
+        """The test metrics of the weights; none if the run is to stop, which the next step then does."""
+        jobs = missing_jobs(evaluation_problems(self.run), (), Shard(self.hosts.index, self.hosts.count))
+        batch = None
+        with self.hosts.guarded():
+            self.hosts.check()
+            scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
+            batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
+        try:
+            joined = exchange(self.hosts, batch)
+        except RunEnded:
+            return {}
+        metrics = trajectory_metrics(self._in_order(joined.summaries), self.run.agent)
+        recovery.record_evaluation(state.step, metrics)
+        return {f"test/{name}": value for name, value in metrics.items()}
+
+    def _in_order(self, joined: Sequence[TrajectorySummary]) -> list[TrajectorySummary]:
+        """The summaries in the order of the questions; they come one host's after the other's."""
+        summaries, rest = list(joined), iter(joined)
+        for index in range(self.hosts.count):
+            count = Shard(index, self.hosts.count).size(len(summaries))
+            summaries[index :: self.hosts.count] = itertools.islice(rest, count)
+        return summaries
 
 
 def read_summaries(folder: Path, problems: Sequence[Problem], shard: Shard) -> dict[str, TrajectorySummary]:
@@ -143,23 +173,31 @@ def evaluate_to_folder(
     folder: Path,
     shard: Shard,
     reward_fn: RewardFn,
-    chunk: int = 1,
-) -> Iterator[tuple[str, TrajectorySummary]]:
-    """Runs the jobs, appends each trajectory to the shard's file as it ends, and yields the question's id and summary.
+    on_answer: Callable[[str, TrajectorySummary], None],
+) -> None:
+    """Runs the jobs and appends each trajectory to the host's file as it ends; `on_answer` gets its question's id.
 
     What is sampled for a question depends on its place among all questions, not on what was done before a restart.
-    With `chunk` above 1, that many trajectories are rewarded together: a killed evaluation loses one chunk at most.
+    Trajectories whose rewards ask an answerer are rewarded as many at a time as there are slots: a killed evaluation
+    loses these at most.
     """
     key, notify = evaluation_key(run), lambda line: None
-    if chunk == 1:
-        rewarded = (reward_fn([one], key, notify) for _, one in driver.run(jobs, params, key))
-    else:
-        starts = range(0, len(jobs), chunk)
-        rewarded = (evaluate(run, driver, params, notify, reward_fn, jobs[start : start + chunk]) for start in starts)
     with open_log(folder / SHARD_FILE.format(shard.index)) as log:
-        for scored in itertools.chain.from_iterable(rewarded):
+
+        def write(scored: ScoredTrajectory) -> None:
             append_trajectory(log, scored)
-            yield scored.trajectory.problem.id, summarize_trajectory(scored)
+            on_answer(scored.trajectory.problem.id, summarize_trajectory(scored))
+
+        def on_end(job: Job, ended: Rollout) -> None:
+            write(*reward_fn([driver.trajectory(job, ended)], key, notify))
+
+        if not run.agent.needs_completers:
+            driver.run(jobs, params, key, on_end)
+            return
+        chunk = run.config.sampling.slots
+        for start in range(0, len(jobs), chunk):
+            for scored in evaluate(run, driver, params, notify, reward_fn, jobs[start : start + chunk]):
+                write(scored)
 
 
 def evaluation_key(run: Run) -> jax.Array:

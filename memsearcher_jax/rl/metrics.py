@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.logs.metric_names import MetricName
-from memsearcher_jax.logs.trajectories import FAILURES
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import StopReason, TrajectorySummary
+
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -26,32 +28,15 @@ class RolloutStats:
     interrupted_tokens: int = 0  # sampled, of contexts that the end of the rollout cut off: they are sampled again
 
 
-def trajectory_metrics(summaries: Sequence[TrajectorySummary], *, reads_streams: bool) -> dict[str, float]:
-    """Rewards and scores of a batch, what its trajectories took, and how they ended."""
-    return stream_metrics(summaries) if reads_streams else answer_metrics(summaries)
-
-
-def answer_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Means over trajectories that answer questions; rewards and scores over those that were not lost."""
+def trajectory_metrics(summaries: Sequence[TrajectorySummary], agent: Agent) -> dict[str, float]:
+    """Rewards and scores of a batch, over the trajectories that were not lost, what they took, and how they ended."""
+    numbers = [agent.numbers(one) for one in summaries]
+    names = dict.fromkeys(name for one in numbers for name in one)
     return {
         **_scores(summaries),
         **_exact_match_by_hops(summaries),
-        "searches": _mean([one.searches for one in summaries]),
-        **{f"wrong/{failure}": _mean([one.failure == failure for one in summaries]) for failure in FAILURES},
+        **{name: _mean([one[name] for one in numbers if name in one]) for name in names},
         **_effort(summaries),
-    }
-
-
-def stream_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Means over the streams that have a value.
-
-    Operations and tokens (the policy's) are counts per stream; `calls_ok_share` is over all calls.
-    """
-    calls, succeeded = (sum(one.counts.get(name, 0) for one in summaries) for name in ("calls", "calls_ok"))
-    return {
-        **_scores(summaries),
-        **_effort(summaries),
-        "calls_ok_share": succeeded / calls if calls else 0.0,
     }
 
 
@@ -125,12 +110,15 @@ def _effort(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     fractions of the trajectories."""
     lengths = [tokens for one in summaries for tokens in one.context_lengths]
     names = sorted({name for one in summaries for name in one.counts})
+    calls, succeeded = (sum(one.counts.get(name, 0) for one in summaries) for name in ("calls", "calls_ok"))
+    calls_ok_share = {"calls_ok_share": succeeded / calls if calls else 0.0} if "calls_ok" in names else {}
     return {
         MetricName.TURNS: _mean([one.turns for one in summaries]),
         MetricName.TOKENS_PER_TURN: _mean(lengths),
         "peak_context_tokens": float(max(lengths, default=0)),
         **{name: _mean([one.counts.get(name, 0) for one in summaries]) for name in names},
         **{f"stop/{stop.value}": _mean([one.stop is stop for one in summaries]) for stop in StopReason},
+        **calls_ok_share,
     }
 
 

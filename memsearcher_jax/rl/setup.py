@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from memsearcher_jax.agent.memalpha.reward import needs_judge
-from memsearcher_jax.agent.registry import WORKFLOWS, AnyPrompts
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data import problems as data
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
-from memsearcher_jax.rl.rollout import Params, RolloutDriver, WorkflowExecutor
-from memsearcher_jax.rl.stream_reward import check_answer_contexts
+from memsearcher_jax.rl.completers import uses_initial_policy
+from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import hub, load_weights, text_encoder
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
@@ -31,7 +32,7 @@ from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_fold
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.training import update
 from memsearcher_jax.training.trainer import check_offload
-from memsearcher_jax.types import Problem, Workflow
+from memsearcher_jax.types import Problem
 
 PACKAGED_TOKENIZER = str(located("package:tiny"))
 
@@ -41,9 +42,9 @@ class Run:
     """The checked parts of a run. Nothing large is in device memory yet."""
 
     config: RunConfig
+    agent: Agent
     meshes: Meshes
     tokenizer: ChatTokenizer
-    prompts: AnyPrompts
     searcher: Searcher | None  # None where the workflow never searches
     problems: ProblemSplits
 
@@ -56,30 +57,32 @@ def prepare(
     questions: Sequence[Problem] = (),
     index: Path | None = None,
     max_outage: float = 0.0,
+    weights: bool = True,
 ) -> Run:
     """Opens everything that a run needs; data and index that have to be built are kept in `workspace`.
 
     Cheap checks come first. `training`: problems to train on are required, else problems to test. `questions` replace
     the config's test questions; `index` is an index that exists already, if it is not in `workspace`.
-    `max_outage`: seconds to wait for a search service that is down.
+    `max_outage`: seconds to wait for a search service that is down. `weights`: whether those in model.path are read.
     Repositories of the Hub are downloaded. Raises ValueError or OSError in one line that names the setting or file.
     """
     config = hub.local(config)
-    if config.model.path:
+    if config.model.path and weights:
         load_weights.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
     meshes = open_meshes(config)
     if training:
         update.check_param_dtype(config.model)
         check_training(config, meshes.train)
-    prompts = open_prompts(config, tokenizer)
+    agent = agent_of(config)
+    check_contexts(config, agent, tokenizer)
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
-    check_problems((*problems.train, *problems.test), config, tokenizer)
+    everything = itertools.chain(problems.train, problems.test)
+    agent.check_problems(everything, tokenizer.count, has_judge=config.judge.backend != "none")
     if training:
         config = with_steps(config, len(problems.train))
-    searches = WORKFLOWS[config.agent.workflow].searches
-    searcher = open_search(config, index or workspace / INDEX, max_outage) if searches else None
-    return Run(config, meshes, tokenizer, prompts, searcher, problems)
+    searcher = open_search(config, index or workspace / INDEX, max_outage) if agent.searches else None
+    return Run(config, agent, meshes, tokenizer, searcher, problems)
 
 
 def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
@@ -136,15 +139,16 @@ def _device_bytes() -> float:
     return (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-def open_prompts(config: RunConfig, tokenizer: ChatTokenizer) -> AnyPrompts:
-    """The workflow's template set. Raises ValueError or OSError if it is incomplete or its contexts do not fit."""
-    spec = WORKFLOWS[config.agent.workflow]
-    prompts = spec.load_prompts(config.agent)
-    templates = spec.template_tokens(config.agent, prompts, tokenizer) + tokenizer.extra_markup_tokens
-    spec.check_context(config.agent, config.memalpha, config.sampling.context_tokens, template_tokens=templates)
-    if spec.reads_streams:
-        check_answer_contexts(config, prompts, tokenizer)
-    return prompts
+def check_contexts(config: RunConfig, agent: Agent, tokenizer: ChatTokenizer) -> None:
+    """Raises ValueError or OSError if the agent's template set is incomplete or its contexts do not fit."""
+    agent.check_context(config.sampling.context_tokens, tokenizer)
+    needed = agent.completer_tokens(tokenizer, judge=config.judge.backend == "initial_policy")
+    if uses_initial_policy(config) and needed > config.model.max_positions:
+        raise ValueError(
+            f"a context that answers or judges may need {needed} tokens (memalpha.answer_memory_tokens "
+            f"{config.memalpha.answer_memory_tokens}, memalpha.answer_tokens {config.memalpha.answer_tokens}, a "
+            f"question and its template), but model.max_positions is {config.model.max_positions}: lower one of them"
+        )
 
 
 def with_steps(config: RunConfig, problems: int) -> RunConfig:
@@ -166,9 +170,7 @@ def with_fitting_context(config: RunConfig) -> RunConfig:
     Nothing is packed into rows, so `training.seq_len`, which bounds it, is raised too. Raises ValueError or OSError for
     a template set or a tokenizer that cannot be read.
     """
-    spec, tokenizer = WORKFLOWS[config.agent.workflow], open_tokenizer(config.model)
-    templates = spec.template_tokens(config.agent, spec.load_prompts(config.agent), tokenizer)
-    needed = spec.longest_context(config.agent, config.memalpha, templates + tokenizer.extra_markup_tokens)
+    needed = agent_of(config).longest_context(open_tokenizer(config.model))
     if needed <= config.sampling.context_tokens:
         return config
     chunk, logit_chunk = config.sampling.prefill_chunk, config.training.logit_chunk
@@ -181,24 +183,12 @@ def with_fitting_context(config: RunConfig) -> RunConfig:
     )
 
 
-def check_problems(problems: Sequence[Problem], config: RunConfig, tokenizer: ChatTokenizer) -> None:
-    """Raises ValueError that names a problem which the workflow cannot take, or answers that nothing can score."""
-    if not WORKFLOWS[config.agent.workflow].reads_streams:
-        data.check_questions(problems, tokenizer.count, config.agent.question_tokens)
-        return
-    data.check_streams(problems, tokenizer.count, config.memalpha.chunk_tokens, config.agent.question_tokens)
-    sources = {problem.stream.source for problem in problems if problem.stream}
-    judged = sorted(source for source in sources if needs_judge(source, evaluation=True))
-    if judged and config.judge.backend == "none":
-        raise ValueError(f"answers of {', '.join(judged)} are scored by a judge, and judge.backend is none: set it")
-
-
 def open_problems(config: RunConfig, folder: Path, *, training: bool) -> ProblemSplits:
     """The config's problems, stored in `folder`.
 
     Raises ValueError if questions and passages do not belong together, or if required ones are missing.
     """
-    if WORKFLOWS[config.agent.workflow].searches:
+    if agent_of(config).searches:
         synthetic_passages = has_synthetic_passages(config)
         if config.data.is_synthetic and not synthetic_passages:
             raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
@@ -249,22 +239,20 @@ def make_driver(
 
     `check` is called after every step of the engine and interrupts a rollout by raising.
     """
-    config, params = run.config, run.config.sampling.params
+    config, params, agent = run.config, run.config.sampling.params, run.agent
     if evaluation:
-        config = replace(config, agent=replace(config.agent, max_turns=config.evaluation.max_turns))
-        params = replace(params, temperature=config.evaluation.temperature)
+        params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(config)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
     # An index in this process uses all cores for a batch, a service answers several batches at a time.
     concurrency = config.retrieval.max_concurrency if config.retrieval.url else 1
     limits = config.rl.search_timeout, config.rl.max_search_outage, concurrency
-    executor = WorkflowExecutor(engine, run.tokenizer, run.searcher, *limits, check, params)
-    return RolloutDriver(executor, workflow_factory(config, run.prompts, run.tokenizer))
+    start = partial(agent.start, token_counter=run.tokenizer)
+    return RolloutDriver(engine, run.tokenizer, start, run.searcher, *limits, check, params)
 
 
-def workflow_factory(config: RunConfig, prompts: AnyPrompts, tokenizer: ChatTokenizer) -> Callable[[Problem], Workflow]:
-    """Starts the configured workflow on a problem."""
-    spec = WORKFLOWS[config.agent.workflow]
-    return lambda problem: spec.start(problem, config.agent, config.memalpha, prompts, tokenizer)
+def evaluation_agent(config: RunConfig) -> Agent:
+    """The agent with the limits of evaluation."""
+    return agent_of(replace(config, agent=replace(config.agent, max_turns=config.evaluation.max_turns)))
 
 
 def publish(run: Run, params: Params) -> Params:

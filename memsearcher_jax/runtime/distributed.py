@@ -7,28 +7,26 @@ So no host may leave alone: a host that is asked to stop says so at the next mee
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
+
+from memsearcher_jax.runtime.ending import EndReason, RunEnded
 
 MIN_BYTES, MAX_BYTES = 1 << 12, 1 << 24  # that one call carries for each host: few sizes, so that few are compiled
 Result = TypeVar("Result")
 
 
 class Interrupted(Exception):
-    """A rollout was interrupted, because the run is to stop."""
-
-
-class Stopped(Exception):
-    """All hosts have stopped at the same step, and the checkpoint is saved."""
-
-    def __init__(self, step: int, reason: str):
-        super().__init__(f"stopped after step {step} ({reason}); checkpoint saved")
-        self.step = step
+    """Work of this host was interrupted, because the run is to stop."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,21 @@ class Hosts:
     index: int = 0
     count: int = 1
     stopping: threading.Event = field(default_factory=threading.Event)  # set once the run is to stop
-    reasons: list[str] = field(default_factory=list)  # the first one counts
+    reasons: list[tuple[EndReason, str]] = field(default_factory=list)
 
     @property
     def first(self) -> bool:
         """Whether this is the host that writes the shared files."""
         return self.index == 0
 
-    def stop(self, reason: str) -> None:
+    def share(self, count: int) -> range:
+        """The numbers of this host's contiguous share of `count` items."""
+        first, last = (count * index // self.count for index in (self.index, self.index + 1))
+        return range(first, last)
+
+    def stop(self, reason: EndReason, message: str) -> None:
         """Asks this host to stop. Any thread may call it."""
-        self.reasons.append(reason)
+        self.reasons.append((reason, message))
         self.stopping.set()
 
     def check(self) -> None:
@@ -55,9 +58,28 @@ class Hosts:
         if self.stopping.is_set():
             raise Interrupted
 
-    def stopped(self, step: int) -> Stopped:
-        """The exception to raise when all hosts have agreed."""
-        return Stopped(step, self.reasons[0] if self.reasons else "another host was asked to stop")
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Work of this host alone: what goes wrong in it ends the block, and the run where all hosts meet next."""
+        try:
+            yield
+        except Interrupted:
+            pass
+        except JaxRuntimeError:
+            raise  # of a device or of a lost host: the hosts cannot meet
+        except (ConnectionError, TimeoutError) as error:
+            self.stop(EndReason.OUTAGE, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            traceback.print_exc()
+            self.stop(EndReason.FAILURE, f"{type(error).__name__}: {error}")
+
+    def ended(self) -> RunEnded:
+        """The exception to raise on all hosts, each of which must call this: with the reason that counts most."""
+        ours = [(reason.value, message) for reason, message in self.reasons]
+        everyone = self.exchange(json.dumps(ours).encode()) or []
+        reasons = [(EndReason(value), message) for part in everyone for value, message in json.loads(part)]
+        order = list(EndReason)
+        return RunEnded(*max(reasons, key=lambda one: order.index(one[0])))
 
     def exchange(self, content: bytes | None) -> list[bytes] | None:
         """What every host gives, in their order; None on all of them if one gives None. All hosts must call it."""

@@ -1,4 +1,4 @@
-"""README.md of an exported model: the Hub's model card, made from a run's reproduction card and an evaluation of it."""
+"""README.md of an exported model: the Hub's model card, from a run's settings, its results and an evaluation of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.config import settings
-from memsearcher_jax.report.evaluation import read_results
+from memsearcher_jax.logs.run_facts import read_facts, read_results
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.card import CARD_FILE, read_card
+from memsearcher_jax.runtime.inputs import read_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 MODEL_CARD = "README.md"
@@ -27,10 +27,7 @@ def read_evaluation(folder: Path | None) -> dict[str, Any]:
     """Benchmark -> its results, of a directory that launch/evaluate.py wrote. Raises FileNotFoundError, ValueError."""
     if folder is None:
         return {}
-    results = read_results(folder)
-    if "evaluation" not in results:
-        raise ValueError(f"--evaluation {folder} is one of streams, whose results have no place in a model card")
-    return results["evaluation"]["benchmarks"]
+    return read_results(folder)["evaluation"]["benchmarks"]
 
 
 def write_model_card(
@@ -64,7 +61,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:
     if not evaluation:
         return
     scores = list(next(iter(evaluation.values()))["scores"])
-    yield "## Evaluation\n\nMeans in percent with 95 % bootstrap intervals over questions.\n"
+    yield "## Evaluation\n\nMeans in percent with 95 % intervals over questions.\n"
     yield f"| benchmark | questions | {' | '.join(score.replace('_', ' ') for score in scores)} |"
     yield "| --- " * (len(scores) + 2) + "|"
     for benchmark, result in evaluation.items():
@@ -74,10 +71,10 @@ def _evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training(directory: Path, run: Path) -> Iterator[str]:
-    if not (run / CARD_FILE).is_file():
+    results, program = read_facts(run).results, read_inputs(run).program
+    if not program:
         return
-    card = read_card(run)
-    results, program = card["results"], card["program"][-1]
+    program = program[-1]
     yield f"## Training\n\nmemsearcher_jax {program['version']}, commit {program['commit'] or 'unknown'}.\n"
     if "last_steps" in results:
         means = (f"{name} {_interval(value)}" for name, value in results["metrics"].items())

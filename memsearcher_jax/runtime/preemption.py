@@ -1,14 +1,14 @@
-"""This process as one host of a job: joining the others, SIGTERM, and exit statuses.
+"""This process as one host of a job: joining the others, SIGTERM and Ctrl-C, and exit statuses.
 
-Exit status 85 means "stopped from outside, checkpoint saved: restart all hosts"; any other status but 0 is a failure of
-the program itself, which would repeat. A host exits with 85 after SIGTERM or the loss of another host, and with its own
-status after its own failure; the others then exit with 1, since they would meet the same error.
+A host exits with the status of `runtime.ending` where all hosts end together, with 85 after the loss of another host,
+and with its own status after its own failure; the others then exit with 1, since they would meet the same error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -19,13 +19,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from memsearcher_jax.runtime.ending import STOPPED, EndReason, RunEnded
+
 if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
 
-STOPPED = 85  # not used by shells, signals or Python
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 STOP_KEY, FAILED_KEY = "memsearcher/stop", "memsearcher/failed"  # in the key-value store of the coordinator
 BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the others see its FAILED_KEY
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 JOIN_SECONDS = 3_600  # between the starts of the first and of the last host: a pod may wait for its node or its image
 MAX_JOIN_SECONDS = 7 * 86_400
 SHUTDOWN_SECONDS = 1_800  # in which hosts wait for each other at the end: the first one still writes the report
@@ -39,9 +41,10 @@ JOIN_LOSS_MESSAGES = tuple(set(HOST_LOSS_MESSAGES) - {"UNAVAILABLE"})  # a missi
 
 @contextlib.contextmanager
 def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[Hosts]:
-    """The hosts of the job until the block ends; if `stoppable`, SIGTERM to any of them asks all of them to stop.
+    """The hosts of the job until the block ends; if `stoppable`, SIGTERM or Ctrl-C to one asks all of them to stop.
 
-    Otherwise the block never checks `Hosts.stopping`, and SIGTERM ends the process.
+    A second Ctrl-C ends the process at once. Without `stoppable` the block never checks `Hosts.stopping`, and both
+    signals end the process.
 
     JAX joins the hosts first where the environment names a coordinator (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
     JAX_PROCESS_ID), or where JAX_PLATFORMS begins with tpu and the TPU's environment describes the slice. All must
@@ -51,12 +54,12 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
     if not 1 <= timeout <= MAX_JOIN_SECONDS:
         raise ValueError(f"--join_timeout is {timeout}: it must be at least 1 and at most {MAX_JOIN_SECONDS:,}")
     job = _Job()
-    with _sigterm_handler(job.on_sigterm) if stoppable else contextlib.nullcontext():
+    with _signal_handler(job.on_signal) if stoppable else contextlib.nullcontext():
         if ADDRESS in os.environ or os.environ.get("JAX_PLATFORMS", "").startswith("tpu"):
             job.join(timeout)
         import jax
 
-        from memsearcher_jax.runtime.distributed import Hosts, Stopped
+        from memsearcher_jax.runtime.distributed import Hosts
 
         hosts = Hosts(jax.process_index(), jax.process_count())
         if hosts.count > 1 and job.client is None:
@@ -64,10 +67,10 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
         try:
             job.watch(hosts)
             yield hosts
-        except Stopped as stop:
-            print(f"{job.prefix}{stop}", file=sys.stderr, flush=True)
+        except RunEnded as end:
+            print(f"{job.prefix}{end}", file=sys.stderr, flush=True)
             job.shutdown()
-            raise SystemExit(STOPPED) from None
+            raise SystemExit(end.reason.status) from None
         except BaseException as error:
             if job.client is None:
                 raise
@@ -141,18 +144,25 @@ class _Job:
         if self.client is None:
             return
         self.prefix = f"host {hosts.index}: "
-        self._when(STOP_KEY, hosts.stop)
+        self._when(STOP_KEY, self._on_stop)
         self._when(FAILED_KEY, self._on_failure)
 
-    def on_sigterm(self) -> None:
+    def on_signal(self, number: int) -> None:
         """Asks all hosts to stop. Before they have joined there is nothing to save, and nobody to ask."""
+        reason = EndReason.INTERRUPT if number == signal.SIGINT else EndReason.SIGNAL
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         if not self._started:
-            self._exit("stopped during startup (SIGTERM)", STOPPED)
-        reason = f"SIGTERM on host {self.hosts.index}"
-        self.hosts.stop(reason)
+            self._exit(f"stopped during startup ({name})", reason.status)
+        if number == signal.SIGINT:
+            if self.hosts.stopping.is_set():
+                self._exit("stopped at once (Ctrl-C again); the last checkpoint is intact", reason.status)
+            line = "stopping: the step under way is dropped or finished, then saved; Ctrl-C again stops at once"
+            os.write(2, f"{self.prefix}{line}\n".encode())
+        message = f"{name} on host {self.hosts.index}" if self.client else name
+        self.hosts.stop(reason, message)
         if self.client:
             with contextlib.suppress(Exception):  # the job ends in any case
-                self.client.key_value_set(STOP_KEY, reason, allow_overwrite=True)
+                self.client.key_value_set(STOP_KEY, json.dumps([reason.value, message]), allow_overwrite=True)
 
     def shutdown(self) -> None:
         """Waits until all hosts have finished their writes."""
@@ -194,6 +204,10 @@ class _Job:
         self._listeners.append(threading.Thread(target=wait, daemon=True))
         self._listeners[-1].start()
 
+    def _on_stop(self, content: str) -> None:
+        reason, message = json.loads(content)
+        self.hosts.stop(EndReason(reason), message)
+
     def _on_failure(self, reason: str) -> None:
         if not reason.startswith(f"host {self.hosts.index} "):
             self._abort_status = 1
@@ -211,8 +225,8 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _sigterm_handler(on_sigterm: Callable[[], object]) -> Iterator[None]:
-    """Calls `on_sigterm` in a thread, even while the main thread waits for a device or a host."""
+def _signal_handler(on_signal: Callable[[int], object]) -> Iterator[None]:
+    """Calls `on_signal` in a thread at SIGTERM or SIGINT, even while the main thread waits for a device or a host."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -221,17 +235,18 @@ def _sigterm_handler(on_sigterm: Callable[[], object]) -> Iterator[None]:
 
     def wait() -> None:
         while number := receiver.recv(1):
-            if number[0] == signal.SIGTERM:
-                on_sigterm()
+            if number[0] in SIGNALS:
+                on_signal(number[0])
 
-    handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
     wakeup_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=wait, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup_fd)
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         sender.close()
 
 

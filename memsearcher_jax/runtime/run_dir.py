@@ -4,7 +4,7 @@ run.json        the run's config; it marks a directory as a run
 tokenizer/      a copy of the tokenizer files
 checkpoints/    orbax, a directory per step; those of a run in a bucket (`runtime/remote_dir.py`) are in the bucket
 metrics.jsonl   tensorboard/   trajectories/   curves.png   report.html
-card.json       what another run needs to give the same numbers (`runtime/card.py`)
+inputs.json  inputs/   hashes of what the run was given, and copies of the small ones (`runtime/inputs.py`)
 data/  index/   built at the start unless the config names existing ones
 """
 

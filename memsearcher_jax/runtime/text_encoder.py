@@ -23,7 +23,7 @@ from memsearcher_jax.model import encoder, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.model.encoder import EncoderConfig
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.search import TextEncoder
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 
 E5_PROMPTS = ("query: ", "passage: ")
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double

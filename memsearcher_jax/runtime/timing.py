@@ -14,13 +14,13 @@ from memsearcher_jax.logs.metric_names import PHASE_PREFIX
 class Timer:
     """Seconds by phase; a phase entered twice adds up. `notify` gets the name of each phase as it begins."""
 
-    def __init__(self, notify: Callable[[str], None]):
-        self._notify = notify
+    def __init__(self, notify: Callable[[str], None] = lambda line: None):
+        self.notify = notify
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        self._notify(phase)
+        self.notify(phase)
         began = time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation(phase):

@@ -18,21 +18,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import jax
-
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.memalpha.memory import Memory
-from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.retrieval.documents import WORD_TOKENS, join_texts, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
-from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Rollout
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.rl.stream_reward import REWARD_DRAWS, StreamRewardFn
 from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import (
     Completion,
@@ -43,8 +38,6 @@ from memsearcher_jax.types import (
     Prompt,
     Search,
     StopReason,
-    Stream,
-    StreamQuestion,
     Trajectory,
     Workflow,
 )
@@ -95,16 +88,16 @@ class _Request:
 
 
 @dataclass(eq=False)
-class Agent:
+class AgentService:
     """The trained agent of a run. Use its coroutines from one event loop."""
 
     run: Run
     limits: AgentLimits
     _requests: dict[int, _Request] = field(default_factory=dict, init=False)  # not yet finished
-    _queue: deque[tuple[int, Workflow, PausedWorkflow]] = field(default_factory=deque, init=False)
+    _queue: deque[Job] = field(default_factory=deque, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _closed: bool = field(default=False, init=False)
-    _questions: deque[tuple[Trajectory, Future[Completion]]] = field(default_factory=deque, init=False)
+    _questions: deque[tuple[Any, str, Future[Completion]]] = field(default_factory=deque, init=False)
 
     def __post_init__(self) -> None:
         """Loads the weights and compiles all programs."""
@@ -116,18 +109,23 @@ class Agent:
             answerer=replace(config.answerer, max_outage=0.0),
         )
         run = replace(self.run, config=config)
-        self.reads_streams = WORKFLOWS[config.agent.workflow].reads_streams
-        self._params = setup.publish(self.run, init_state.initial_params(self.run))
-        self._driver = setup.make_driver(run, evaluation=True)
+        self._params = setup.publish(self.run, state.initial_params(self.run))
+        driver = setup.make_driver(run, evaluation=True)
+        self._driver = replace(driver, start=self._observed)
+        self._start = driver.start
         self._key, self._numbers = evaluation_key(self.run), itertools.count()
-        reward_fn = init_state.open_reward_fn(run, evaluation=True)
-        self._answer_fn = reward_fn if isinstance(reward_fn, StreamRewardFn) else None
+        self._reward_fn = state.open_reward_fn(run, evaluation=True)
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        self._driver.executor.engine.warm_up(self._params)
-        cached = self._answer_fn and self._answer_fn.answerer
+        self._driver.engine.warm_up(self._params)
+        cached = self._reward_fn.answerer
         if isinstance(cached, CachedCompleter) and isinstance(cached.completer, EngineCompleter):
-            cached.completer.executor.engine.warm_up(cached.completer.params)
+            cached.completer.driver.engine.warm_up(cached.completer.params)
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the agent reads texts into a memory; otherwise it is asked questions."""
+        return isinstance(self.run.agent, ReadingAgent)
 
     @property
     def active(self) -> int:
@@ -151,61 +149,57 @@ class Agent:
 
     async def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """The events of a search agent; the last item is what its workflow returned."""
-        workflow = self._driver.make_workflow(Problem("asked", question, ()))
+        workflow = self._start(Problem("asked", question, ()))
         async for event in self._events(workflow, params):
             yield event
 
     async def memorize(
-        self, texts: Sequence[str], memory: Memory | None, params: RequestParams
+        self, texts: Sequence[str], memory: Any, params: RequestParams
     ) -> AsyncGenerator[Event | FinishedWorkflow]:
-        """The events of reading the texts, in chunks, into a memory; its `StreamOutcome` has the new one."""
-        config, tokenizer = self.run.config, self.run.tokenizer
-        limit = config.memalpha.chunk_tokens
+        """The events of reading the texts, in chunks, into a memory, None for a new one; `remembered` gives the new one
+        of what its workflow returned."""
+        agent, tokenizer = self.run.agent, self.run.tokenizer
+        assert isinstance(agent, ReadingAgent), "only these memorize"
+        limit = agent.chunk_tokens
 
         def chunks() -> tuple[str, ...]:
             passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
             return join_texts(passages, limit, tokenizer)
 
-        workflow = WORKFLOWS[config.agent.workflow].workflow(
-            Stream("files", await asyncio.to_thread(chunks), ()),  # seconds for a long text
-            agent=config.agent,
-            config=config.memalpha,
-            prompts=self.run.prompts,
-            token_counter=tokenizer,
-            initial=memory,
-        )
+        # Seconds for a long text.
+        workflow = agent.read(await asyncio.to_thread(chunks), memory, tokenizer)
         async for event in self._events(workflow, params):
             yield event
 
-    async def recall(self, question: str, memory: Memory) -> Completion:
+    def remembered(self, finished: FinishedWorkflow) -> Any:
+        """The memory that reading has written."""
+        assert isinstance(self.run.agent, ReadingAgent), "only these memorize"
+        return self.run.agent.remembered(Trajectory(Problem("asked", "", ()), 0, finished.outcome, (), ""))
+
+    async def recall(self, question: str, memory: Any) -> Completion:
         """Answers a question from a memory, with the completer of evaluations.
 
         Raises Overloaded or TimeoutError.
         """
         if len(self._questions) >= self.limits.max_requests:
             raise Overloaded(f"{self.limits.max_requests} questions wait for an answer")
-        stream = Stream("files", (), (StreamQuestion(question, ""),))
-        outcome = StreamOutcome(StopReason.STREAM_READ, memory=memory)
-        trajectory = Trajectory(Problem.of_stream("asked", stream), 0, outcome, (), "")
         answer = Future[Completion]()
-        self._questions.append((trajectory, answer))
+        self._questions.append((memory, question, answer))
         self._answerer.submit(self._answer)
         return await asyncio.wait_for(asyncio.wrap_future(answer), self.limits.request_timeout)
 
     def _answer(self) -> None:
         """Answers all questions that wait, in one batch."""
-        assert self._answer_fn is not None, "only agents that read streams recall"
         batch = [self._questions.popleft() for _ in range(len(self._questions))]
-        batch = [(trajectory, answer) for trajectory, answer in batch if answer.set_running_or_notify_cancel()]
+        batch = [one for one in batch if one[-1].set_running_or_notify_cancel()]
         try:
-            key = jax.random.fold_in(jax.random.fold_in(self._key, REWARD_DRAWS), 0)  # an evaluation's
-            answers = self._answer_fn.answers([one for one, _ in batch], key, lambda line: None)
+            completions = self._reward_fn.answer([(memory, question) for memory, question, _ in batch], self._key)
         except Exception as error:
             log.exception("answering failed")
-            for _, answer in batch:
+            for *_, answer in batch:
                 answer.set_exception(error)
         else:
-            for (_, answer), (completion,) in zip(batch, answers, strict=True):
+            for (*_, answer), completion in zip(batch, completions, strict=True):
                 answer.set_result(completion)
 
     async def _events(self, workflow: Workflow, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
@@ -220,7 +214,7 @@ class Agent:
         number, deadline = next(self._numbers), loop.time() + self.limits.request_timeout
         with self._changed:
             self._requests[number] = request
-            self._queue.append((number, self._observed(request), PausedWorkflow()))
+            self._queue.append(Job(number, request))
             self._changed.notify()
         try:
             while True:
@@ -235,16 +229,13 @@ class Agent:
 
     def _drive(self) -> None:
         """The engine's thread: runs requests while there are any."""
-        executor = self._driver.executor
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
             try:
-                finished = executor.run(self._queue, self._params, self._key, lambda *ended: ended)
-                for number, ended in finished:
-                    self._requests.pop(number).notify(ended)
+                self._driver.run(self._queue, self._params, self._key, self._finish)
             except Exception as error:  # of the device: the workflows' own are outcomes
                 log.exception("the engine failed; its requests are lost, and it starts again")
                 with self._changed:
@@ -253,7 +244,11 @@ class Agent:
                 for request in lost.values():
                     request.notify(RuntimeError(f"the engine failed ({type(error).__name__})"))
                 with contextlib.suppress(Exception):  # a broken device may refuse this, too
-                    executor.engine.release()
+                    self._driver.engine.release()
+
+    def _finish(self, job: Job, ended: Rollout) -> None:
+        assert isinstance(ended, FinishedWorkflow), "nothing pauses requests"
+        self._requests.pop(job.number).notify(ended)
 
     def _observed(self, request: _Request) -> Workflow:
         """The request's workflow; reports what it does, and ends when the request is cancelled."""
@@ -287,7 +282,7 @@ class Agent:
         self, request: _Request, step: Generate, event: Event
     ) -> Generator[Generate, Completion, Completion]:
         """One generation with the request's draws; reports its text while it grows."""
-        params, default, before, sent = request.params, self._driver.executor.sampling, request.tokens, 0
+        params, default, before, sent = request.params, self._driver.sampling, request.tokens, 0
         assert default is not None, "make_driver sets it"
 
         def show(text: str) -> None:

@@ -27,13 +27,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
-from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
 from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import FinishedWorkflow
-from memsearcher_jax.serving.agent import Agent, Event, RequestParams, check_text
+from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.serving.tools import make_tools
 from memsearcher_jax.types import StopReason
 
@@ -92,7 +90,7 @@ class ChatBody(BaseModel):
         return RequestParams(seed, temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
 
 
-def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") -> FastAPI:
+def make_app(agent: AgentService, name: str, key: str = "", host: str = "127.0.0.1") -> FastAPI:
     """The service of `agent` under the model's `name`. With a `key`, requests must carry it as their bearer token.
 
     `host` is the address to listen on. On a loopback address requests for other host names are refused: they may come
@@ -133,7 +131,7 @@ def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") ->
         app.router.routes.append(Route(path, response, methods=["GET"]))  # a response is an ASGI application
 
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memsearcher_jax"}
-    about |= {"workflow": agent.run.config.agent.workflow, "reads_streams": agent.reads_streams}
+    about |= {"workflow": agent.run.config.agent.workflow, "reads_texts": agent.reads_texts}
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -161,11 +159,11 @@ def make_app(agent: Agent, name: str, key: str = "", host: str = "127.0.0.1") ->
                 raise ValueError("the last message must have the role user: it is the question")
             await agent.check_question(last.text)
             texts = [message.text for message in earlier if message.text.strip()]
-            if agent.reads_streams:
+            if agent.reads_texts:
                 check_text("\n".join(texts), "what the agent is to read, the messages before the question,")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reads_streams else len(earlier))
+        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reads_texts else len(earlier))
         events = answer.events(texts, last.text)
         if not body.stream:
             whole = await _unless_disconnected(request, answer.whole(events))
@@ -204,7 +202,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Even
 class _ChatCompletion:
     """One completion in OpenAI's format."""
 
-    agent: Agent
+    agent: AgentService
     model: str
     params: RequestParams
     ignored: int  # messages that the agent is not shown
@@ -214,7 +212,7 @@ class _ChatCompletion:
 
     async def events(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
         """The events, the last of which has the type `end`. Raises HTTPException for what failed."""
-        if self.agent.reads_streams:
+        if self.agent.reads_texts:
             events = self.agent.memorize(texts, None, self.params)
         else:
             events = self.agent.ask(question, self.params)
@@ -232,8 +230,7 @@ class _ChatCompletion:
     async def _end(self, finished: FinishedWorkflow, question: str) -> Event:
         outcome, answered = finished.outcome, ""
         if outcome.stop is StopReason.STREAM_READ:
-            assert isinstance(outcome, StreamOutcome), "only streams are read"
-            completion = await self.agent.recall(question, outcome.memory)
+            completion = await self.agent.recall(question, self.agent.remembered(finished))
             stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
             outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
         if outcome.stop.is_fault:
@@ -249,7 +246,7 @@ class _ChatCompletion:
             "reason": STOP_DESCRIPTIONS[outcome.stop],
             "seed": self.params.seed,
             "ignored_messages": self.ignored,
-            "sources": [asdict(passage) for passage in sources_of(outcome, normalize)[0]],
+            "sources": [asdict(passage) for passage in sources_of(outcome)[0]],
             "turns": [asdict(turn) for turn in outcome.turns],
             "usage": usage | {"total_tokens": sum(usage.values())},
             "finish_reason": "length" if outcome.stop.is_limit else "stop",

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
+from typing import Any
 from weakref import WeakValueDictionary
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from memsearcher_jax.agent.memalpha.memory import Memory
-from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import FinishedWorkflow
-from memsearcher_jax.serving.agent import Agent, Event, RequestParams, check_text
-from memsearcher_jax.types import Outcome, StopReason
+from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
+from memsearcher_jax.types import StopReason
 
 MAX_NAME = 200  # characters
 
@@ -39,10 +37,10 @@ class Memorized(BaseModel):
     tokens: int
 
 
-def make_tools(agent: Agent) -> MCPServer:
+def make_tools(agent: AgentService) -> MCPServer:
     """The tools of the agent; an error that a tool raises is a result with `is_error`."""
     server = MCPServer("memsearcher_jax", log_level="WARNING")
-    memories: dict[str, Memory] = {}
+    memories: dict[str, Any] = {}
     max_memories = agent.limits.max_memories
     # Texts are added one by one. A lock exists while a request uses it: clients may send any number of names.
     locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -51,10 +49,10 @@ def make_tools(agent: Agent) -> MCPServer:
         """Answer a question: the agent searches its passages for as many turns as it needs."""
         with _tool_errors():
             await agent.check_question(question)
-            outcome = await _finish(agent.ask(question, RequestParams()), context)
+            outcome = (await _finish(agent.ask(question, RequestParams()), context)).outcome
             if outcome.stop is not StopReason.ANSWERED:
                 raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
-        sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome, normalize)[0]]
+        sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome)[0]]
         return Answer(answer=outcome.answer, sources=sources)
 
     async def memorize(text: str, context: Context, memory: str = "default") -> Memorized:
@@ -67,11 +65,13 @@ def make_tools(agent: Agent) -> MCPServer:
                 # A lock is held for each name under way, also for those that have no memory yet.
                 if memory not in memories and len({*memories, *locks}) > max_memories:
                     raise ValueError(f"there are {max_memories} memories: no other can be created")
-                outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
-                if not isinstance(outcome, StreamOutcome) or outcome.stop is not StopReason.STREAM_READ:
+                finished = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
+                outcome = finished.outcome
+                if outcome.stop is not StopReason.STREAM_READ:
                     raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
-                kept = memories[memory] = outcome.memory
-        return Memorized(chunks=len(outcome.turns), items=len(kept.semantic) + len(kept.episodic), tokens=kept.tokens)
+                memories[memory] = agent.remembered(finished)
+        counts = outcome.counts
+        return Memorized(chunks=len(outcome.turns), items=counts["memory_items"], tokens=counts["memory_tokens"])
 
     async def recall(question: str, memory: str = "default") -> str:
         """Answer a question from a memory that `memorize` has written. `memory`: the name of the memory."""
@@ -84,7 +84,7 @@ def make_tools(agent: Agent) -> MCPServer:
                 raise ValueError(f"no answer: {completion.error}")
         return completion.text
 
-    for tool in (memorize, recall) if agent.reads_streams else (ask,):
+    for tool in (memorize, recall) if agent.reads_texts else (ask,):
         server.tool()(tool)
     return server
 
@@ -100,12 +100,12 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError(str(error)) from None
 
 
-async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> Outcome:
+async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> FinishedWorkflow:
     """What the workflow returns; searches and memories are reported as progress."""
     async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, FinishedWorkflow):
-                return event.outcome
+                return event
             turn = event["turn"]
             if event["type"] == "search":
                 await context.report_progress(turn, message=f"search: {'; '.join(event['queries'])}")

@@ -84,7 +84,7 @@ async function request(path, options = {}) {
 async function loadModel() {
   [model] = (await (await request("/v1/models")).json()).data;
   $("model").textContent = model.id;
-  $("text-label").hidden = !model.reads_streams;
+  $("text-label").hidden = !model.reads_texts;
 }
 
 function show(chunk) {
@@ -97,7 +97,7 @@ function show(chunk) {
 
 async function ask() {
   const messages = [{ role: "user", content: $("question").value }];
-  if (model.reads_streams) messages.unshift({ role: "user", content: $("text").value });
+  if (model.reads_texts) messages.unshift({ role: "user", content: $("text").value });
   const body = JSON.stringify({ model: model.id, messages, stream: true });
   const response = await request("/v1/chat/completions", { method: "POST", body, signal: running.signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

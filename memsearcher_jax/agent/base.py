@@ -1,0 +1,265 @@
+"""What an agent is: one object that training, evaluation, serving and planning ask, and never which agent it is.
+
+An agent knows its problems, its templates, its settings with their check and its longest context. It starts a workflow,
+a generator that does no I/O, and rewards finished trajectories.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+from memsearcher_jax.agent import reward as answers
+from memsearcher_jax.agent.config import AgentConfig, RewardConfig
+from memsearcher_jax.agent.memalpha.config import MemalphaConfig
+from memsearcher_jax.agent.prompts import Prompts, load
+from memsearcher_jax.types import (
+    FAILURES,
+    Completion,
+    Problem,
+    Prompt,
+    ScoredTrajectory,
+    StopReason,
+    TokenCounter,
+    Trajectory,
+    TrajectorySummary,
+    Workflow,
+)
+
+Notify = Callable[[str], None]
+"""Receives a line on the progress."""
+
+
+class PromptTokenizer(TokenCounter, Protocol):
+    """A token counter that also encodes prompts."""
+
+    @property
+    def extra_markup_tokens(self) -> int:
+        """Tokens by which the markup of a conversation exceeds ChatML's text, as which budgets count it."""
+        ...
+
+    def prompt(self, prompt: Prompt) -> Sequence[Sequence[int]]:
+        """The ids of each segment; chat markup of trusted segments becomes special tokens."""
+        ...
+
+
+class Complete(Protocol):
+    """Completes prompts with a model that is not the policy: an answerer, or a judge."""
+
+    def __call__(self, prompts: Sequence[Prompt], draws: int) -> list[Completion]:
+        """One completion of each prompt, in order. Calls with equal `draws` sample the same for equal prompts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Completers:
+    """What an agent's rewards may ask."""
+
+    answerer: Complete | None = None
+    judge: Complete | None = None
+
+
+@dataclass(frozen=True)
+class Agent(abc.ABC):
+    """An agent under the settings of a run; the sections of other agents are ignored."""
+
+    config: AgentConfig
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    memalpha: MemalphaConfig = field(default_factory=MemalphaConfig)
+
+    searches: ClassVar[bool] = False
+    """Whether its workflow yields `Search`, so that a run opens an index."""
+    has_one_context: ClassVar[bool] = False
+    """Whether one context holds all turns: such a trajectory cannot go on under other weights."""
+    keeps_memory: ClassVar[bool] = False
+    """Whether a context shows a memory that the policy wrote."""
+    rewards_per: ClassVar[Literal["trajectory", "context"]] = "trajectory"
+    needs_completers: ClassVar[bool] = False
+    """Whether its rewards ask an answerer."""
+    synthetic_data: ClassVar[str] = "encyclopedia"
+    """The value of `data.synthetic` that makes problems for it."""
+    central_metric: ClassVar[str] = "exact_match"
+    """The score that progress lines, tables and pages show first."""
+
+    @property
+    @abc.abstractmethod
+    def prompts(self) -> Any:
+        """The template set, read when it is first used. Raises FileNotFoundError or ValueError for one that does not
+        fit the workflow."""
+
+    @abc.abstractmethod
+    def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
+        """The workflow of one trajectory."""
+
+    @abc.abstractmethod
+    def rewards(
+        self,
+        trajectories: Sequence[Trajectory],
+        token_counter: TokenCounter,
+        completers: Completers,
+        notify: Notify,
+        *,
+        evaluation: bool = False,
+    ) -> list[ScoredTrajectory]:
+        """One `ScoredTrajectory` for each trajectory, in order.
+
+        A trajectory that was lost to a fault of the machinery has a reward of NaN. Raises ConnectionError if a
+        completer completes nothing at all: there is nothing to learn from.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises ValueError for settings that contradict each other."""
+
+    @abc.abstractmethod
+    def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
+        """Raises ValueError that names a problem which the workflow cannot take, or answers that nothing can score.
+
+        `count`: tokens of a text.
+        """
+
+    @abc.abstractmethod
+    def context_budget(self) -> dict[str, int]:
+        """Maximum tokens of one context without template text, by the setting that limits them."""
+
+    @abc.abstractmethod
+    def template_tokens(self, tokenizer: PromptTokenizer) -> int:
+        """Maximum tokens of template text in one context."""
+
+    def completer_tokens(self, tokenizer: PromptTokenizer, *, judge: bool) -> int:
+        """Tokens of the longest context in which the answerer, or with `judge` the judge too, completes; 0 if none."""
+        return 0
+
+    def numbers(self, summary: TrajectorySummary) -> dict[str, float]:
+        """Numbers of one trajectory whose means are metrics of a step, besides those of every agent."""
+        return {}
+
+    def longest_context(self, tokenizer: PromptTokenizer) -> int:
+        """Maximum tokens of one context."""
+        templates = self.template_tokens(tokenizer) + tokenizer.extra_markup_tokens
+        return sum(self.context_budget().values()) + templates
+
+    def check_context(self, context_tokens: int, tokenizer: PromptTokenizer | None = None) -> None:
+        """Raises ValueError unless the longest context fits `context_tokens`.
+
+        Without a tokenizer the templates count as one token.
+        """
+        templates = 1 if tokenizer is None else self.template_tokens(tokenizer) + tokenizer.extra_markup_tokens
+        budget = {"templates": templates if tokenizer else "at least 1", **self.context_budget()}
+        needed = templates + sum(self.context_budget().values())
+        if needed > context_tokens:
+            limits = ", ".join(f"{name} {tokens}" for name, tokens in budget.items())
+            raise ValueError(
+                f"a context may need {needed} tokens ({limits}), but sampling.context_tokens is {context_tokens}: "
+                "raise it or lower one of these"
+            )
+
+
+class QuestionAgent(Agent):
+    """An agent that answers one question; it is rewarded by its answer."""
+
+    workflow: ClassVar[Callable[..., Workflow]]
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        return load(self.config)
+
+    def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
+        workflow = type(self).workflow
+        return workflow(problem.question, config=self.config, prompts=self.prompts, token_counter=token_counter)
+
+    def parse_answer(self, transcript: str) -> answers.Parsed:
+        """The answer of a transcript, by the format of the workflow."""
+        return answers.parse_boxed(transcript)
+
+    def rewards(
+        self,
+        trajectories: Sequence[Trajectory],
+        token_counter: TokenCounter,
+        completers: Completers,
+        notify: Notify,
+        *,
+        evaluation: bool = False,
+    ) -> list[ScoredTrajectory]:
+        return [self._score(trajectory) for trajectory in trajectories]
+
+    def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
+        """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
+        outcome, problem = trajectory.outcome, trajectory.problem
+        earned = answers.trajectory_reward(
+            outcome,
+            trajectory.transcript,
+            problem.golden_answers,
+            self.reward,
+            self.parse_answer,
+            problem.supporting_titles,
+        )
+        if outcome.stop.is_fault:
+            return ScoredTrajectory(trajectory, earned.value, earned.reason)
+        answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
+        scores = answers.answer_scores(answer, problem.golden_answers)
+        return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
+
+    def check(self) -> None:
+        if self.reward.evidence and not self.keeps_memory:
+            raise ValueError(
+                f"reward.evidence {self.reward.evidence} rewards what a memory holds after a question, and "
+                f"agent.workflow {self.config.workflow} has no such memory: set it to 0"
+            )
+
+    def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
+        limit = self.config.question_tokens
+        counts = ((problem.id, count(problem.question)) for problem in problems)
+        if too_long := [(id, tokens) for id, tokens in counts if tokens > limit]:
+            id, tokens = too_long[0]
+            others = f" ({len(too_long)} such questions)" if len(too_long) > 1 else ""
+            raise ValueError(
+                f'question "{id}" has {tokens} tokens and the budget is {limit}{others}: '
+                "raise agent.question_tokens, or shorten or remove the question"
+            )
+
+    def context_budget(self) -> dict[str, int]:
+        config = self.config
+        return {
+            "agent.question_tokens": config.question_tokens,
+            "agent.observation_tokens": config.observation_tokens,
+            "2 x agent.completion_tokens": 2 * config.completion_tokens,
+        }
+
+    def template_tokens(self, tokenizer: PromptTokenizer) -> int:
+        return self.prompts.template_tokens(self.config.max_calls, tokenizer)
+
+    def numbers(self, summary: TrajectorySummary) -> dict[str, float]:
+        """Its searches, and by kind whether its answer is wrong."""
+        wrong = {f"wrong/{failure}": float(summary.failure == failure) for failure in FAILURES}
+        return {"searches": float(summary.searches), **wrong}
+
+
+class ReadingAgent(Agent):
+    """An agent that reads texts into a memory, from which questions are answered later."""
+
+    @abc.abstractmethod
+    def text_problem(self, chunks: Sequence[str], question: str) -> Problem:
+        """A problem of these texts and one question without a golden answer."""
+
+    @abc.abstractmethod
+    def read(self, chunks: Sequence[str], memory: Any, token_counter: TokenCounter) -> Workflow:
+        """A workflow that adds texts, each at most `chunk_tokens` long, to a memory; None: an empty one."""
+
+    @abc.abstractmethod
+    def remembered(self, trajectory: Trajectory) -> Any:
+        """The memory that a finished trajectory wrote."""
+
+    @abc.abstractmethod
+    def answer(
+        self, pairs: Sequence[tuple[Any, str]], answerer: Complete | None, token_counter: TokenCounter
+    ) -> list[Completion]:
+        """The answers to (memory, question) pairs."""
+
+    @property
+    @abc.abstractmethod
+    def chunk_tokens(self) -> int:
+        """Maximum tokens of a text that is read at once."""

@@ -1,0 +1,370 @@
+"""Mem-alpha as an agent, and its rewards: questions about the memory are answered, and its calls are judged.
+
+The trajectories are over when rewards begin. Answers and verdicts are generated in contexts of their own, which belong
+to no trajectory and are not trained. A question without an answer, or a call without a verdict, enters no mean and is
+counted; where nothing is left of a mean the reward is NaN, and that context is not trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from memsearcher_jax.agent.base import Complete, Completers, Notify, PromptTokenizer, ReadingAgent
+from memsearcher_jax.agent.memalpha.memory import Memory, Store
+from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
+from memsearcher_jax.agent.memalpha.reward import (
+    calls_reward,
+    content_reward,
+    needs_judge,
+    parse_verdict,
+    question_score,
+    stream_reward,
+)
+from memsearcher_jax.agent.memalpha.tools import content_to_judge
+from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
+from memsearcher_jax.agent.memalpha.workflow import StreamOutcome, memalpha
+from memsearcher_jax.types import (
+    Completion,
+    Problem,
+    Prompt,
+    ScoredTrajectory,
+    StopReason,
+    Stream,
+    StreamQuestion,
+    TokenCounter,
+    Trajectory,
+    Workflow,
+)
+
+CHUNK = 1_024  # prompts that exist at a time: each may be as long as a memory
+MIN_PROMPTS = 16  # fewer may all fail by chance, so they do not end a run
+ANSWERS, GRADES, VERDICTS = range(3)  # which draws completions have
+
+Verdict = bool | None  # None: the judge failed
+
+
+class Memalpha(ReadingAgent):
+    """The agent of Mem-alpha."""
+
+    keeps_memory = True
+    rewards_per = "context"
+    needs_completers = True
+    synthetic_data = "streams"
+    central_metric = "accuracy"
+
+    @cached_property
+    def prompts(self) -> MemalphaPrompts:
+        return load(self.config)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.memalpha.chunk_tokens
+
+    def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
+        return self._workflow(_stream(problem), token_counter)
+
+    def read(self, chunks: Sequence[str], memory: Memory | None, token_counter: TokenCounter) -> Workflow:
+        return self._workflow(Stream("files", tuple(chunks), ()), token_counter, memory)
+
+    def _workflow(self, stream: Stream, token_counter: TokenCounter, initial: Memory | None = None) -> Workflow:
+        return memalpha(
+            stream,
+            agent=self.config,
+            config=self.memalpha,
+            prompts=self.prompts,
+            token_counter=token_counter,
+            initial=initial,
+        )
+
+    def text_problem(self, chunks: Sequence[str], question: str) -> Problem:
+        stream = Stream("files", tuple(chunks), (StreamQuestion(question, ""),))
+        return replace(Problem.of_stream("asked", stream), question=question)
+
+    def remembered(self, trajectory: Trajectory) -> Memory:
+        return _outcome(trajectory).memory
+
+    def check(self) -> None:
+        if self.memalpha.core_tokens >= self.config.memory_tokens:
+            raise ValueError(
+                f"memalpha.core_tokens {self.memalpha.core_tokens} is not below agent.memory_tokens "
+                f"{self.config.memory_tokens}: a context shows the complete core and the latest items after it"
+            )
+        if self.reward.evidence:
+            raise ValueError(
+                f"reward.evidence {self.reward.evidence} rewards what a memory holds after a question, and Mem-alpha "
+                "reads before the questions: set it to 0"
+            )
+
+    def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
+        sources = set()
+        for problem in problems:
+            if problem.stream is None:
+                raise ValueError(
+                    f"problem {problem.id!r} is not a stream: agent.workflow memalpha reads streams, the other "
+                    "workflows read questions"
+                )
+            sources.add(problem.stream.source)
+            questions = [question.text for question in problem.stream.questions]
+            for name, texts, limit, setting in (
+                ("chunk", problem.stream.chunks, self.memalpha.chunk_tokens, "memalpha.chunk_tokens"),
+                ("question", questions, self.config.question_tokens, "agent.question_tokens"),
+            ):
+                longest = max(map(count, texts))
+                if longest > limit:
+                    raise ValueError(
+                        f'stream "{problem.id}" has a {name} of {longest} tokens and the budget is {limit}: raise '
+                        f"{setting} (and what depends on it, such as sampling.context_tokens) or remove the stream"
+                    )
+        judged = sorted(source for source in sources if needs_judge(source, evaluation=True))
+        if judged and not has_judge:
+            raise ValueError(f"answers of {', '.join(judged)} are scored by a judge, and judge.backend is none: set it")
+
+    def context_budget(self) -> dict[str, int]:
+        return {
+            "agent.memory_tokens": self.config.memory_tokens,
+            "memalpha.chunk_tokens": self.memalpha.chunk_tokens,
+            "agent.completion_tokens": self.config.completion_tokens,
+        }
+
+    def template_tokens(self, tokenizer: PromptTokenizer) -> int:
+        return _tokens(tokenizer, self.prompts.chunk_prompt("", ""))
+
+    def completer_tokens(self, tokenizer: PromptTokenizer, *, judge: bool) -> int:
+        settings, config, prompts = self.memalpha, self.config, self.prompts
+        # A source's prefix is joined to its questions by two line ends.
+        prefix = max((tokenizer.count(text) + 2 for text in prompts.prefixes.values()), default=0)
+        question = prefix + config.question_tokens
+        needed = [_tokens(tokenizer, prompts.answer_prompt("", "")) + settings.answer_memory_tokens + question]
+        if judge:
+            # JSON's escapes may make a content longer than its completion; then it does not fit, fails, and is counted.
+            needed += [
+                _tokens(tokenizer, prompts.judge_prompt(store, "")) + config.completion_tokens for store in Store
+            ]
+            case = config.question_tokens + 2 * settings.answer_tokens  # with the golden answer and the given one
+            needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "")) + case)
+        return max(needed) + settings.answer_tokens + 1
+
+    def answer(
+        self, pairs: Sequence[tuple[Memory, str]], answerer: Complete | None, token_counter: TokenCounter
+    ) -> list[Completion]:
+        prompts = (
+            self._answer_prompt(self._retriever(Stream("files", (), ()), memory, token_counter), "files", question)
+            for memory, question in pairs
+        )
+        return _complete(answerer, prompts, ANSWERS, lambda line: None, "answers")
+
+    def rewards(
+        self,
+        trajectories: Sequence[Trajectory],
+        token_counter: TokenCounter,
+        completers: Completers,
+        notify: Notify,
+        *,
+        evaluation: bool = False,
+    ) -> list[ScoredTrajectory]:
+        """One reward for each context. Without a judge the reward has no content term.
+
+        A trajectory that did not reach the end of its stream has no reward. Two benchmarks are scored by other rules in
+        `evaluation`.
+        """
+        complete = [one for one in trajectories if one.outcome.stop is StopReason.STREAM_READ]
+        answers_RQ = self._answers(complete, token_counter, completers.answerer, notify)
+        grades_RQ = self._grades(complete, answers_RQ, completers.judge, notify, evaluation)
+        verdicts_RC = self._verdicts(complete, completers.judge, notify)
+        scored = iter(
+            [
+                self._score(*one, evaluation=evaluation)
+                for one in zip(complete, answers_RQ, grades_RQ, verdicts_RC, strict=True)
+            ]
+        )
+        return [next(scored) if one.outcome.stop is StopReason.STREAM_READ else _unscored(one) for one in trajectories]
+
+    def _retriever(self, stream: Stream, memory: Memory, token_counter: TokenCounter) -> EvidenceRetriever:
+        return EvidenceRetriever(stream, memory, self.memalpha, token_counter)
+
+    def _answer_prompt(self, retriever: EvidenceRetriever, source: str, question: str) -> Prompt:
+        asked = self.prompts.with_prefix(source, question)
+        return self.prompts.answer_prompt(retriever.retrieve(asked), asked)
+
+    def _answers(
+        self,
+        trajectories: Sequence[Trajectory],
+        token_counter: TokenCounter,
+        answerer: Complete | None,
+        notify: Notify,
+    ) -> list[list[Completion]]:
+        """One completion for each question of each stream, from the memory that the trajectory wrote."""
+
+        def prompts() -> Iterator[Prompt]:
+            for trajectory in trajectories:
+                stream, outcome = _stream(trajectory.problem), _outcome(trajectory)
+                retriever = self._retriever(stream, outcome.memory, token_counter)
+                for question in stream.questions:
+                    yield self._answer_prompt(retriever, stream.source, question.text)
+
+        completions = iter(_complete(answerer, prompts(), ANSWERS, notify, "answers"))
+        return [list(itertools.islice(completions, len(_stream(one.problem).questions))) for one in trajectories]
+
+    def _grades(
+        self,
+        trajectories: Sequence[Trajectory],
+        answers_RQ: Sequence[Sequence[Completion]],
+        judge: Complete | None,
+        notify: Notify,
+        evaluation: bool,
+    ) -> list[list[Completion]]:
+        """The judge's completions about the answers of the sources that need it; empty completions about others and
+        about answers that failed."""
+        prompts_RQ = [
+            [
+                self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
+                if needs_judge(stream.source, evaluation=evaluation) and not answer.error
+                else None
+                for question, answer in zip(stream.questions, answers, strict=True)
+            ]
+            for stream, answers in zip((_stream(one.problem) for one in trajectories), answers_RQ, strict=True)
+        ]
+        asked = (prompt for prompts in prompts_RQ for prompt in prompts if prompt)
+        empty = "the judge's completion is empty"
+        grades = (
+            one if one.text.strip() else Completion(error=one.error or empty)
+            for one in _complete(judge, asked, GRADES, notify, "grades")
+        )
+        return [[next(grades) if prompt else Completion() for prompt in prompts] for prompts in prompts_RQ]
+
+    def _verdicts(
+        self, trajectories: Sequence[Trajectory], judge: Complete | None, notify: Notify
+    ) -> list[list[list[Verdict]] | None]:
+        """For each trajectory, chunk and call whether its content is valid; None without a judge."""
+        if judge is None:
+            return [None] * len(trajectories)
+        contents_RC = [
+            [[content_to_judge(call) for call in calls] for calls in _outcome(trajectory).calls_C]
+            for trajectory in trajectories
+        ]
+        judged = [content for contents_C in contents_RC for calls in contents_C for content in calls if content]
+        prompts = (self.prompts.judge_prompt(*content) for content in judged)
+        completions = iter(_complete(judge, prompts, VERDICTS, notify, "verdicts"))
+
+        def verdict(content: object) -> Verdict:
+            if not content:
+                return False
+            completion = next(completions)
+            return None if completion.error else parse_verdict(completion.text)
+
+        return [[[verdict(content) for content in calls] for calls in contents_C] for contents_C in contents_RC]
+
+    def _score(
+        self,
+        trajectory: Trajectory,
+        answers: Sequence[Completion],
+        grades: Sequence[Completion],
+        verdicts_C: Sequence[Sequence[Verdict]] | None,
+        *,
+        evaluation: bool,
+    ) -> ScoredTrajectory:
+        outcome, stream = _outcome(trajectory), _stream(trajectory.problem)
+        score_Q = [
+            None
+            if answer.error or grade.error
+            else question_score(stream.source, answer.text, question.answer, grade.text or None, evaluation=evaluation)
+            for question, answer, grade in zip(stream.questions, answers, grades, strict=True)
+        ]
+        known = [score for score in score_Q if score is not None]
+        counts = {
+            "questions": len(score_Q),
+            "answers_failed": len(score_Q) - len(known),
+            "verdicts_failed": sum(verdict is None for calls in verdicts_C or () for verdict in calls),
+        }
+        if self.memalpha.answer_from != "memory":
+            counts["memory_tokens"] = self._kept_tokens(outcome.counts["stream_tokens"])
+        lines = "\n".join(_line(*one) for one in zip(stream.questions, answers, score_Q, strict=True))
+        trajectory = replace(trajectory, outcome=replace(outcome, answer=lines, counts=outcome.counts | counts))
+        if not known:
+            failure = next(one.error for one in (*answers, *grades) if one.error)
+            return _unscored(trajectory, f"no answer could be scored: {failure}")
+        scores = {"accuracy": _mean(known), **_by_kind(stream, score_Q)}
+        if self.memalpha.answer_from != "memory":
+            return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
+        calls_C = [calls_reward(results, self.memalpha.reward) for results in outcome.results_C]
+        content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
+        reward = stream_reward(
+            known,
+            memory_tokens=outcome.counts["memory_tokens"],
+            stream_tokens=outcome.counts["stream_tokens"],
+            calls_C=calls_C,
+            content_C=content_C,
+            config=self.memalpha.reward,
+        )
+        scores |= {"compression": reward.compression, "calls_reward": _mean(calls_C)}
+        if content_C is not None:
+            scores["content_reward"] = _mean(content_C)
+        reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
+        return ScoredTrajectory(trajectory, _mean(reward.value_C), reason, scores, reward.value_C)
+
+    def _kept_tokens(self, stream_tokens: int) -> int:
+        """Tokens that readers without a memory keep of a stream: those of its end, or all of them to search in."""
+        if self.memalpha.answer_from == "rag":
+            return stream_tokens
+        return min(stream_tokens, self.memalpha.answer_memory_tokens)
+
+
+def _tokens(tokenizer: PromptTokenizer, prompt: Prompt) -> int:
+    return sum(map(len, tokenizer.prompt(prompt)))
+
+
+def _outcome(trajectory: Trajectory) -> StreamOutcome:
+    assert isinstance(trajectory.outcome, StreamOutcome), "the workflow ends with STREAM_READ"
+    return trajectory.outcome
+
+
+def _stream(problem: Problem) -> Stream:
+    assert problem.stream is not None, "`check_problems` refuses problems without a stream"
+    return problem.stream
+
+
+def _complete(
+    complete: Complete | None, prompts: Iterator[Prompt], draws: int, notify: Notify, what: str
+) -> list[Completion]:
+    """Every completion, in order. Raises ConnectionError if all failed, and they are not only a few."""
+    completions: list[Completion] = []
+    while chunk := list(itertools.islice(prompts, CHUNK)):
+        if complete is None:
+            raise ValueError(f"judge.backend is none and {what} are needed: set it to initial_policy or openai")
+        completions += complete(chunk, draws)
+        notify(f"{len(completions)} {what}")
+    if len(completions) >= MIN_PROMPTS and all(one.error for one in completions):
+        raise ConnectionError(f"none of {len(completions)} {what} came; the last failure: {completions[-1].error}")
+    return completions
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of the values that are numbers; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _by_kind(stream: Stream, score_Q: Sequence[float | None]) -> dict[str, float]:
+    """The mean score of the data set, and by the kind of question where the data gives one."""
+    scores: dict[str, list[float]] = {}
+    for question, score in zip(stream.questions, score_Q, strict=True):
+        if score is not None:
+            scores.setdefault(f"accuracy/{stream.source}", []).append(score)
+            if question.kind:
+                scores.setdefault(f"accuracy/{stream.source}/{question.kind}", []).append(score)
+    return {name: _mean(values) for name, values in sorted(scores.items())}
+
+
+def _unscored(trajectory: Trajectory, reason: str = "") -> ScoredTrajectory:
+    reason = reason or f"the stream was not read to its end: {trajectory.outcome.stop.value}"
+    return ScoredTrajectory(trajectory, math.nan, reason, {}, (math.nan,) * len(trajectory.contexts))
+
+
+def _line(question: StreamQuestion, answer: Completion, score: float | None) -> str:
+    """One line for people."""
+    given = f"failed: {answer.error}" if answer.error else " ".join(answer.text.split())
+    return f"[{'?' if score is None else format(score, 'g')}] {question.text} -> {given} (golden: {question.answer})"

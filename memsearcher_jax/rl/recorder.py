@@ -1,0 +1,125 @@
+"""What a run writes while it trains: metrics, trajectories and checkpoints, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.trajectories import step_path
+from memsearcher_jax.rl.batch import RolloutBatch
+from memsearcher_jax.rl.collector import Collector
+from memsearcher_jax.rl.metrics import Metrics
+from memsearcher_jax.rl.recovery import Recovery
+from memsearcher_jax.rl.state import RunState
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.ending import RunEnded
+from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.training.checkpoint import Checkpoints
+
+
+@dataclass
+class Recorder:
+    """Writes what a step made. What cannot be written, because a disk is full, is written again after the next step."""
+
+    out: Path
+    checkpoints: Checkpoints
+    progress: Progress
+    hosts: Hosts
+    meta: Mapping[str, Any]  # of the run, for every checkpoint
+    writer: MetricsWriter | None = None  # of the first host
+    at_step: Callable[[int], None] = lambda step: None  # called with the number of each step
+    trajectories: dict[Path, bytes] = field(default_factory=dict)  # that are not written yet
+    failed: bool = False  # whether a checkpoint that was due is not written
+
+    @contextmanager
+    def step(self, state: RunState) -> Iterator[tuple[Metrics, Timer]]:
+        """Yields the metrics of a step, to be filled, and its timer; writes them when the step is over."""
+        number, metrics, timer = state.step, Metrics(), Timer(self.progress.activity)
+        self.at_step(number)
+        try:
+            yield metrics, timer
+        except RunEnded:
+            if state.step > number:
+                self._write_metrics(number, metrics | timer.metrics)
+            raise
+        metrics |= timer.metrics
+        self._write_metrics(number, metrics)
+        self.progress.advance(metrics)
+
+    @contextmanager
+    def saving_at_the_end(self, state: RunState, collector: Collector, recovery: Recovery) -> Iterator[None]:
+        """The one way out: saves what is healthy when the block ends early, and says what was saved."""
+        try:
+            yield
+        except RunEnded as end:
+            saved = "its last checkpoint is intact"
+            if not end.reason.weights_are_suspect:
+                if state.step > (self.checkpoints.newest or 0) or self.failed:
+                    self.save(state, collector, recovery)
+                saved = "checkpoint saved" if self.checkpoints.newest == state.step else "nothing is lost"
+            self.checkpoints.wait()
+            raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}") from None
+        self.checkpoints.wait()
+
+    def save_rollback_target(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
+        """A run that may have to roll back in its first steps needs something to restore."""
+        if recovery.monitor.rolls_back and self.checkpoints.newest is None:
+            self.save(state, collector, recovery)
+
+    def save_if_due(
+        self, state: RunState, collector: Collector, recovery: Recovery, batch: RolloutBatch, timer: Timer
+    ) -> None:
+        """Writes the step's trajectories, and a checkpoint where the settings ask for one. Every host must call it."""
+        settings = state.run.config.rl
+        with timer("write"):
+            if self.hosts.first and batch.trajectories:
+                self.trajectories[step_path(self.out, state.step - 1)] = batch.trajectories
+            self._write_trajectories()
+            due = state.step in (settings.steps, recovery.best_step) or state.step % settings.checkpoint_every == 0
+            if due or self._a_write_failed():
+                self.save(state, collector, recovery)
+
+    def save(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
+        """Begins to write a checkpoint. Every host must call it."""
+        meta = {**self.meta, **collector.meta(), **recovery.meta()}
+        try:
+            self.checkpoints.save(state.step, state.train, state.run.config.model, meta)
+            self.failed = False
+        except OSError as error:
+            self._note_failure(error)
+
+    def _a_write_failed(self) -> bool:
+        """Whether a checkpoint has to be written again, on all hosts if on one of them."""
+        try:
+            self.checkpoints.check()
+        except OSError as error:
+            self._note_failure(error)
+        flags = self.hosts.exchange(bytes([self.failed])) if self.hosts.count > 1 else [bytes([self.failed])]
+        return b"\x01" in (flags or ())
+
+    def _write_trajectories(self) -> None:
+        for path, content in list(self.trajectories.items()):
+            try:
+                atomic_write(path, content)
+            except OSError as error:
+                self._note_failure(error, checkpoint=False)
+                return
+            del self.trajectories[path]
+
+    def _write_metrics(self, step: int, metrics: Metrics) -> None:
+        if self.writer is None:
+            return
+        try:
+            self.writer.write(step, metrics)
+        except OSError as error:
+            self._note_failure(error, checkpoint=False)
+
+    def _note_failure(self, error: OSError, *, checkpoint: bool = True) -> None:
+        self.failed |= checkpoint
+        self.progress.note(f"not written yet, the next step tries again: {error}")

@@ -1,0 +1,73 @@
+"""What follows when metrics say that the policy collapses: an alarm, the end of the run, or the best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from memsearcher_jax.rl.batch import RolloutBatch
+from memsearcher_jax.rl.metrics import Metrics
+from memsearcher_jax.rl.state import RunState
+from memsearcher_jax.runtime.ending import EndReason, RunEnded
+from memsearcher_jax.runtime.health import HealthMonitor
+from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.training import update
+from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointError
+from memsearcher_jax.training.packing import TrainingExample
+
+
+@dataclass
+class Recovery:
+    """The health of a run, and the way back from a collapse."""
+
+    monitor: HealthMonitor
+    checkpoints: Checkpoints
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the checkpoint with the best evaluation."""
+        return self.monitor.state.best_step
+
+    def trainable(self, batch: RolloutBatch) -> list[TrainingExample]:
+        """The examples to train on: none where an outage left only the trajectories that did not search."""
+        return [] if self.monitor.is_outage(batch.metrics) else list(batch.examples)
+
+    def check(self, step: int, metrics: Metrics) -> bool:
+        """Whether the run has to roll back; adds the metrics of health. Raises RunEnded where the settings say so."""
+        metrics["alarms"] = float(self.monitor.alarms(metrics))
+        rolls_back = self.monitor.check(step, metrics)
+        if self.monitor.rolls_back:
+            metrics["rollbacks"] = float(self.monitor.state.rollbacks)
+        return rolls_back
+
+    def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records an evaluation of the weights after `step` training steps."""
+        self.monitor.record_evaluation(step, metrics)
+
+    def restore_best(self, state: RunState, timer: Timer) -> None:
+        """Replaces the weights by those with the best evaluation, or by the oldest intact ones. Collective."""
+        health, run = self.monitor.state, state.run
+        model, mesh = run.config.model, run.meshes.train
+        assert health.best_step is not None, "the monitor demands no rollback without one"
+        state.params = {}
+        with timer("rollback"), jax.set_mesh(mesh):
+            target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
+            del state.train  # the restored one takes its memory
+            others = [step for step in self.checkpoints.steps() if step != health.best_step]
+            for step in (health.best_step, *others):
+                try:
+                    train = self.checkpoints.restore(step, model, target)
+                    break
+                except DamagedCheckpointError as error:
+                    damage = str(error)
+            else:
+                raise RunEnded(EndReason.COLLAPSE, f"no rollback is possible: {damage}")
+            state.restore(train, health.rollbacks)
+            state.publish()
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        return {"health": asdict(self.monitor.state)}

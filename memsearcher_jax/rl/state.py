@@ -1,0 +1,200 @@
+"""The policy that a run trains: its train state, its step, and the weights that the engines sample with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
+from memsearcher_jax.model import lora, qwen, sharding
+from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
+from memsearcher_jax.rl.metrics import Metrics
+from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rng import named_key, named_rng
+from memsearcher_jax.rl.rollout import Params
+from memsearcher_jax.rl.setup import Run, publish
+from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runtime.health import ROLLBACK_LR_FACTOR, HealthState
+from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, read_run_config
+from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.training import checkpoint, update
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.training.trainer import Trainer, make_trainer
+from memsearcher_jax.training.update import TrainState
+
+REWARD_SETTINGS = ("evaluation.", "data.", "reward.", "memalpha.", "answerer.", "judge.")
+"""Settings after whose change rewards are not comparable with earlier ones."""
+
+
+@dataclass
+class RunState:
+    """The policy while it trains."""
+
+    run: Run
+    trainer: Trainer
+    train: TrainState
+    step: int = 0  # training steps taken
+    params: Params = field(default_factory=dict)  # on the sampler's mesh; empty while the update has their memory
+
+    def publish(self, timer: Timer | None = None) -> None:
+        """The weights become those that the engines sample with. Every host must call it."""
+        with (timer or Timer())("publish"):
+            self.params = publish(self.run, self.trainer.weights(self.train))
+
+    def update(self, examples: list[TrainingExample], timer: Timer) -> Metrics:
+        """Trains on the examples, once. Every host must call it, with the same examples."""
+        self.params = {}
+        rng = named_rng(self.run.config.seed, "rows", self.step)
+        with timer("update"):
+            self.train, metrics = self.trainer.step(self.train, examples, rng, timer.notify, self.step)
+        return metrics
+
+    def restore(self, train: TrainState, rollbacks: int) -> None:
+        """Goes on from another train state, with the learning rate after so many rollbacks."""
+        self.trainer, self.train = after_rollbacks(self.run, self.trainer, rollbacks), train
+
+
+@dataclass(frozen=True)
+class SavedProgress:
+    """What a checkpoint holds besides the train state."""
+
+    settings: RunConfig  # as they were given
+    inputs: Mapping[str, str] = field(default_factory=dict)  # hashes of what the run was given
+    position: int = 0  # problems taken from the loader
+    initial_step: int | None = None  # of the run in model.path whose weights this run started from
+    carried: str = ""  # trajectories under way, of `carry_over.to_text`; "" if there are none
+    health: HealthState = field(default_factory=HealthState)
+    changed: tuple[tuple[str, Any, Any], ...] = ()  # (name, old value, new value) of settings, since the checkpoint
+
+    def meta(self) -> dict[str, Any]:
+        """What does not change during the run, as plain JSON: settings, hashes of inputs, the initial weights."""
+        return {"settings": to_dict(self.settings), "inputs": dict(self.inputs), "initial_step": self.initial_step}
+
+
+def initial_params(run: Run, step: int | None = None) -> Params:
+    """The weights in model.path, or random ones from the seed, on the training mesh.
+
+    In param_dtype, or in compute_dtype if LoRA freezes them. `step`: that of the checkpoint, if model.path is a run; by
+    default the newest.
+    """
+    model, mesh = run.config.model, run.meshes.train
+    if model.path:
+        dtype = model.compute_dtype if model.lora_rank else model.param_dtype
+        return load_weights.load_params(model.path, model, mesh, dtype, step)
+    init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
+    return init(named_key(run.config.seed, "weights", 0))
+
+
+def initial_adapters(run: Run) -> Params:
+    """The adapters in model.adapter, or new ones from the seed, on the training mesh."""
+    model, mesh = run.config.model, run.meshes.train
+    if model.adapter:
+        return load_weights.load_adapters(model, mesh)[1]
+    shardings = jax.tree.map(lambda x: x.sharding, sharding.abstract_arrays(lora.adapter_specs(model), mesh))
+    init = jax.jit(lambda key: lora.init(key, model), out_shardings=shardings)
+    return init(named_key(run.config.seed, "adapters", 0))
+
+
+def initial_policy(run: Run, step: int | None = None) -> Params:
+    """The policy before training on the sampler's mesh, with the adapters that it started from."""
+    model = run.config.model
+    if model.lora_rank:  # without a rank, `initial_params` merges the adapters; new ones change nothing
+        run = replace(run, config=replace(run.config, model=replace(model, lora_rank=0)))
+    with jax.set_mesh(run.meshes.train):
+        return publish(run, initial_params(run, step))
+
+
+def open_reward_fn(
+    run: Run,
+    initial_step: int | None = None,
+    *,
+    evaluation: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> RewardFn:
+    """The reward function of the run's agent, which `check` interrupts by raising. `initial_step`: see `SavedProgress`.
+
+    Where the initial policy answers, an evaluation of a trained run uses the weights that its training started from, as
+    they were while it learned.
+    """
+    config = run.config
+    if not run.agent.needs_completers:
+        return RewardFn(run.agent, run.tokenizer, evaluation=evaluation)
+    if evaluation and config.model.path and is_run(config.model.path):
+        trained, seed = load_weights.trained_model(config.model.path), read_run_config(config.model.path).seed
+        model = replace(config.model, path=trained.path, adapter=trained.adapter, lora_rank=trained.lora_rank)
+        initial_step = checkpoint.run_meta(checkpoints_of(config.model.path), trained).get("initial_step")
+        run = replace(run, config=replace(config, seed=seed, model=model))
+    completers = open_completers(
+        config, run.agent, run.tokenizer, run.meshes.local, lambda: initial_policy(run, initial_step), check
+    )
+    return RewardFn(run.agent, run.tokenizer, *completers, evaluation=evaluation)
+
+
+def initial_state(run: Run, settings: RunConfig | None = None) -> tuple[RunState, SavedProgress]:
+    """Step 0. `settings`: as they were given, if the run reads its own copies of files."""
+    model, mesh = run.config.model, run.meshes.train
+    # The run in model.path may go on, but this one must find the same weights again when it resumes.
+    step = load_weights.newest_step(model.path) if model.path else None
+    with jax.set_mesh(mesh):
+        params = initial_params(run, step)
+        trainer = _open_trainer(run, params)
+        if model.lora_rank:
+            params = initial_adapters(run)
+        train = update.init_state(params, model, update.make_optimizer(run.config.training), mesh)
+    return RunState(run, trainer, train), SavedProgress(settings or run.config, initial_step=step)
+
+
+def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunState, SavedProgress]:
+    """The newest intact checkpoint of the run in `folder`; frozen weights are the run's initial ones.
+
+    What has changed is found by comparing `settings`, as they were given, with those of the checkpoint.
+
+    Raises FileNotFoundError if frozen weights are needed and were a checkpoint that no longer exists.
+    """
+    model, mesh = run.config.model, run.meshes.train
+    with jax.set_mesh(mesh):
+        target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
+        try:
+            step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
+        except FileNotFoundError:  # the run was stopped before its first checkpoint
+            return initial_state(run, settings)
+        changed = tuple(differences(from_dict(meta["settings"]), settings))
+        health = HealthState(**meta["health"])
+        if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
+            health = health.without_rewards()
+        source = meta["initial_step"]
+        trainer = _open_trainer(run, initial_params(run, source) if needs_initial_weights(run.config) else {})
+    trainer = after_rollbacks(run, trainer, health.rollbacks)
+    progress = SavedProgress(
+        settings, meta["inputs"], meta["position"], source, meta.get("carried", ""), health, changed
+    )
+    return RunState(run, trainer, train, step), progress
+
+
+def needs_initial_weights(config: RunConfig) -> bool:
+    """Whether a run that goes on from a checkpoint needs the weights in model.path."""
+    completes = agent_of(config).needs_completers and uses_initial_policy(config)
+    return bool(config.model.lora_rank or config.training.kl_coefficient or completes)
+
+
+def after_rollbacks(run: Run, trainer: Trainer, rollbacks: int) -> Trainer:
+    """The trainer with the learning rate after so many rollbacks."""
+    if not rollbacks:
+        return trainer
+    return trainer.with_learning_rate(run.config.training.learning_rate * ROLLBACK_LR_FACTOR**rollbacks)
+
+
+def _open_trainer(run: Run, reference_params: Params) -> Trainer:
+    config, mesh = run.config, run.meshes.train
+    settings = {"temperature": config.sampling.temperature, "steps": config.rl.steps}
+    return make_trainer(config.model, config.training, mesh, reference_params, method="grpo", **settings)
+
+
+def _warn(message: str) -> None:
+    if jax.process_index() == 0:
+        print(message, file=sys.stderr, flush=True)

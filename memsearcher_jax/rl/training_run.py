@@ -1,0 +1,70 @@
+"""Puts the collaborators of a training run together, by its settings, and trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.rl import carry_over, loop
+from memsearcher_jax.rl.carry_over import CarryOver
+from memsearcher_jax.rl.collector import Collector
+from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
+from memsearcher_jax.rl.evaluate import Evaluator
+from memsearcher_jax.rl.metrics import Metrics
+from memsearcher_jax.rl.recorder import Recorder
+from memsearcher_jax.rl.recovery import Recovery
+from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rollout import RolloutDriver
+from memsearcher_jax.rl.setup import Run, make_driver
+from memsearcher_jax.rl.state import RunState, SavedProgress, open_reward_fn
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.health import HealthMonitor
+from memsearcher_jax.runtime.run_dir import checkpoints_of
+from memsearcher_jax.training.checkpoint import Checkpoints
+
+
+def train_run(
+    state: RunState,
+    start: SavedProgress,
+    out: Path,
+    writer: MetricsWriter | None,
+    progress: Progress,
+    hosts: Hosts | None = None,
+    at_step: Callable[[int], None] = lambda step: None,
+) -> Metrics:
+    """Trains from `state` to step `rl.steps`, writes everything under `out`, and returns the last step's metrics.
+
+    On several hosts the first one writes, and only it has a writer. `at_step` is called with the number of each step.
+    Raises RunEnded where the run ends earlier, ValueError if carried trajectories cannot go on under changed settings.
+    """
+    run, hosts = state.run, hosts or Hosts()
+    config = run.config
+    driver = make_driver(run, check=hosts.check)
+    reward_fn = open_reward_fn(run, start.initial_step, check=hosts.check)
+    collector = _make_collector(state, start, driver, reward_fn, hosts)
+    eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=driver.engine)
+    evaluator = Evaluator(run, eval_driver, reward_fn.for_evaluation(), hosts)
+    monitor = HealthMonitor(config.health, progress.note, start.health)
+    with Checkpoints(
+        checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step
+    ) as checkpoints:
+        recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, at_step)
+        return loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)
+
+
+def _make_collector(
+    state: RunState, start: SavedProgress, driver: RolloutDriver, reward_fn: RewardFn, hosts: Hosts
+) -> Collector:
+    run: Run = state.run
+    problems, rl = run.problems, run.config.rl
+    loader = ProblemLoader(problems.train, run.config.seed, problems.mixture)
+    parts = run, driver, reward_fn, loader, hosts, start.position
+    if rl.carry_over:
+        carried = carry_over.nothing_carried(state.step, rl.prompts_per_step)
+        if start.carried:
+            carried = carry_over.from_text(start.carried, problems.train, driver, rl, start.changed)
+        return CarryOver(*parts, carried=carried.share(hosts))
+    return DynamicSampling(*parts) if rl.refill else Collector(*parts)

@@ -1,0 +1,218 @@
+"""What a run was given, by content: hashes of its inputs, and copies of the small ones in its folder. No JAX here.
+
+    RUN/inputs.json        {"hashes": {input: hash}, "copies": {path in the settings: copy}, "program": [...]}
+    RUN/inputs/            templates and question files, as they were when the run began
+
+`program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
+A hash is the SHA-256 of names, sizes and contents of files; of a file above 64 MiB, of 64 blocks of 1 MiB at equal
+distances. Synthetic data follows from the settings, and an index verifies itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from memsearcher_jax.agent.prompts import packaged
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data.benchmarks import SPLITS, resolve
+from memsearcher_jax.jsonl import parse_object
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
+from memsearcher_jax.retrieval.config import HASHING
+from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, PACKAGED, is_run, located
+
+INPUTS_FILE, COPIES = "inputs.json", "inputs"
+_BLOCK, _BLOCKS = 1 << 20, 64
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The content of inputs.json."""
+
+    hashes: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    program: list[dict[str, str]] = field(default_factory=list)
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """What the run in `folder` was given; nothing if it says nothing. Raises ValueError for a damaged file."""
+    file = folder / INPUTS_FILE
+    if not file.is_file():
+        return Inputs()
+    try:
+        return Inputs(**parse_object(str(file), file.read_bytes()))
+    except TypeError as error:
+        raise ValueError(f"{file} is damaged ({error}): restore it, or start a new run") from error
+
+
+def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
+    """Copies the templates and question files of a run that starts or goes on in `folder`, and writes inputs.json.
+
+    `step`: of the checkpoint in model.path, if that is a run.
+    """
+    earlier, copies = read_inputs(folder), {}
+    for original, files in _small_inputs(config).items():
+        target = folder / COPIES / hashlib.sha256(original.encode()).hexdigest()[:12]
+        for relative, file in files.items():
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / relative)
+        copy = target / next(iter(files)) if Path(original).is_file() else target
+        copies[original] = copy.relative_to(folder).as_posix()
+    program = _program()
+    programs = [*earlier.program, program] if program not in earlier.program else earlier.program
+    inputs = Inputs(input_hashes(config, step), copies, programs)
+    atomic_write(folder / INPUTS_FILE, (json.dumps(vars(inputs), indent=2) + "\n").encode())
+    return inputs
+
+
+def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
+    copies = {original: str((folder / copy).absolute()) for original, copy in read_inputs(folder).copies.items()}
+    config = _with_paths(config, lambda path: copies.get(path, path))
+    retrieval = config.retrieval
+    if retrieval.corpus and not retrieval.index and (folder / INDEX / MANIFEST).is_file():
+        retrieval = replace(retrieval, corpus="", index=str((folder / INDEX).absolute()))
+    return replace(config, retrieval=retrieval)
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
+    return _with_paths(config, lambda path: str(Path(path).absolute()) if path and Path(path).exists() else path)
+
+
+def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = True) -> dict[str, str]:
+    """The hash of every input that exists, under the path or the setting that names it.
+
+    `weights`: also of model.path and model.adapter. `step`: of the checkpoint in model.path, if that is a run.
+    """
+    model, corpus = config.model, Path(config.retrieval.corpus)
+    hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
+    if corpus.is_file():
+        hashes["retrieval.corpus"] = fingerprint([corpus])
+    if weights and model.path and not hub.is_repository(model.path):  # a repository is named with its commit
+        hashes["model.path"] = _weights(model.path, step)
+    if weights and model.adapter and not hub.is_repository(model.adapter):
+        hashes["model.adapter"] = fingerprint(located(model.adapter).glob("*.safetensors"))
+    return hashes
+
+
+def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | None, *, weights: bool) -> list[str]:
+    """Verifies what a resumed run reads, and returns a line for each input that has changed and is read from its copy.
+
+    `weights`: whether model.path and model.adapter are read. Raises ValueError for an input that has changed and of
+    which there is no copy, or whose copy has changed.
+    """
+    notes, own = [], with_own_inputs(folder, config)
+    now, read = input_hashes(config, step, weights=weights), _small_inputs(own)
+    for original, copy in stored.copies.items():
+        kept = str((folder / copy).absolute())
+        if kept in read and fingerprint(read[kept].values()) != stored.hashes[original]:
+            raise ValueError(f"{folder / copy} was changed: restore it, or start a new run")
+        if kept in read and now.get(original, "") != stored.hashes[original]:
+            notes.append(f"{original} has changed since the run began, which goes on with its own copy")
+    for name in ("retrieval.corpus", "model.path", "model.adapter"):
+        if name == "retrieval.corpus" and own.retrieval.corpus != config.retrieval.corpus:
+            continue
+        if stored.hashes.get(name) and name in now and now[name] != stored.hashes[name]:
+            raise ValueError(f"{name} has changed since the run in {folder} began: restore it, or start a new run")
+    return notes
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """SHA-256 of the names, sizes and contents of files, in the order of their names; "" for no files."""
+    digest, ordered = hashlib.sha256(), sorted(files)
+    for file in ordered:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        step = _BLOCK if size <= _BLOCK * _BLOCKS else (size - _BLOCK) // (_BLOCKS - 1)
+        with file.open("rb") as content:
+            for start in range(0, size, step):
+                content.seek(start)
+                digest.update(content.read(_BLOCK))
+    return digest.hexdigest() if ordered else ""
+
+
+def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
+    """By the path in the settings, the files below it that a run reads: {name in a copy: file}. Missing ones are left
+    out."""
+    found: dict[str, dict[str, Path]] = {}
+    prompts = config.agent.prompts
+    if prompts not in packaged() and Path(prompts).is_dir():
+        found[prompts] = {file.name: file for file in sorted(Path(prompts).glob("*.txt"))}
+    data, root = config.data, hub.local_root(config.data.root)
+    for split, entries in (("train", data.train_entries), ("test", data.test)):
+        for entry in entries:
+            path, benchmark = resolve(entry, split, root)
+            name = f"{benchmark}/{path.name}" if benchmark else path.name
+            if path.is_file():
+                found.setdefault(data.root if benchmark else entry, {})[name] = path
+    return found
+
+
+def _with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
+    """The config with `change` applied to every path in it."""
+
+    def path(value: str) -> str:
+        return value if value in packaged() or value.startswith(PACKAGED) or hub.is_repository(value) else change(value)
+
+    def entries(values: Iterable[str]) -> tuple[str, ...]:
+        return tuple(value if value.partition(":")[0] in SPLITS else change(value) for value in values)
+
+    data, model, retrieval = config.data, config.model, config.retrieval
+    parts = [part.rpartition("=") for part in filter(None, data.mixture.split(","))]
+    sources = entries(name for name, *_ in parts)
+    mixture = ",".join(f"{source}={weight}" for source, (*_, weight) in zip(sources, parts, strict=True))
+    return replace(
+        config,
+        agent=replace(config.agent, prompts=path(config.agent.prompts)),
+        data=replace(data, train=entries(data.train), test=entries(data.test), root=change(data.root), mixture=mixture),
+        model=replace(model, path=path(model.path), tokenizer=path(model.tokenizer), adapter=path(model.adapter)),
+        retrieval=replace(
+            retrieval,
+            corpus=path(retrieval.corpus),
+            index=path(retrieval.index),
+            encoder=retrieval.encoder if retrieval.encoder == HASHING else path(retrieval.encoder),
+        ),
+    )
+
+
+def _weights(path: str, step: int | None) -> str:
+    """The fingerprint of local weights; "" for random ones and for those of a bucket."""
+    folder = located(path)
+    if not folder.is_dir():
+        return ""
+    if is_run(folder):
+        params = folder / CHECKPOINTS / str(step) / "params"
+        return fingerprint(file for file in params.rglob("*") if file.is_file())
+    return fingerprint(folder.glob("*.safetensors"))
+
+
+def _program() -> dict[str, str]:
+    try:
+        release = version("memsearcher_jax")
+    except PackageNotFoundError:  # a checkout that is not installed
+        release = ""
+    return {"version": release, "commit": _commit(Path(__file__).resolve())}
+
+
+def _commit(file: Path) -> str:
+    """The commit of the checkout that the file belongs to; "" if it is installed, or there is no git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(file.parent), *words]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", str(file))
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
