@@ -18,8 +18,8 @@ def memalpha_4b() -> RunConfig:
     """Qwen3-4B on 16 devices of 32 GB (v6e-16) by default. 85 steps are five epochs of the original's 562 streams, 32
     per step.
 
-    An update has the original's 32 contexts: a step of 256 trajectories of 10 chunks makes 80 updates. The original's
-    learning rate rises over 4 steps, 5 % of all, which are 320 updates here.
+    An update has the original's 32 contexts: a step of 256 trajectories of 10 chunks makes 80 updates. The learning
+    rate rises over 5 % of the steps, as the original's.
 
     The initial policy answers from 4,096 tokens of memory, and judges. The original asks a model of 32B, with 30,000
     tokens: `--answerer.backend openai --memalpha.answer_memory_tokens 30000`, and `--judge.backend openai`. Without
@@ -36,7 +36,7 @@ def memalpha_4b() -> RunConfig:
             minibatch_contexts=32,
             minibatch_rows=32,
             grad_accum_steps=2,
-            warmup_steps=320,
+            warmup_steps="5%",
             aggregate="seq-mean-token-mean",
             entropy_coefficient=0.0,
         ),

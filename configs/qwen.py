@@ -95,7 +95,7 @@ def search_r1_3b() -> RunConfig:
         ),
         reward=RewardConfig(metric="exact_match", wrong_answer=0.0, require_format=False),
         sampling=replace(base.sampling, top_k=0, top_p=1.0),
-        training=replace(base.training, warmup_steps=286),
+        training=replace(base.training, warmup_steps="286"),
         rl=replace(base.rl, steps=500, prompts_per_step=512),
         evaluation=replace(base.evaluation, max_turns=5),
     )

@@ -67,7 +67,7 @@ def smollm2() -> RunConfig:
             grad_accum_steps=32,
             logit_chunk=64,
             learning_rate=4e-5,
-            warmup_steps=2,
+            warmup_steps="2 updates",
             adam_b2=0.99,
             kl_coefficient=0.0,
             entropy_coefficient=0.0,

@@ -57,7 +57,7 @@ def tiny_memalpha() -> RunConfig:
             minibatch_contexts=640,
             minibatch_rows=32,
             logit_chunk=64,
-            decay_steps=200,
+            decay_steps="200 updates",
         ),
         rl=RLConfig(
             steps=20,

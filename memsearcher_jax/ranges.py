@@ -6,7 +6,9 @@ Standard library and annotated-types only, so that every package's settings may 
 from __future__ import annotations
 
 import math
-from typing import Annotated, cast
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
 
 from annotated_types import Interval
 
@@ -27,6 +29,35 @@ AboveOne = Annotated[float, Interval(gt=1, lt=math.inf)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A part of a run: training steps, or updates (optimiser steps), of which a training step has one or several."""
+
+    count: int
+    unit: Literal["steps", "updates"] = "steps"
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}"
+
+
+def parse_duration(name: str, text: str, steps: int | None) -> Duration:
+    """The setting `name`: "10" or "10 steps", "800 updates", or a share of the run's `steps`, rounded down: "5%".
+
+    Raises ValueError for anything else, and for a share of an unknown number of steps.
+    """
+    match = re.fullmatch(r"(\d+) ?(|steps|updates|%)", text.strip())
+    if not match:
+        raise ValueError(
+            f"{name} is {text!r}: give training steps (10), a share of the run (5%) or optimiser steps (80 updates)"
+        )
+    count, unit = int(match[1]), match[2]
+    if unit != "%":
+        return Duration(count, "updates" if unit == "updates" else "steps")
+    if steps is None:
+        raise ValueError(f"{name} is {text}, but the number of training steps is not known here: give training steps")
+    return Duration(steps * count // 100)
 
 
 def contains(interval: Interval, value: float) -> bool:

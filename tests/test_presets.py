@@ -16,10 +16,12 @@ from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
+from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.stream_reward import check_answer_contexts
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())
 STREAMS = [name for name in PRESETS if "memalpha" in name]
@@ -126,7 +128,7 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.001)
-    assert (training.adam_b1, training.adam_b2, training.warmup_steps, training.decay_steps) == (0.9, 0.999, 0, 0)
+    assert (training.adam_b1, training.adam_b2, training.warmup_steps, training.decay_steps) == (0.9, 0.999, "0", "0")
     assert (training.aggregate, training.importance_sampling_level) == ("token-mean", "token")
     # 128 of the 256 questions, times 5: 7 updates of the 3.5 contexts of each of 1,280 trajectories.
     assert training.minibatch_contexts == 128 * 5
@@ -169,13 +171,13 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     assert (training.learning_rate, training.weight_decay, training.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.0)
-    assert (training.adam_b1, training.adam_b2, training.decay_steps) == (0.9, 0.999, 0)
+    assert (training.adam_b1, training.adam_b2, training.decay_steps) == (0.9, 0.999, "0")
     assert (training.aggregate, training.importance_sampling_level) == ("seq-mean-token-mean", "token")
-    # 5 epochs of 562 streams; the rate rises over 5 % of the steps, of 80 updates with the ten chunks of most streams.
+    # 5 epochs of 562 streams; a step has 80 updates with the ten chunks of most streams.
     assert preset.rl.steps == 5 * (562 // 32)
     workload = roofline.Workload(contexts=10, context_tokens=4_500)
     assert training.minibatch_contexts == 32 and roofline.updates_per_step(preset, workload) == 80
-    assert training.warmup_steps == int(0.05 * preset.rl.steps) * 80
+    assert learning_rate_plan(training, preset.rl.steps).warmup == Duration(int(0.05 * preset.rl.steps), "steps")
     reward = preset.memalpha.reward
     weights = (reward.answers_weight, reward.compression_weight, reward.calls_weight, reward.content_weight)
     assert weights == (1.0, 0.05, 1.0, 0.1)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from memsearcher_jax.ranges import AboveOne, Count, CountOrZero, Decay, NonNegative, Positive, Probability
+from memsearcher_jax.ranges import (
+    AboveOne,
+    Count,
+    Decay,
+    Duration,
+    NonNegative,
+    Positive,
+    Probability,
+    parse_duration,
+)
 
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 ImportanceLevel = Literal["token", "sequence"]
@@ -28,10 +37,12 @@ class TrainingConfig:
     """Tokens of a row whose logits exist at a time; divides seq_len."""
     learning_rate: Positive = 1e-6
     """Learning rate of AdamW after the warm-up."""
-    warmup_steps: CountOrZero = 0
-    """Optimiser steps over which the learning rate rises from 0."""
-    decay_steps: CountOrZero = 0
-    """Optimiser steps after the warm-up over which the learning rate falls to 0; 0: constant."""
+    warmup_steps: str = "0"
+    """How long the learning rate rises from 0: training steps (10), a share of the run (5%), or optimiser steps
+    (80 updates)."""
+    decay_steps: str = "0"
+    """How long it falls to 0 after the warm-up, written in the same way, or `end`: until the end of the run. 0: it is
+    constant."""
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay of AdamW."""
     adam_b1: Decay = 0.9
@@ -68,3 +79,46 @@ class TrainingConfig:
     update, and stays on the devices."""
     entropy_coefficient: NonNegative = 0.001
     """Weight of the entropy bonus; 0: off."""
+
+
+@dataclass(frozen=True)
+class LearningRatePlan:
+    """Linear warm-up to `peak`, then linear decay to 0. Training steps or updates are counted from 0 in the run."""
+
+    peak: float
+    warmup: Duration
+    decay: Duration  # in the unit of the warm-up; 0: constant
+
+    def __str__(self) -> str:
+        rises = f"begins at {self.peak:g} and "
+        if self.warmup.count:
+            rises = f"rises to {self.peak:g} in {self.warmup}, then "
+        if not self.decay.count:
+            return f"{rises}is constant"
+        return f"{rises}falls to 0 at {self.decay.unit.rstrip('s')} {self.warmup.count + self.decay.count}"
+
+
+def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> LearningRatePlan:
+    """The plan of a run of `steps` training steps; None: not known, for durations that do not depend on it.
+
+    Raises ValueError for a duration that cannot be read, and for two of different units.
+    """
+    warmup = parse_duration("training.warmup_steps", config.warmup_steps, steps)
+    if config.decay_steps == "end" and steps is not None:
+        decay = Duration(max(0, steps - warmup.count))
+    else:
+        decay = parse_duration("training.decay_steps", config.decay_steps, steps)
+    if not warmup.count or not decay.count:
+        unit = (warmup if warmup.count else decay).unit
+        warmup, decay = replace(warmup, unit=unit), replace(decay, unit=unit)
+    if warmup.unit != decay.unit:
+        raise ValueError(
+            f"training.warmup_steps {config.warmup_steps} and training.decay_steps {config.decay_steps} differ in "
+            "their unit: give both in training steps, or both in updates"
+        )
+    return LearningRatePlan(config.learning_rate, warmup, decay)
+
+
+def with_plan(config: TrainingConfig, plan: LearningRatePlan) -> TrainingConfig:
+    """The config with the durations of the plan, which no longer depend on the length of the run."""
+    return replace(config, warmup_steps=str(plan.warmup), decay_steps=str(plan.decay))

@@ -18,7 +18,7 @@ from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training import grpo, losses, update
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
@@ -59,8 +59,10 @@ class Trainer:
         examples: Sequence[TrainingExample],
         rng: np.random.Generator,
         notify: Callable[[str], None],
+        training_step: int,
     ) -> tuple[TrainState, dict[str, float]]:
         """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
+        `training_step`: steps of the run before this one, by which the learning rate may be planned.
 
         Returns the new state and metrics. A metric is the mean over the mini-batches that were not skipped, except
         those of `mismatch_metrics`, which are of the first mini-batch, before any update. `updates` counts the
@@ -82,27 +84,28 @@ class Trainer:
                 batches = self._with_reference(self.reference_params, batches)
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
-                state, metrics = self.update(state, batch, self.reference_params if self.merge else None)
+                base = self.reference_params if self.merge else None
+                state, metrics = self.update(state, batch, base, np.int32(training_step))
                 logprob_BT = metrics.pop("logprob_BT", None)
                 if number == 1 and logprob_BT is not None:
                     sampler_metrics = mismatch_metrics(first, logprob_BT)
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         return state, _mean_metrics(metrics_by_update) | sampler_metrics
 
-    def sequence_probabilities(
+    def sequence_logprobs(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator
     ) -> np.ndarray:
-        """float64 [len(examples)], in no fixed order: the joint probability of the trained tokens of each example.
+        """float64 [len(examples)], in no fixed order: the log-probability of all the trained tokens of each example.
 
         Collective.
         """
-        probabilities = []
+        logprobs = []
         with jax.set_mesh(self.mesh):
             for batch in self._pack(examples, rng).split(self.config.minibatch_rows):
                 logprob_BT = multihost_utils.process_allgather(self.logprob_fn(params, self._shard(batch)), tiled=True)
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
-                    probabilities.append(np.exp(np.bincount(segment_T, weights=logprob_T)[1:]))
-        return np.concatenate(probabilities)
+                    logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
+        return np.concatenate(logprobs)
 
     def _with_reference(self, params: Params, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """The mini-batches with the reference's log-probabilities."""
@@ -138,12 +141,14 @@ def make_trainer(
     *,
     method: Literal["grpo", "sft"],
     temperature: float,
+    steps: int | None = None,
 ) -> Trainer:
     """A trainer whose KL term compares with a copy of `reference_params`; `temperature` is the sampler's.
 
+    `steps`: training steps of the run, of which the learning rate's durations may be shares.
     With LoRA these weights, in compute_dtype, are also what the adapters are added to, and they are not copied.
     """
-    config = update.fit_to_mesh(config, mesh)
+    config = with_plan(update.fit_to_mesh(config, mesh), learning_rate_plan(config, steps))
     frozen = merge = None
     shardings = sharding.param_shardings(model_config, mesh)
     if model_config.lora_rank:

@@ -18,7 +18,7 @@ from memsearcher_jax.model.axes import AXIS_RULES, constrain, psum_grad, shard_m
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training import losses, masked, microbatches
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
 from memsearcher_jax.training.logprobs import token_logprobs
 from memsearcher_jax.training.losses import LossFn, Metrics
 from memsearcher_jax.training.packing import PackedBatch
@@ -34,22 +34,31 @@ class TrainState:
     opt_state: optax.OptState  # moments have the type and sharding of their parameter
 
 
-def learning_rate_schedule(config: TrainingConfig) -> optax.Schedule:
-    """Linear warm-up that ends at step `warmup_steps`, then linear decay. No step before the end has a rate of 0."""
-    warmup, decay = max(config.warmup_steps, 1), config.decay_steps
-
-    def schedule(step: ArrayLike) -> jax.Array:
-        step = jnp.asarray(step)
-        remaining = (config.warmup_steps + decay - step) / decay if decay else 1
-        return config.learning_rate * jnp.clip(jnp.minimum((step + 1) / warmup, remaining), 0, 1)
-
-    return schedule
+def learning_rate(config: TrainingConfig, number: ArrayLike, training_step: ArrayLike) -> jax.Array:
+    """The rate of update `number`, which is in `training_step`, by the plan. None before its end is 0."""
+    plan = learning_rate_plan(config)
+    warmup, decay = plan.warmup.count, plan.decay.count
+    now = jnp.asarray(number if plan.decay.unit == "updates" else training_step)
+    remaining = (warmup + decay - now) / decay if decay else 1
+    return plan.peak * jnp.clip(jnp.minimum((now + 1) / max(warmup, 1), remaining), 0, 1)
 
 
-def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
-    """AdamW. `make_update` clips the gradients."""
-    schedule = learning_rate_schedule(config)
-    return optax.adamw(schedule, b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay)
+def make_optimizer(config: TrainingConfig) -> optax.GradientTransformationExtraArgs:
+    """AdamW, whose learning rate may need the `training_step` of an update. `make_update` clips the gradients."""
+
+    def init(params: optax.Params) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
+
+    def scale(updates: Any, state: optax.ScaleByScheduleState, params: Any = None, *, training_step: Any = 0) -> Any:
+        rate = learning_rate(config, state.count, training_step)
+        updates = jax.tree.map(lambda x: (-rate).astype(x.dtype) * x, updates)
+        return updates, optax.ScaleByScheduleState(count=state.count + 1)
+
+    return optax.chain(
+        optax.scale_by_adam(config.adam_b1, config.adam_b2),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.GradientTransformationExtraArgs(init, scale),
+    )
 
 
 def abstract_state(model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -120,7 +129,8 @@ def make_update(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """A compiled `update(state, batch)`, to be called under `jax.set_mesh(mesh)`. The state is donated.
 
-    With LoRA it is `update(state, batch, base)`: the adapters of the state are trained on top of the weights `base`.
+    With LoRA it is `update(state, batch, base)`: the adapters of the state are trained on top of the weights `base`. A
+    learning rate that is planned in training steps needs `training_step`, too.
 
     `batch`: `config.minibatch_rows` packed rows of `config.seq_len`. `temperature`: that of sampling. `loss_fn` turns
     log-probabilities into a loss over the trained tokens, weighted by `config.aggregate`. `with_logprobs`: the metrics
@@ -132,7 +142,7 @@ def make_update(
     A gradient that is not finite leaves the state unchanged and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a batch evenly.
     """
-    config = fit_to_mesh(config, mesh)
+    config, optimizer = fit_to_mesh(config, mesh), optax.with_extra_args_support(optimizer)
     state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
     axes_BT = ("batch", None)
     param_axes = jax.tree.map(lambda spec: spec.axes, lora.trainable_specs(model_config))
@@ -159,15 +169,19 @@ def make_update(
         gradient = jax.tree.map(psum_grad, gradient, param_axes)
         return jax.tree.map(lambda x, param: x.astype(param.dtype), gradient, params), microbatches.merge(scores)
 
-    def apply_gradient(state: TrainState, gradient: Params, grad_norm: jax.Array) -> TrainState:
+    def apply_gradient(
+        state: TrainState, gradient: Params, grad_norm: jax.Array, training_step: ArrayLike
+    ) -> TrainState:
         # optax.clip_by_global_norm would compute the norm again, and XLA would keep its result as a second gradient.
         scale = jnp.minimum(1, config.max_grad_norm / grad_norm)
         gradient = jax.tree.map(lambda x: (x * scale).astype(x.dtype), gradient)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, training_step=training_step)
         params = cast(Params, optax.apply_updates(state.params, updates))
         return TrainState(state.step + 1, params, opt_state)
 
-    def update(state: TrainState, batch: PackedBatch, base: Params | None = None) -> tuple[TrainState, Metrics]:
+    def update(
+        state: TrainState, batch: PackedBatch, base: Params | None = None, training_step: ArrayLike = 0
+    ) -> tuple[TrainState, Metrics]:
         if jax.sharding.get_abstract_mesh().empty:
             raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
         batch = jax.tree.map(lambda x: constrain(x, axes_BT), batch)
@@ -181,7 +195,8 @@ def make_update(
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
         # Not jnp.where: on a CPU it keeps most of the old state in memory next to the new one.
-        new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, state, gradient, grad_norm)
+        arguments = state, gradient, grad_norm, training_step
+        new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, *arguments)
 
         _, metrics = loss_fn(config, logprob_BT, entropy_BT, batch, weight_BT)
         metrics |= {"logprob_BT": logprob_BT} if with_logprobs else {}
@@ -190,7 +205,7 @@ def make_update(
         return new_state, metrics | {
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(new_state.params),
-            "learning_rate": learning_rate_schedule(config)(state.step),
+            "learning_rate": learning_rate(config, state.step, training_step),
             "skipped": 1 - finite.astype(jnp.float32),
             "packing_efficiency": jnp.sum(batch.segment_BT > 0) / jnp.maximum(computed_tokens, 1),
         }

@@ -83,7 +83,7 @@ def train(hosts: Hosts, mesh: jax.sharding.Mesh) -> tuple[update.TrainState, dic
         trainer = make_trainer(NANO, TRAINING, mesh, params, method="grpo", temperature=1.0)
         state = update.init_state(params, NANO, optimizer, mesh)
         for step in range(2):
-            state, metrics = trainer.step(state, batch.examples, np.random.default_rng(step), lambda text: None)
+            state, metrics = trainer.step(state, batch.examples, np.random.default_rng(step), lambda text: None, step)
     return state, metrics, batch
 
 

@@ -1,4 +1,4 @@
-"""Supervision, the schedule, and what metrics mean; multi-context GRPO is tested in test_grpo and test_update."""
+"""Supervision, and what metrics mean; multi-context GRPO is tested in test_grpo and test_update."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import pytest
 from memsearcher_jax.training import grpo, losses
 from memsearcher_jax.training.config import Aggregate
 from memsearcher_jax.training.masked import token_weights
-from memsearcher_jax.training.update import init_state, learning_rate_schedule, make_optimizer, make_update
+from memsearcher_jax.training.update import init_state, make_optimizer, make_update
 
 
 def test_the_supervised_loss_is_the_mean_cross_entropy_of_the_trained_tokens(nano):
@@ -52,8 +52,3 @@ def test_supervised_steps_learn_the_tokens(nano):
             state, metrics = update(state, nano.batch)
             loss_by_step.append(float(metrics["loss"]))
     assert loss_by_step[-1] < loss_by_step[0] - 0.5
-
-
-def test_the_learning_rate_decays_to_zero_after_the_warm_up(nano):
-    rate = learning_rate_schedule(replace(nano.training, learning_rate=1.0, warmup_steps=2, decay_steps=4))
-    np.testing.assert_allclose([rate(i) for i in range(8)], [0.5, 1, 1, 0.75, 0.5, 0.25, 0, 0])

@@ -22,7 +22,6 @@ from memsearcher_jax.training.update import (
     abstract_state,
     fit_to_mesh,
     init_state,
-    learning_rate_schedule,
     make_optimizer,
     make_update,
 )
@@ -304,9 +303,3 @@ def test_grad_accum_steps_are_lowered_for_many_devices(nano, rows, wished, shape
 def test_an_update_without_a_mesh_is_refused(nano):
     with pytest.raises(ValueError, match="set_mesh"):
         nano.update(ADAM, nano.mesh())(init_state(nano.params(), nano.model, ADAM, nano.mesh()), nano.batch)
-
-
-def test_the_learning_rate_rises_and_stays(nano):
-    rate = learning_rate_schedule(replace(nano.training, learning_rate=1.0, warmup_steps=4))
-    np.testing.assert_allclose([rate(i) for i in range(6)], [0.25, 0.5, 0.75, 1, 1, 1])
-    assert learning_rate_schedule(replace(nano.training, learning_rate=1.0))(0) == 1
