@@ -28,6 +28,7 @@ RUNTIME = [
     "tensorboardX>=2.6.5,<3",
     "matplotlib>=3.11,<4",
     "numpy>=2.4,<3",
+    "scipy>=1.17,<2",
 ]
 
 GCS = ["gcsfs>=2026.9,<2027"]

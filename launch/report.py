@@ -18,11 +18,10 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE
+from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.ranges import Count
-from memsearcher_jax.report.evaluation import RESULTS_FILE
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
-from memsearcher_jax.runtime.card import CARD_FILE, read_card
 
 PAGE = "report.html"
 RELOAD_SECONDS = 30
@@ -56,14 +55,6 @@ def follow(run: Path, out: Path, write: Callable[..., object]) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def has_ended(run: Path) -> bool:
-    """Whether the training or the evaluation has written its results."""
-    if not (run / METRICS_FILE).exists():
-        return (run / RESULTS_FILE).exists()
-    results = read_card(run)["results"] if (run / CARD_FILE).exists() else {}
-    return results.get("steps") == len(read_metrics(run / METRICS_FILE))
-
-
 def state(run: Path) -> dict[Path, int]:
     """The size of each file that the page shows."""
     files = [run / METRICS_FILE, *(run / "trajectories").glob("*.jsonl.gz")]
@@ -78,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
         if out.suffix != ".html":
             raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
         shown = {"compare": flags.compare, "max_trajectories": flags.max_trajectories}
-        write = partial(write_page, flags.run, out, cli.MEMORY_RULES, **shown)
+        write = partial(write_page, flags.run, out, **shown)
         if flags.follow:
             follow(flags.run, out, write)
         counts = write()

@@ -3,7 +3,7 @@
 python launch/sweep.py --setting rl.credit=all_contexts,last_context --out runs/credit -- --config tiny
 python launch/sweep.py --evaluate --setting agent.memory_tokens=8,12,16 --out runs/memory -- --checkpoint runs/tiny
 
-OUT/sweep.json, sweep.html         the results of every value; a page with their table and plots
+OUT/sweep.json, sweep.png         the results of every value; accuracy against tokens and learning curves
 OUT/rl.credit=last_context/        one training run; with --evaluate, one evaluation
 OUT/rl.credit=last_context/test/   the evaluation of a training run on its test questions
 """
@@ -14,20 +14,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from memsearcher_jax.config import differences
-from memsearcher_jax.launch import cli, evaluate, outputs, report, tpu_train
+from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
-from memsearcher_jax.logs.trajectories import read_log, summarize_trajectory
-from memsearcher_jax.report.evaluation import read_results
+from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.plots import running_mean
-from memsearcher_jax.report.sweep import SweepPoint, show_sweep, write_sweep_page
+from memsearcher_jax.report.sweep import SweepPoint, plot_sweep, show_sweep
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 
@@ -60,22 +59,22 @@ def main(argv: Sequence[str]) -> None:
     for value, config in configs.items():
         folder, own = flags.out / f"{name}={value}".replace("/", "_"), [*words, f"--{name}", value]
         print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
-        done = is_run(folder) and report.has_ended(folder) and not differences(read_run_config(folder), config)
+        done = is_run(folder) and has_ended(folder) and not differences(read_run_config(folder), config)
         if flags.evaluate:
             if not (done and read_results(folder)["lost"] == 0):
                 start(evaluate.__file__, folder, own, environment)
-            points.append(read_point(value, folder))
+            points.append(SweepPoint.from_results(value, read_results(folder)))
             continue
         if not done:
             start(tpu_train.__file__, folder, own, environment)
         test = folder / "test"
-        if not (done and report.has_ended(test) and read_results(test)["lost"] == 0):
+        if not (done and has_ended(test) and read_results(test)["lost"] == 0):
             start(evaluate.__file__, test, ["--checkpoint", str(folder)], environment)
-        points.append(replace(read_point(value, test), curve=learning_curve(folder)))
+        points.append(SweepPoint.from_results(value, read_results(test), learning_curve(folder)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": [point.to_json() for point in points]})
-    write_sweep_page(flags.out / "sweep.html", name, points, f"Flags of every run: {' '.join(words)}")
+    plot_sweep(flags.out / "sweep.png", name, points)
     show_sweep(name, points, Console(highlight=False))
-    print(f"{flags.out}: {len(points)} evaluations; table and plot in {flags.out / 'sweep.html'}")
+    print(f"{flags.out}: {len(points)} evaluations; plotted in {flags.out / 'sweep.png'}")
 
 
 def start(program: str, folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -89,15 +88,6 @@ def start(program: str, folder: Path, words: Sequence[str], environment: Mapping
         raise
     if status:
         raise SystemExit(status)
-
-
-def read_point(value: str, folder: Path) -> SweepPoint:
-    """The results of the evaluation in `folder`."""
-    results = read_results(folder)
-    if "evaluation" in results:
-        return SweepPoint.from_evaluation(value, results)
-    logged = (scored for file in sorted((folder / "trajectories").iterdir()) for scored in read_log(file))
-    return SweepPoint.from_streams(value, list(map(summarize_trajectory, logged)), read_run_config(folder).seed)
 
 
 def learning_curve(folder: Path) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ class MetricName(StrEnum):
     REWARD = "reward"
     UNSCORED = "unscored"  # fraction of trajectories without a reward: lost to faults of the machinery
     EXACT_MATCH = "exact_match"
+    ACCURACY = "accuracy"  # of the questions about a stream, mean over streams
     ENTROPY = "entropy"
     KL = "kl"  # k3 divergence from the initial weights, nats per token
     APPROX_KL = "approx_kl"  # mean of old - new log-probability over the step's updates, nats per token

@@ -19,6 +19,7 @@ from memsearcher_jax.logs.metric_names import PHASE_PREFIX, MetricName
 DISPLAYED: tuple[tuple[str, str], ...] = (
     (MetricName.REWARD, "reward {:.3f}"),
     (MetricName.EXACT_MATCH, "EM {:.3f}"),
+    (MetricName.ACCURACY, "accuracy {:.3f}"),
     (MetricName.TURNS, "turns {:.1f}"),
     (MetricName.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
     (MetricName.PASSAGES_PER_SECOND, "{:,.0f} passages/s"),
@@ -26,7 +27,7 @@ DISPLAYED: tuple[tuple[str, str], ...] = (
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """One line with reward, EM, turns, tokens/s, then the seconds of each phase."""
+    """One line with the metrics of `DISPLAYED`, then the seconds of each phase."""
     parts = [form.format(metrics[name]) for name, form in DISPLAYED if name in metrics]
     phases = [
         f"{name.removeprefix(PHASE_PREFIX)} {value:.1f}s"

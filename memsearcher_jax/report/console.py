@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Outcome, Passage, Problem, Query, SearchResult, StopReason, Trajectory, Turn
 
@@ -35,6 +36,13 @@ STOP_DESCRIPTIONS = {
     StopReason.NOT_FINITE: "the policy's logits were not finite",
 }
 
+FRACTIONS = {
+    *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "guessed_exact_match", "answered"),
+    *("unscored", "stop", "wrong", "calls_ok_share", "calls_skipped_share", "calls_failed_share", "compression"),
+    *("idle_slot_share", "prefix_hit_rate"),
+}
+"""Metrics, and families of metrics, that are shown in percent."""
+
 # C0 and C1 control characters except tab and newline; bidirectional marks, which can make text read differently from
 # what it contains; lone surrogates, which no terminal encoding can represent.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -51,10 +59,16 @@ def shorten(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[:limit].rstrip() + " …"
 
 
-def format_number(value: float) -> str:
-    """Four significant digits, an integer from ten thousand on; a dash for NaN."""
+def percent(fraction: float) -> str:
+    return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
+
+
+def format_metric(name: str, value: float) -> str:
+    """A fraction in percent; of another metric four significant digits, an integer from ten thousand on; NaN a dash."""
     if math.isnan(value):
         return "–"
+    if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
+        return f"{percent(value)} %"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
@@ -128,7 +142,7 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
     console.print(table)
 
 
-def sources_of(outcome: Outcome, normalize: Callable[[str], str]) -> tuple[list[Passage], int]:
+def sources_of(outcome: Outcome) -> tuple[list[Passage], int]:
     """The passages that contain the answer, both normalized, in the order they were found, and how many were found."""
     found = {passage.id: passage for turn in outcome.turns for result in turn.results for passage in result.passages}
     answer = normalize(outcome.answer)
@@ -136,9 +150,9 @@ def sources_of(outcome: Outcome, normalize: Callable[[str], str]) -> tuple[list[
     return sources, len(found)
 
 
-def show_sources(outcome: Outcome, normalize: Callable[[str], str], console: Console) -> None:
+def show_sources(outcome: Outcome, console: Console) -> None:
     """Print the passages of the searches that contain the answer."""
-    sources, found = sources_of(outcome, normalize)
+    sources, found = sources_of(outcome)
     lines = [safe_text(f"{passage.id}  {passage.title}") for passage in sources[:MAX_SOURCES]]
     heading = f"sources: {len(sources)} of the {found} passages found contain the answer"
     _section(console, heading, Text("\n").join(lines))
@@ -149,7 +163,7 @@ def show_summary(metrics: Mapping[str, float], console: Console) -> None:
     table = make_table("metric", "value")
     for name, value in metrics.items():
         if value or "/" not in name:
-            table.add_row(safe_text(name.replace("_", " ")), format_number(value))
+            table.add_row(safe_text(name.replace("_", " ")), format_metric(name, value))
     console.print(table)
 
 

@@ -1,8 +1,9 @@
 """Results of an evaluation: per benchmark, macro average, in- and out-of-distribution, as data and as tables.
 
-Means have percentile bootstrap intervals over questions (report/statistics.py). An average over benchmarks is a macro
-average: each benchmark has the same weight, whatever its number of questions. Its interval resamples the questions of
-each benchmark, for a fixed choice of benchmarks.
+The streams of Mem-alpha have the same results: a source of streams is a benchmark, and the score of a stream is the
+mean over its questions. Means have intervals over questions, or streams (report/statistics.py). An average over
+benchmarks is a macro average: each benchmark has the same weight, whatever its number of questions. Its interval
+resamples the questions of each benchmark, for a fixed choice of benchmarks.
 """
 
 from __future__ import annotations
@@ -10,91 +11,120 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.console import format_metric, make_table, percent, safe_text
 from memsearcher_jax.report.statistics import (
     CONFIDENCE_LEVEL,
     N_RESAMPLES,
-    Interval,
     mean,
+    mean_interval,
     percentile_interval,
     resampled_means,
 )
-from memsearcher_jax.types import TrajectorySummary
+from memsearcher_jax.types import StopReason, TrajectorySummary
 
-RESULTS_FILE = "results.json"  # written when an evaluation is finished
-WEIGHTS_FILE = "weights.json"  # the checkpoint that was evaluated: a run that trains on has a newer one later
 SCORES = {
-    "exact_match": "EM",
+    "exact_match": "exact match",
     "f1": "F1",
-    "cover_exact_match": "cover-EM",
+    "cover_exact_match": "cover EM",
     "precision": "precision",
     "recall": "recall",
+    "accuracy": "accuracy",
 }
-"""The scores of an answer, with their labels."""
+"""The scores of an answer or, last, of a stream, with their labels."""
+EFFORT = {
+    "turns": "turns",
+    "searches": "searches",
+    "tokens_per_turn": "tokens per turn",
+    "mean_peak_context_tokens": "mean peak context",
+    "peak_context_tokens": "largest context",
+    "memory_tokens": "memory tokens",
+}
+"""The cost of an answer or of reading a stream, with labels."""
+MEMORY = {
+    "stream_tokens": "stream tokens",
+    "memory_tokens/core": "core memory",
+    "memory_tokens/semantic": "semantic memory",
+    "memory_tokens/episodic": "episodic memory",
+    "compression": "compression",
+}
+"""Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
+CALLS = {
+    "calls": "tool calls",
+    "calls_ok_share": "successful calls",
+    "calls_skipped_share": "skipped calls",
+    "calls_failed_share": "failed calls",
+}
+LABELS = SCORES | {"reward": "reward", "answered": "answered"} | EFFORT | MEMORY | CALLS
+AVERAGES = {
+    "macro": "average",
+    "in_distribution": "in distribution",
+    "out_of_distribution": "out of distribution",
+    "gap": "gap",
+}
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """The results of the finished evaluation in `folder`. Raises FileNotFoundError or ValueError in one line."""
-    file = folder / RESULTS_FILE
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
-    return parse_object(str(file), file.read_bytes())
+def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
+    """All numbers of one trajectory, without those that it does not have. Streams have no answer and no searches."""
+    lengths = summary.context_lengths
+    scores = {**summary.scores, "reward": summary.reward}
+    asked = {"answered": summary.stop is StopReason.ANSWERED, "searches": summary.searches}
+    numbers = {
+        **{name: value for name, value in scores.items() if not math.isnan(value)},
+        **({} if "stream_tokens" in summary.counts else asked),
+        "turns": summary.turns,
+        **({"tokens_per_turn": mean(lengths)} if lengths else {}),
+        "peak_context_tokens": max(lengths, default=0),
+        **summary.counts,
+    }
+    return {name: float(value) for name, value in numbers.items()}
 
 
-@dataclass(frozen=True)
-class BenchmarkResult:
-    """All numbers but `lost` are of the questions that were not lost to faults of the machinery."""
+def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
+    """Means over the trajectories that have a number (tokens per turn: over turns), the names of `LABELS` first.
 
-    questions: int
-    scores: dict[str, Interval]  # by the keys of SCORES
-    turns: float  # mean over questions
-    searches: float  # mean over questions
-    tokens_per_turn: float  # in the context at the end of a turn, mean over turns; 0 without turns
-    mean_peak_context_tokens: float  # of a question's longest context, mean over questions
-    peak_context_tokens: int  # of the longest context
-    stops: dict[str, float]  # fraction of each stop reason, the most frequent first
-    lost: int = 0
-
-
-@dataclass(frozen=True)
-class MacroAverage:
-    benchmarks: tuple[str, ...]
-    scores: dict[str, Interval]
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """`gap` is in-distribution minus out-of-distribution; these three are None if one of the two is empty."""
-
-    benchmarks: dict[str, BenchmarkResult]
-    macro: MacroAverage
-    in_distribution: MacroAverage | None
-    out_of_distribution: MacroAverage | None
-    gap: dict[str, Interval] | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, **asdict(self)}
+    A count that only some trajectories have is 0 for the others.
+    """
+    no_counts = dict.fromkeys(_names(summary.counts for summary in summaries), 0.0)
+    rows = [no_counts | numbers_of(summary) for summary in summaries]
+    means = {name: mean([row[name] for row in rows if name in row]) for name in _names(rows)}
+    if any("stream_tokens" in summary.counts for summary in summaries):
+        means = {name: value for name, value in means.items() if name not in ("answered", "searches")}
+        means["compression"] = 1 - means["memory_tokens"] / (means["stream_tokens"] or math.nan)
+        for outcome in ("calls_ok", "calls_skipped", "calls_failed"):
+            means[f"{outcome}_share"] = means.get(outcome, 0.0) / (means.get("calls") or math.nan)
+    lengths = [tokens for summary in summaries for tokens in summary.context_lengths]
+    means["tokens_per_turn"] = mean(lengths) if lengths else 0.0
+    means["mean_peak_context_tokens"] = means.pop("peak_context_tokens", math.nan)
+    means["peak_context_tokens"] = float(max(lengths, default=0))
+    return {name: means[name] for name in (*LABELS, *means) if name in means}
 
 
 def summarize_evaluation(
     summaries: Sequence[TrajectorySummary],
     *,
-    in_distribution: Collection[str],
+    in_distribution: Collection[str] = (),
     default_dataset: str = "questions",
     seed: int = 0,
-) -> EvaluationResult:
-    """The results of an evaluation.
+) -> dict[str, Any]:
+    """The results of an evaluation, as JSON values; a number that is not known is None.
+
+        {"benchmarks": {name: {"questions": those that were not lost to faults, on which all numbers but `lost` are,
+                               "scores": {score: {"mean", "low", "high"}}, the means of `summarize`,
+                               "stops": {stop reason: fraction, the most frequent first},
+                               "unscored": such as streams that were not read to their end, "lost"}},
+         "by_length": the same for the streams of each length, of a source whose streams differ in length,
+         "averages": {"macro", "in_distribution", "out_of_distribution", "gap": {score: {"mean", "low", "high"}}}}
+
+    `gap` is in-distribution minus out-of-distribution; these three are absent if one of the two is empty.
 
     Args:
       summaries: one per question; `dataset` names the benchmark.
@@ -103,104 +133,128 @@ def summarize_evaluation(
       seed: of the resampling. Each benchmark has its own generator, so its intervals do not depend on the others.
 
     Raises:
-      ValueError: there are no questions, or none that was not lost, or one lacks a score.
+      ValueError: there are no questions, or none that was not lost.
     """
     lost = Counter(summary.dataset or default_dataset for summary in summaries if summary.stop.is_fault)
-    summaries = [summary for summary in summaries if not summary.stop.is_fault]
-    if not summaries:
-        raise ValueError(f"the evaluation has no questions besides {lost.total()} that were lost to faults")
     groups: dict[str, list[TrajectorySummary]] = {}
     for summary in summaries:
-        if missing := [name for name in SCORES if name not in summary.scores]:
-            raise ValueError(f"a trajectory has no score {missing[0]}, an older version wrote it: evaluate again")
-        groups.setdefault(summary.dataset or default_dataset, []).append(summary)
-    bootstraps = {
-        name: {score: _bootstrap(name, score, group, seed) for score in SCORES} for name, group in groups.items()
-    }
-
-    def average(names: Sequence[str]) -> dict[str, np.ndarray]:
-        return {score: np.mean([bootstraps[name][score] for name in names], axis=0) for score in SCORES}
-
+        if not summary.stop.is_fault:
+            groups.setdefault(summary.dataset or default_dataset, []).append(summary)
+    if not groups:
+        raise ValueError(f"the evaluation has no questions besides {lost.total()} that were lost to faults")
+    benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
+    by_length = {}
+    for name, group in groups.items():
+        lengths = sorted({summary.counts.get("chunks", 0) for summary in group})
+        for chunks in lengths if len(lengths) > 1 else ():
+            same = [summary for summary in group if summary.counts.get("chunks", 0) == chunks]
+            by_length[f"{name}, {chunks} chunks"] = _benchmark_json(f"{name}, {chunks}", same, seed)
     seen = [name for name in groups if name in in_distribution]
     unseen = [name for name in groups if name not in in_distribution]
-    seen_average = unseen_average = gap = None
+    means = {"macro": _macro_average(groups, seed)}
     if seen and unseen:
-        first, second = average(seen), average(unseen)
-        seen_average = MacroAverage(tuple(seen), _intervals(first))
-        unseen_average = MacroAverage(tuple(unseen), _intervals(second))
-        gap = _intervals({score: first[score] - second[score] for score in SCORES})
-    benchmarks = {name: _benchmark_result(group, lost[name], bootstraps[name]) for name, group in groups.items()}
-    macro = MacroAverage(tuple(groups), _intervals(average(list(groups))))
-    return EvaluationResult(benchmarks, macro, seen_average, unseen_average, gap)
+        first, second = (_macro_average({name: groups[name] for name in names}, seed) for names in (seen, unseen))
+        gap = {score: first[score] - second[score] for score in first if score in second}
+        means |= {"in_distribution": first, "out_of_distribution": second, "gap": gap}
+    averages = {
+        name: {score: asdict(percentile_interval(mean_W)) for score, mean_W in scores.items()}
+        for name, scores in means.items()
+    }
+    if len(groups) == 1:
+        averages["macro"] = next(iter(benchmarks.values()))["scores"]
+    level = {"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES}
+    return nan_to_none({**level, "benchmarks": benchmarks, "by_length": by_length, "averages": averages})
 
 
-def show_evaluation(evaluation: EvaluationResult, console: Console) -> None:
-    """Print two tables with a row per benchmark: scores with their intervals; turns, tokens and stop reasons."""
-    scores = make_table("", "questions", *SCORES.values())
-    for name, result in evaluation.benchmarks.items():
-        scores.add_row(safe_text(name), f"{result.questions:,}", *map(_score_cell, result.scores.values()))
-    averages = {"average": evaluation.macro.scores} if len(evaluation.benchmarks) > 1 else {}
-    if evaluation.in_distribution and evaluation.out_of_distribution and evaluation.gap:
-        averages["in distribution"] = evaluation.in_distribution.scores
-        averages["out of distribution"] = evaluation.out_of_distribution.scores
-        averages["gap"] = evaluation.gap
+def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
+    """Print tables with a row per benchmark: scores with their intervals; turns and tokens; memory and tool calls."""
+    results = evaluation["benchmarks"] | evaluation["by_length"]
+    averages = dict(evaluation["averages"])
+    if len(evaluation["benchmarks"]) == 1:
+        averages.pop("macro")
+    names = [name for name in SCORES if any(name in one["scores"] for one in results.values())]
+    table = make_table("", "n", *(SCORES[name].replace(" ", "\n") for name in names))
+    for label, result in results.items():
+        table.add_row(safe_text(label), f"{result['questions']:,}", *_score_cells(result["scores"], names))
     if averages:
-        scores.add_row()
-    for name, intervals in averages.items():
-        scores.add_row(name, "", *map(_score_cell, intervals.values()))
-    console.print(scores)
-    console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} bootstrap interval over questions\n", style="dim"))
-
-    columns = ("turns", "searches", "tokens\nper turn", "mean peak\ncontext", "largest\ncontext", "stop reasons")
-    effort = make_table("", *columns, left=columns[-1:])
-    for name, result in evaluation.benchmarks.items():
-        stops = [f"{stop} {percent(share)}" for stop, share in result.stops.items() if share >= MIN_STOP_FRACTION]
-        stops += [f"{result.lost} questions lost"] * bool(result.lost)
-        effort.add_row(
-            safe_text(name),
-            f"{result.turns:.2f}",
-            f"{result.searches:.2f}",
-            f"{result.tokens_per_turn:,.0f}",
-            f"{result.mean_peak_context_tokens:,.0f}",
-            f"{result.peak_context_tokens:,}",
-            ", ".join(stops),
-        )
-    console.print(effort)
+        table.add_row()
+    for label, scores in averages.items():
+        table.add_row(AVERAGES[label], "", *_score_cells(scores, names))
+    console.print(table)
+    console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions\n", style="dim"))
+    for labels in (EFFORT, MEMORY, CALLS):
+        known = {name: label for name, label in labels.items() if any(name in one for one in results.values())}
+        if known:
+            table = make_table("", *(label.replace(" ", "\n", 1) for label in known.values()))
+            for label, result in results.items():
+                values = {name: math.nan if result.get(name) is None else result[name] for name in known}
+                table.add_row(safe_text(label), *(format_metric(name, value) for name, value in values.items()))
+            console.print(table)
+            console.print()
+    for label, result in results.items():
+        console.print(safe_text(f"{label}: {', '.join(_remarks(result))}"))
 
 
-def percent(fraction: float) -> str:
-    return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
+def nan_to_none(value: Any) -> Any:
+    """The value, or the dictionary at any depth, with None in place of NaN."""
+    if isinstance(value, dict):
+        return {key: nan_to_none(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _score_cell(interval: Interval) -> Text:
-    return Text(percent(interval.mean)).append(f"\n{percent(interval.low)}–{percent(interval.high)}", style="dim")
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    """The stop reasons, and what went wrong."""
+    counts = {"without a score": result["unscored"], "lost": result["lost"]}
+    for name, mean_count in result.items():
+        if name == "answers_failed" or name.startswith("calls_failed/"):
+            counts[name.replace("_", " ").replace("/", ", ")] = round(mean_count * result["questions"])
+    stops = [f"{stop} {percent(share)} %" for stop, share in result["stops"].items() if share >= MIN_STOP_FRACTION]
+    return stops + [f"{count:,} {name}" for name, count in counts.items() if count]
 
 
-def _bootstrap(name: str, score: str, group: Sequence[TrajectorySummary], seed: int) -> np.ndarray:
-    """The mean, then the means of its resamples."""
-    rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{score}".encode())])
-    value_N = np.array([summary.scores[score] for summary in group])
-    return np.append(value_N.mean(), resampled_means(value_N, rng))
+def _score_cells(scores: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> list[Text | str]:
+    known = {name: {end: percent(value) for end, value in one.items()} for name, one in scores.items()}
+    return [
+        Text(known[name]["mean"]).append(f"\n{known[name]['low']}–{known[name]['high']}", style="dim")
+        if name in known
+        else "–"
+        for name in names
+    ]
 
 
-def _intervals(bootstraps: Mapping[str, np.ndarray]) -> dict[str, Interval]:
-    return {score: percentile_interval(mean_W[0], mean_W[1:]) for score, mean_W in bootstraps.items()}
-
-
-def _benchmark_result(
-    group: Sequence[TrajectorySummary], lost: int, bootstraps: Mapping[str, np.ndarray]
-) -> BenchmarkResult:
-    lengths = [tokens for summary in group for tokens in summary.context_lengths]
-    peaks = [max(summary.context_lengths, default=0) for summary in group]
+def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
+    scores = {score: mean_interval(values, _rng(name, score, seed)) for score, values in _scores(group).items()}
     stops = Counter(summary.stop.value for summary in group)
-    return BenchmarkResult(
-        questions=len(group),
-        scores=_intervals(bootstraps),
-        turns=mean([summary.turns for summary in group]),
-        searches=mean([summary.searches for summary in group]),
-        tokens_per_turn=mean(lengths) if lengths else 0.0,
-        mean_peak_context_tokens=mean(peaks),
-        peak_context_tokens=max(peaks),
-        stops={stop: count / len(group) for stop, count in stops.most_common()},
-        lost=lost,
-    )
+    return {
+        **summarize(group),
+        "questions": len(group),
+        "scores": {score: asdict(interval) for score, interval in scores.items()},
+        "stops": {stop: count / len(group) for stop, count in stops.most_common()},
+        "unscored": sum(math.isnan(summary.reward) for summary in group),
+        "lost": lost,
+    }
+
+
+def _macro_average(groups: Mapping[str, Sequence[TrajectorySummary]], seed: int) -> dict[str, np.ndarray]:
+    """Of each score the mean over the groups that have it, as `resampled_means`."""
+    samples: dict[str, list[np.ndarray]] = {}
+    for name, group in groups.items():
+        for score, values in _scores(group).items():
+            samples.setdefault(score, []).append(resampled_means(values, _rng(name, score, seed)))
+    return {score: np.mean(means, axis=0) for score, means in samples.items()}
+
+
+def _scores(group: Sequence[TrajectorySummary]) -> dict[str, list[float]]:
+    """The values of each score of `SCORES` that any trajectory has."""
+    values = {name: [one.scores[name] for one in group if name in one.scores] for name in SCORES}
+    known = {name: [value for value in column if not math.isnan(value)] for name, column in values.items()}
+    return {name: column for name, column in known.items() if column}
+
+
+def _rng(name: str, score: str, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(f"{name}/{score}".encode())])
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys of all rows, in order of first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))

@@ -2,49 +2,32 @@
 
 For every turn: which golden answers and supporting entities the observation showed and the rewritten memory holds, what
 earlier memories held and this one does not, how much was copied verbatim, how long the memory is and how much of it
-changed. docs/memory_quality.md has the formulas and their limits. A metric that is undefined for a turn (a fraction of
+changed. docs/evaluate.md has the formulas and their limits. A metric that is undefined for a turn (a fraction of
 nothing) is absent from its metrics, and means are over the turns that have it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Problem, StopReason, TokenCounter, Trajectory, Turn, plain_title
+from memsearcher_jax.types import Problem, StopReason, Trajectory, Turn, plain_title
 
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that are not names: almost every text contains them, so their presence is no evidence."""
 
+MIN_COPIED_RUN = 5
+"""Consecutive tokens that must occur in the observation in the same order to count as copied."""
+
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True)
-class MemoryRules:
-    """Functions of the agent that decide what a memory holds; this package may not import the agent."""
-
-    normalize: Callable[[str], str]
-    """agent.reward.normalize: a text holds a name if its normalised form contains the name's, as in cover-EM."""
-    parse_memory: Callable[[str], str]
-    """agent.protocol.memory: the memory that a reply asks to keep, before it is cut to the budget."""
-    token_counter: TokenCounter | None = None
-    """Counts tokens of the policy; without it lengths are in words only."""
-    budget: int = 0
-    """agent.memory_tokens, the budget in tokens of the policy; required with a token_counter."""
-    min_copied_run: int = 5
-    """Consecutive tokens that must occur in the observation in the same order to count as copied."""
-
-    def __post_init__(self) -> None:
-        if self.min_copied_run < 1:
-            raise ValueError(f"min_copied_run is {self.min_copied_run}: it must be at least 1")
-        if self.token_counter and self.budget < 1:
-            raise ValueError(f"budget is {self.budget}: with a token_counter, pass agent.memory_tokens of the run")
 
 
 @dataclass(frozen=True)
@@ -126,23 +109,23 @@ class Mean:
     count: int  # turns or trajectories that have the metric
 
 
-def memory_quality(trajectory: Trajectory, rules: MemoryRules) -> TrajectoryQuality:
+def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
     """Measure every turn of a trajectory.
 
     Raises:
         ValueError: `supporting_titles` in the problem's metadata is not a list of strings.
     """
     problem, outcome = trajectory.problem, trajectory.outcome
-    golden, supporting = golden_names(problem, rules.normalize), supporting_names(problem, rules.normalize)
+    golden, supporting = golden_names(problem), supporting_names(problem)
     traces: list[NameTrace | None] = [None, None]  # of the previous turn: golden, supporting
     turns = []
     for number, turn in enumerate(outcome.turns, start=1):
         wrote = _wrote_memory(turn, last=number == len(outcome.turns), stop=outcome.stop)
-        shown = rules.normalize(shown_text(turn)) if turn.observation else None
-        before, after = rules.normalize(turn.memory), rules.normalize(turn.new_memory) if wrote else None
+        shown = normalize(shown_text(turn)) if turn.observation else None
+        before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
         pairs = zip((golden, supporting), traces, strict=True)
         traces = [_trace(names, shown, before, after, previous) for names, previous in pairs]
-        turns.append(TurnQuality(*traces, text=_text_metrics(turn, rules) if wrote else {}, wrote_memory=wrote))
+        turns.append(TurnQuality(*traces, text=_text_metrics(turn) if wrote else {}, wrote_memory=wrote))
     return TrajectoryQuality(tuple(turns))
 
 
@@ -155,13 +138,13 @@ def mean_metrics(rows: Iterable[Metrics]) -> dict[str, Mean]:
     return {name: Mean(float(np.mean(column)), len(column)) for name, column in values.items()}
 
 
-def golden_names(problem: Problem, normalize: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+def golden_names(problem: Problem) -> dict[str, tuple[str, ...]]:
     """Golden answers that a text can contain, with their normalised form; one answer per normalised form."""
     forms = {answer: (normalize(answer),) for answer in problem.golden_answers}
     return _distinct({answer: form for answer, form in forms.items() if form[0] not in CLOSED_ANSWERS})
 
 
-def supporting_names(problem: Problem, normalize: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+def supporting_names(problem: Problem) -> dict[str, tuple[str, ...]]:
     """Titles of the supporting passages with their normalised forms, with and without a final `(...)`.
 
     For the title "Fame (2009 film)", a sentence has "Fame".
@@ -234,18 +217,14 @@ def _trace(
     )
 
 
-def _text_metrics(turn: Turn, rules: MemoryRules) -> Metrics:
+def _text_metrics(turn: Turn) -> Metrics:
     """Length, truncation, copying and change of the memory that the turn wrote."""
-    old, new, written = turn.memory, turn.new_memory, rules.parse_memory(turn.rewrite)
+    old, new, written = turn.memory, turn.new_memory, protocol.memory(turn.rewrite)
     cut = 0 < len(new) < len(written)  # an empty memory was not cut: the agent carries none
     metrics: Metrics = {"words": float(len(new.split())), "cut": float(cut)}
-    if rules.token_counter:
-        tokens = rules.token_counter.count(new)
-        excess = max(0, rules.token_counter.count(written) - rules.budget) if cut else 0
-        metrics |= {"tokens": float(tokens), "fill": tokens / rules.budget, "tokens_cut": float(excess)}
     if turn.observation and (memory_T := tokenize(new)):
         run_T = common_runs(memory_T, tokenize(shown_text(turn)))
-        metrics |= {"copied": copied_fraction(run_T, rules.min_copied_run), "longest_run": float(run_T.max())}
+        metrics |= {"copied": copied_fraction(run_T, MIN_COPIED_RUN), "longest_run": float(run_T.max())}
     return metrics | _change(old, new)
 
 

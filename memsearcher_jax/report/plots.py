@@ -1,4 +1,4 @@
-"""Training curves as one PNG."""
+"""Training curves: one small panel per measured quantity, as one PNG and, panel by panel, on the report page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ CURVES_FILE = "curves.png"  # the last file of a training run
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, FAINT, GRID, ALARM = "#333333", "#777777", "#E3E3E3", "#B00020"
 COLUMNS = 4
+MAX_MARKERS = 40  # a line of more points has no markers
+
+Legend = list[tuple[str, str]]  # label and color of each line
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Panel:
 PANELS = (
     Panel("Reward", "mean over trajectories", (MetricName.REWARD,), 0.0),
     Panel("Exact match", "fraction of trajectories", (MetricName.EXACT_MATCH,), 0.0),
+    Panel("Accuracy", "fraction of a stream's questions", (MetricName.ACCURACY,), 0.0),
     Panel("Turns", "mean over trajectories", (MetricName.TURNS,), 0.0),
     Panel("Tokens per turn", "mean over turns", (MetricName.TOKENS_PER_TURN,), 0.0),
     Panel("Memory", "tokens, mean over trajectories", (MetricName.MEMORY_TOKENS,), 0.0),
@@ -56,10 +60,16 @@ PANELS = (
     ),
     Panel("Device memory", "GB in use, and peak", (MetricName.DEVICE_GB, MetricName.DEVICE_PEAK_GB), 0.0),
 )
+# Title, unit and pattern of a family of metrics, which has a line per member.
+FAMILY_PANELS = (
+    ("Exact match by hops", "fraction of trajectories", rf"{MetricName.EXACT_MATCH}/\d+_hops"),
+    ("Stop reasons", "fraction of trajectories", rf"{STOP_PREFIX}.*"),
+    ("Time per step", "seconds", rf"{PHASE_PREFIX}.*"),
+)
 
 
 def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
-    """Draw one small panel per measured quantity, over training steps.
+    """Draw the panels of a run, over training steps.
 
     Thin lines are the steps, thick lines their running mean over a window that grows with the run. Non-finite values
     leave a gap and are counted above the panel.
@@ -85,83 +95,94 @@ def measured_panels(steps: Sequence[Metrics]) -> list[Panel]:
 
 
 def family_panels(steps: Sequence[Metrics]) -> list[Panel]:
-    """The panels with a line per member of a family of metrics, in order of first occurrence.
+    """The panels of `FAMILY_PANELS`, with lines in order of first occurrence.
 
     A stop reason that never occurred has no line.
     """
     present = {name: None for metrics in steps for name, value in metrics.items() if value or PHASE_PREFIX in name}
-    families = (
-        ("Exact match by hops", "fraction of trajectories", rf"{MetricName.EXACT_MATCH}/\d+_hops"),
-        ("Stop reasons", "fraction of trajectories", rf"{STOP_PREFIX}.*"),
-        ("Time per step", "seconds", rf"{PHASE_PREFIX}.*"),
-    )
     panels = [
         Panel(title, unit, tuple(name for name in present if re.fullmatch(pattern, name)), 0.0)
-        for title, unit, pattern in families
+        for title, unit, pattern in FAMILY_PANELS
     ]
     return [panel for panel in panels if panel.metrics]
 
 
-def series_label(name: str) -> str:
-    """The legend of a member of a family, such as "2 hops", "answered", "rollout"."""
-    return name.rsplit("/", 1)[-1].replace("_", " ")
-
-
 def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
     """The panels in a grid of at most four columns."""
-    # Without pyplot: no global state, and no display is needed.
-    columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    # Imported when something is drawn: a third of the time of --help.
+    # Imported when something is drawn: a third of the time of --help. Without pyplot there is no global state.
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04)
     figure = Figure(figsize=(3.6 * columns, 2.7 * rows), layout=layout, facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel, steps)
+        legend, non_finite = draw_curves(axes, panel, [("", steps)])
+        axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=18)
+        axes.text(0, 1.03, panel.unit, fontsize=8.5, color=FAINT, transform=axes.transAxes)
+        if non_finite:
+            note = f"{non_finite} not finite"
+            axes.text(1, 1.03, note, fontsize=8.5, color=ALARM, ha="right", transform=axes.transAxes)
+        if len(legend) > 1:
+            axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, steps: Sequence[Metrics]) -> None:
-    non_finite = 0
-    for color, name in zip(itertools.cycle(COLORS), panel.metrics, strict=False):
-        step_T, value_T, window = series(steps, name)
-        non_finite += int((~np.isfinite(value_T)).sum())
-        value_T[~np.isfinite(value_T)] = np.nan
-        label = series_label(name)
-        if window > 1:
-            axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
-            axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=label)
-        else:
-            axes.plot(step_T, value_T, color=color, linewidth=1.6, marker="o", markersize=3, label=label)
-    _style(axes, panel)
-    if non_finite:
-        note = f"{non_finite} not finite"
-        axes.text(1, 1.03, note, fontsize=8.5, color=ALARM, ha="right", transform=axes.transAxes)
+def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> tuple[Legend, int]:
+    """Draw the metrics of a panel for each run, which are (label, steps); return the number of non-finite values too.
+
+    The lines of one run are labelled by their metrics, those of several by their runs.
+    """
+    legend, non_finite, colors = Legend(), 0, itertools.cycle(COLORS)
+    for run, steps in runs:
+        for name in panel.metrics:
+            step_T, value_T, window = series(steps, name)
+            non_finite += int((~np.isfinite(value_T)).sum())
+            value_T[~np.isfinite(value_T)] = np.nan
+            if not len(step_T):
+                continue
+            label, color = run if len(runs) > 1 else name.rsplit("/", 1)[-1].replace("_", " "), next(colors)
+            if window > 1:
+                axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
+                axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=label)
+            else:
+                axes.plot(step_T, value_T, color=color, linewidth=1.6, label=label)
+                draw_dots(axes, step_T, value_T, color, [label] * len(step_T))
+            legend.append((label, color))
+    style_axes(axes, "step", panel.y_min)
+    return legend, non_finite
 
 
-def _style(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=18)
-    axes.text(0, 1.03, panel.unit, fontsize=8.5, color=FAINT, transform=axes.transAxes)
+def draw_dots(axes: Axes, x_N: np.ndarray, y_N: np.ndarray, color: str, labels: Sequence[str]) -> None:
+    """A marker at each of few points. In an SVG their values become tooltips, see page/charts.py."""
+    if len(x_N) <= MAX_MARKERS:
+        for x, y, label in zip(x_N, y_N, labels, strict=True):
+            if np.isfinite(y):
+                axes.plot(x, y, "o", color=color, markersize=3, gid=f"tip: {label}: {y:,.6g} at {x:,.6g}")
+
+
+def style_axes(axes: Axes, x_label: str, y_min: float | None) -> None:
+    """The look of every plot; the y axis begins at `y_min`, unless there are smaller values."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=8.5, length=0)
     axes.margins(x=0.02, y=0.12)
-    axes.set_xlabel("step", fontsize=8.5, color=FAINT)
-    from matplotlib.ticker import MaxNLocator
-
+    axes.set_xlabel(x_label, fontsize=8.5, color=FAINT, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.6g}")  # without an offset above the axis
-    if panel.y_min is not None and axes.dataLim.ymin >= panel.y_min:
-        axes.set_ylim(bottom=panel.y_min)
-    if len(panel.metrics) > 1:
-        axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
+    low, high = axes.dataLim.intervaly
+    if y_min is not None and y_min <= low <= high:
+        # The margin at the top is one of the whole axis: a flat line far above y_min would otherwise reach its title.
+        axes.set_ylim(y_min, y_min + 1.12 * (high - y_min) if high > y_min else y_min + 1)
 
 
 def series(steps: Sequence[Metrics], name: str) -> tuple[np.ndarray, np.ndarray, int]:

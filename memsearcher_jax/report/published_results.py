@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,6 @@ from memsearcher_jax.jsonl import MalformedRow, numbered_lines, parse_object
 from memsearcher_jax.types import Problem
 
 FLASHRAG_FILE = "intermediate_data.json"
-ScoreAnswer = Callable[[str | None, Sequence[str]], dict[str, float]]
-"""agent.reward.answer_scores; this package may not import the agent."""
-
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUESTION = re.compile(r"Question:(?!.*Question:)([^\n]*)", re.DOTALL)
 

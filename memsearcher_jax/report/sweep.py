@@ -1,44 +1,25 @@
-"""Runs that differ in one setting: a table for the terminal, and a page with scores against tokens."""
+"""Runs that differ in one setting: a table for the terminal, and plots of scores against tokens."""
 
 from __future__ import annotations
 
+import io
 import math
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.report.console import make_table, safe_text
-from memsearcher_jax.report.evaluation import SCORES, percent
-from memsearcher_jax.report.page import tables
-from memsearcher_jax.report.page.html import content_security_policy, web_file
-from memsearcher_jax.report.page.svg import N_COLORS, Line, escape_html, line_chart
-from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, Interval, mean, percentile_interval, resampled_means
-from memsearcher_jax.report.stream_evaluation import known_scores, summarize_streams
-from memsearcher_jax.types import TrajectorySummary
+from memsearcher_jax.report.console import format_metric, make_table, percent, safe_text
+from memsearcher_jax.report.evaluation import LABELS
+from memsearcher_jax.report.plots import COLORS, FAINT, INK, style_axes
+from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, Interval, mean
 
-PLOTTED_SCORES = ("exact_match", "f1", "cover_exact_match")
-EFFORT = {
-    "turns": "turns",
-    "searches": "searches",
-    "tokens_per_turn": "tokens per turn",
-    "mean_peak_context_tokens": "peak context",
-}
-"""The cost of an answer: fields of `BenchmarkResult`, with their labels."""
-STREAM_EFFORT = {
-    "stream_tokens": "tokens of the stream",
-    "memory_tokens": "tokens of the memory",
-    "compression": "compression",
-    "ok": "successful calls",
-}
-"""The cost of a memory: fields of `StreamResult`, with their labels."""
-LABELS = SCORES | {"accuracy": "accuracy"} | EFFORT | STREAM_EFFORT
-X_AXES = ("tokens_per_turn", "memory_tokens")  # the first that the points have
+SCORES = ("exact_match", "f1", "cover_exact_match", "accuracy")  # in the table and the plots
+EFFORT = ("turns", "searches", "tokens_per_turn", "mean_peak_context_tokens")
+STREAM_EFFORT = ("stream_tokens", "memory_tokens", "compression", "calls_ok_share")
 
 
 @dataclass(frozen=True)
@@ -46,120 +27,70 @@ class SweepPoint:
     """One value of the setting, with macro averages over the benchmarks, or over the sources of streams."""
 
     value: str
-    questions: int
-    scores: dict[str, Interval]
-    effort: dict[str, float]  # by the keys of EFFORT or STREAM_EFFORT
+    questions: int  # or streams
+    scores: dict[str, Interval]  # without those that no question has
+    effort: dict[str, float]  # the names of EFFORT, or of STREAM_EFFORT
     curve: tuple[float, ...] = ()  # of training, by step: exact match, or the reward; a running mean
 
     @classmethod
-    def from_evaluation(cls, value: str, results: Mapping[str, Any]) -> SweepPoint:
-        """`results`: the content of results.json."""
-        benchmarks, scores = results["evaluation"]["benchmarks"].values(), results["evaluation"]["macro"]["scores"]
+    def from_results(cls, value: str, results: Mapping[str, Any], curve: tuple[float, ...] = ()) -> SweepPoint:
+        """`results`: the content of an evaluation's results.json."""
+        benchmarks = list(results["evaluation"]["benchmarks"].values())
+        names = STREAM_EFFORT if "stream_tokens" in benchmarks[0] else EFFORT
         return cls(
             value,
-            results["questions"],
-            {name: Interval(**interval) for name, interval in scores.items()},
-            {name: mean([benchmark[name] for benchmark in benchmarks]) for name in EFFORT},
+            sum(benchmark["questions"] for benchmark in benchmarks),
+            {name: Interval(**one) for name, one in results["evaluation"]["averages"]["macro"].items()},
+            {name: mean([math.nan if one[name] is None else one[name] for one in benchmarks]) for name in names},
+            curve,
         )
-
-    @classmethod
-    def from_streams(cls, value: str, summaries: Sequence[TrajectorySummary], seed: int) -> SweepPoint:
-        """Accuracy with a bootstrap interval over the streams within each source; unscored streams enter no mean."""
-        results = summarize_streams(summaries)
-        names = dict.fromkeys(summary.dataset for summary in summaries)
-        sources = [results[name] for name in names]
-        groups = ([summary for summary in summaries if summary.dataset == name] for name in names)
-        scored = [scores for group in groups if (scores := known_scores(group, "accuracy"))]
-        rng, accuracy = np.random.default_rng(seed), Interval(math.nan, math.nan, math.nan)
-        if scored:
-            mean_W = np.mean([resampled_means(scores, rng) for scores in scored], axis=0)
-            accuracy = percentile_interval(mean([mean(scores) for scores in scored]), mean_W)
-        effort = {name: mean([getattr(source, name) for source in sources]) for name in STREAM_EFFORT}
-        return cls(value, sum(source.questions for source in sources), {"accuracy": accuracy}, effort)
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
-        effort = fields.pop("effort")
-        return {**fields, **effort}
+        return {**fields.pop("effort"), **fields}
 
 
 def show_sweep(setting: str, points: Sequence[SweepPoint], console: Console) -> None:
     """Print a table with a row per value of the setting."""
-    plotted, effort = _plotted(points[0]), points[0].effort
-    labels = (*(LABELS[name] for name in plotted), *(LABELS[name].replace(" ", "\n", 1) for name in effort))
+    scores = [name for name in SCORES if any(name in point.scores for point in points)]
+    labels = (LABELS[name].replace(" ", "\n", 1) for name in (*scores, *points[0].effort))
     table = make_table(setting.replace(".", ".\n"), "n", *labels)
     for point in points:
-        scores = [percent(point.scores[name].mean) for name in plotted]
-        table.add_row(safe_text(point.value), f"{point.questions:,}", *scores, *map(_format, point.effort.values()))
+        means = [percent(point.scores[name].mean) if name in point.scores else "?" for name in scores]
+        effort = [format_metric(name, value) for name, value in point.effort.items()]
+        table.add_row(safe_text(point.value), f"{point.questions:,}", *means, *effort)
     console.print(table)
 
 
-def write_sweep_page(path: Path, setting: str, points: Sequence[SweepPoint], about: str) -> None:
-    """Write a self-contained HTML page, without scripts, with the plots and the table."""
-    style = web_file("page.css")
-    rows = [
-        [
-            escape_html(point.value),
-            f"{point.questions:,}",
-            *map(_with_interval, point.scores.values()),
-            *map(_format, point.effort.values()),
-        ]
-        for point in points
-    ]
-    scored, groups = ("streams", "sources") if "accuracy" in points[0].scores else ("questions", "benchmarks")
-    note = f"Percent with {CONFIDENCE_LEVEL:.0%} bootstrap intervals over {scored}; macro averages over {groups}."
-    page = string.Template(web_file("sweep.html")).substitute(
-        policy=content_security_policy(style),
-        style=style,
-        title=escape_html(f"{setting}: {', '.join(point.value for point in points)}"),
-        about=escape_html(about),
-        plots="\n".join([*_curves(points), *(_plot(setting, points, *one) for one in enumerate(_plotted(points[0])))]),
-        table=tables.table(
-            "Results by value",
-            [setting, "questions", *(LABELS[name] for name in (*points[0].scores, *points[0].effort))],
-            rows,
-            note=note,
-        ),
-    )
-    atomic_write(path, page.encode("utf-8"))
+def plot_sweep(path: Path, setting: str, points: Sequence[SweepPoint]) -> None:
+    """Write a PNG with a plot per score, in which each value of the setting is a dot at its tokens, and with the
+    learning curves of values that were trained."""
+    from matplotlib.figure import Figure
 
-
-def _plotted(point: SweepPoint) -> list[str]:
-    """The scores that are plotted and printed."""
-    return [name for name in point.scores if name in PLOTTED_SCORES] or list(point.scores)
-
-
-def _curves(points: Sequence[SweepPoint]) -> list[str]:
-    """A figure with a line per value, if the values were trained."""
-    lines = [
-        Line(point.value, list(enumerate(point.curve)), color=color % N_COLORS)
-        for color, point in enumerate(points)
-        if len(point.curve) > 1
-    ]
-    unit = "exact match of the step's trajectories, or their reward; running mean"
-    return [line_chart("Learning curves", unit, "step", lines, y_min=0)] if lines else []
-
-
-def _plot(setting: str, points: Sequence[SweepPoint], color: int, score: str) -> str:
-    """A dot per value at its tokens. Dots are not connected: values need not be ordered by tokens."""
-    tokens = next(name for name in X_AXES if name in points[0].effort)
-    ordered = sorted(points, key=lambda point: point.effort[tokens])
-    data = [(point.effort[tokens], point.scores[score]) for point in ordered]
-    dots = Line(
-        LABELS[score],
-        [(x, interval.mean) for x, interval in data],
-        [(x, interval.low, interval.high) for x, interval in data],
-        color=color,
-        point_labels=[point.value for point in ordered],
-        connected=False,
-    )
-    unit = f"mean, {CONFIDENCE_LEVEL:.0%} interval; labels: {setting}"
-    return line_chart(f"{LABELS[score]} against tokens", unit, LABELS[tokens], [dots], y_min=0)
-
-
-def _with_interval(interval: Interval) -> str:
-    return f"{percent(interval.mean)} <small>{percent(interval.low)} to {percent(interval.high)}</small>"
-
-
-def _format(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    tokens = "memory_tokens" if "memory_tokens" in points[0].effort else "tokens_per_turn"
+    scores = [name for name in SCORES if any(name in point.scores for point in points)]
+    curves = any(len(point.curve) > 1 for point in points)
+    figure = Figure((4.5 * max(1, len(scores) + curves), 3.4), layout="constrained")
+    grid = figure.subplots(1, max(1, len(scores) + curves), squeeze=False)[0]
+    for axes, score in zip(grid, scores, strict=False):
+        for point in points:
+            if score in point.scores:
+                x, interval = point.effort[tokens], point.scores[score]
+                axes.plot([x, x], [interval.low, interval.high], color=FAINT, linewidth=1.2)
+                axes.plot(x, interval.mean, "o", color=COLORS[0], markersize=5)
+                label = safe_text(point.value).plain
+                axes.annotate(label, (x, interval.mean), (5, 4), textcoords="offset points", parse_math=False)
+        style_axes(axes, LABELS[tokens], 0.0)
+        title = f"{LABELS[score]}, {CONFIDENCE_LEVEL:.0%} interval, by {safe_text(setting).plain}"
+        axes.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False)
+    if curves:
+        for number, point in enumerate(points):
+            label, color = f"{setting} {safe_text(point.value).plain}", COLORS[number % len(COLORS)]
+            grid[-1].plot(range(len(point.curve)), point.curve, color=color, label=label)
+        style_axes(grid[-1], "step", 0.0)
+        grid[-1].set_title("exact match or reward of a step, running mean", loc="left", fontsize=10, color=INK)
+        for text in grid[-1].legend(fontsize=8.5, frameon=False).get_texts():
+            text.set_parse_math(False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    atomic_write(path, content.getvalue())

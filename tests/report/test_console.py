@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.console import (
     STOP_DESCRIPTIONS,
     safe_text,
@@ -88,7 +87,7 @@ def test_the_sources_contain_the_answer_as_whole_words():
     )
     turn = Turn("", "", results=(SearchResult(passages), SearchResult(passages[:1])))
     stream = io.StringIO()
-    show_sources(Outcome(StopReason.ANSWERED, "the AARE", (turn,)), normalize, Console(file=stream, width=200))
+    show_sources(Outcome(StopReason.ANSWERED, "the AARE", (turn,)), Console(file=stream, width=200))
     expected = "sources: 1 of the 2 passages found contain the answer guide.md:0 Guide"
     assert " ".join(stream.getvalue().split()) == expected
 
@@ -179,8 +178,8 @@ def test_a_summary_has_a_line_per_metric_except_stop_reasons_that_never_occurred
     show_summary(metrics, Console(file=stream, width=80))
     assert [line.split() for line in stream.getvalue().splitlines()] == [
         ["metric", "value"],
-        ["exact", "match", "0.1235"],
-        ["f1", "0"],
+        ["exact", "match", "12.3", "%"],
+        ["f1", "0.0", "%"],
         ["generated", "tokens", "123,456"],
-        ["stop/answered", "1"],
+        ["stop/answered", "100.0", "%"],
     ]

@@ -4,17 +4,14 @@ import json
 
 import pytest
 
-from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.prompts import load
 from memsearcher_jax.agent.react import react
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.report.memory_quality import MemoryRules, memory_quality, tokenize
+from memsearcher_jax.report.memory_quality import memory_quality, tokenize
 from memsearcher_jax.types import Completion, Passage, Problem, Prompt, StopReason, Trajectory
 from tests.support import TinyIndex
-
-RULES = MemoryRules(reward.normalize, protocol.memory)
 
 
 class WordCounter:
@@ -67,8 +64,7 @@ def run_policy(write, workflow=memsearcher, prompts="memsearcher", **settings):
         workflow(QUESTION.question, config=config, prompts=load(config), token_counter=token_counter), speak, find
     )
     assert outcome.stop is StopReason.ANSWERED
-    rules = MemoryRules(reward.normalize, protocol.memory, token_counter, config.memory_tokens)
-    return memory_quality(Trajectory(QUESTION, 0, outcome, (), ""), rules)
+    return memory_quality(Trajectory(QUESTION, 0, outcome, (), ""))
 
 
 def body(passage):
@@ -124,10 +120,8 @@ def test_an_agent_that_carries_no_memory_holds_nothing_before():
 
 def test_a_memory_over_its_budget_counts_as_cut():
     done = run_policy(lambda old, text, turn: f"{old} {text}".strip(), memory_tokens=15)
-    assert column(done, "memory/tokens") == [12.0, 15.0, 15.0, None]
-    assert column(done, "memory/fill") == [0.8, 1.0, 1.0, None]
+    assert column(done, "memory/words") == [12.0, 15.0, 15.0, None]
     assert column(done, "memory/cut") == [0.0, 1.0, 1.0, None]
-    assert column(done, "memory/tokens_cut") == [0.0, 12 + 11 - 15, 15 + 12 - 15, None]
     assert column(done, "golden/held") == [0.0, 0.0, 0.0, None]  # the end of the memory was cut
 
 

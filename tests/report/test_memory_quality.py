@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.agent import reward
 from memsearcher_jax.report.memory_quality import (
     Mean,
-    MemoryRules,
     common_runs,
     copied_fraction,
     golden_names,
@@ -22,18 +21,7 @@ from memsearcher_jax.report.memory_quality import (
 )
 from memsearcher_jax.types import Outcome, Passage, Problem, StopReason, Trajectory, Turn
 
-RULES = MemoryRules(reward.normalize, protocol.memory)
 words = st.lists(st.sampled_from("abcd"), max_size=12)
-
-
-class WordCounter:
-    """A token is a word."""
-
-    def count(self, text):
-        return len(text.split())
-
-    def clip(self, text, limit):
-        return " ".join(text.split()[:limit])
 
 
 def searched(memory, observation, new_memory, calls=()):
@@ -47,8 +35,8 @@ def trajectory(*turns, golden=("Ada",), titles=("Mill", "Lake (town)"), stop=Sto
     return Trajectory(Problem(id, "Who?", golden, metadata), 0, Outcome(stop, turns=turns), (), "")
 
 
-def quality(*turns, rules=RULES, **changes):
-    return memory_quality(trajectory(*turns, **changes), rules)
+def quality(*turns, **changes):
+    return memory_quality(trajectory(*turns, **changes))
 
 
 # --- names ---
@@ -95,7 +83,7 @@ def test_an_undefined_fraction_is_absent():
 
 def test_uninformative_names_are_not_tracked():
     def names(*golden):
-        return golden_names(Problem("q", "?", golden), reward.normalize)
+        return golden_names(Problem("q", "?", golden))
 
     assert names("Yes", "no.", "The", "...") == {}  # almost every text contains them
     assert list(names("The Beatles", "Beatles", "beatles!")) == ["The Beatles"]  # one name per normalised form
@@ -106,7 +94,7 @@ def test_uninformative_names_are_not_tracked():
 
 def test_a_title_counts_with_and_without_its_qualifier():
     titles = {"supporting_titles": ["Fame (2009 Film)", "(I)", "AC/DC"]}
-    names = supporting_names(Problem("q", "?", (), titles), reward.normalize)
+    names = supporting_names(Problem("q", "?", (), titles))
     assert names == {"Fame (2009 Film)": ("fame 2009 film", "fame"), "(I)": ("i",), "AC/DC": ("acdc",)}
 
 
@@ -219,8 +207,6 @@ def test_runs_below_the_minimum_do_not_count_as_copied():
     numbers = quality(turn).turns[0].metrics
     assert numbers["memory/copied"] == 0.5  # "one two three four" is below the minimum of five
     assert numbers["memory/longest_run"] == 5.0
-    shorter = MemoryRules(reward.normalize, protocol.memory, min_copied_run=4)
-    assert quality(turn, rules=shorter).turns[0].metrics["memory/copied"] == 0.9
 
 
 def test_a_memory_shorter_than_the_minimum_is_copied_if_it_is_one_run():
@@ -237,14 +223,11 @@ def test_copying_is_case_sensitive_and_ignores_white_space():
 # --- length and change ---
 
 
-def test_length_against_the_budget_and_cuts():
-    rules = MemoryRules(reward.normalize, protocol.memory, token_counter=WordCounter(), budget=4)
+def test_length_and_cuts():
     complete, cut = searched("", "-", "one two three"), searched("one two three", "-", "one two three four five six")
     cut = Turn(cut.memory, cut.reply, observation="-", rewrite=cut.rewrite, new_memory="one two three four")
-    first, second = (turn.metrics for turn in quality(complete, cut, rules=rules).turns)
-    names = ("memory/words", "memory/tokens", "memory/fill", "memory/cut", "memory/tokens_cut")
-    assert [first[name] for name in names] == [3, 3, 0.75, 0, 0]
-    assert [second[name] for name in names] == [4, 4, 1.0, 1, 2]
+    measured = [(turn.metrics["memory/words"], turn.metrics["memory/cut"]) for turn in quality(complete, cut).turns]
+    assert measured == [(3, 0), (4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -261,18 +244,6 @@ def test_change_between_memories(old, new, changed, removed, added):
     numbers = quality(searched(old, "-", new)).turns[0].metrics
     measured = [numbers[f"memory/{name}"] for name in ("changed", "removed", "added")]
     assert measured == pytest.approx([changed, removed, added])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"min_copied_run": 0}, "min_copied_run is 0"),
-        ({"token_counter": WordCounter()}, "budget is 0: with a token_counter"),
-    ],
-)
-def test_invalid_rules_raise(changes, message):
-    with pytest.raises(ValueError, match=message):
-        MemoryRules(reward.normalize, protocol.memory, **changes)
 
 
 names = st.sampled_from(["Ada", "Mill", "Lake", "fog", "rain", ""])
@@ -322,7 +293,7 @@ def test_an_oracle_holds_every_name_of_real_questions(shared):
         problem = Problem(row["id"], row["question"], tuple(row["golden_answers"]), row["metadata"])
         shown = "\n\n".join(wanted[title] for title in row["metadata"]["supporting_titles"] if title in wanted)
         outcome = Outcome(StopReason.MAX_TURNS, turns=(searched("", shown, shown),))
-        done.append(memory_quality(Trajectory(problem, 0, outcome, (), ""), RULES))
+        done.append(memory_quality(Trajectory(problem, 0, outcome, (), "")))
     means = mean_metrics(turn.metrics for one in done for turn in one.turns)
     assert means["supporting/shown"].value > 0.95
     assert means["supporting/kept"] == Mean(1.0, len(done))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import MetricsWriter
-from memsearcher_jax.report.plots import PANELS, draw_panels, family_panels, running_mean, training_curves
+from memsearcher_jax.report.plots import PANELS, Panel, draw_panels, family_panels, running_mean, training_curves
 
 
 def test_a_png_is_written_from_a_metrics_file(tmp_path):
@@ -59,6 +59,12 @@ def test_the_y_axis_begins_at_0_unless_there_are_smaller_values(lowest, begins_a
     (axes,) = draw_panels([reward], steps).axes
     bottom, _ = axes.get_ylim()
     assert bottom == 0 if begins_at_0 else bottom < lowest
+
+
+def test_a_flat_line_stays_below_the_subtitle():
+    panel, steps = Panel("Entropy", "nats", ("entropy",), 0.0), [{"step": step, "entropy": 7.1} for step in range(3)]
+    (axes,) = draw_panels([panel], steps).axes
+    assert axes.get_ylim()[1] > 1.1 * 7.1
 
 
 def test_every_metric_name_except_the_rates_has_a_panel():

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.statistics import MAX_EXACT_PAIRS, bootstrap_mean, paired_comparison, sign_flip_test
+from memsearcher_jax.report import statistics
+from memsearcher_jax.report.statistics import mean_interval, paired_comparison, sign_flip_test, wilson_interval
 
 value = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
 
@@ -25,118 +26,85 @@ def by_enumeration(differences):
     return sum(abs(sum(s * d for s, d in zip(signs, whole, strict=True))) >= seen for signs in flips) / len(flips)
 
 
-def test_an_interval_agrees_with_the_normal_approximation():
-    """A mean of 400 coin flips: the standard error is known."""
-    value_N = np.repeat([0.0, 1.0], [280, 120])
-    interval = bootstrap_mean(value_N, rng(), n_resamples=20_000)
+def test_intervals_agree_with_the_normal_approximation():
+    """Means of 400 coin flips, of zeros and ones and of other values: the standard error is known."""
     error = math.sqrt(0.3 * 0.7 / 400)
-    assert interval.mean == pytest.approx(0.3)
-    assert interval.low == pytest.approx(0.3 - 1.96 * error, abs=0.004)
-    assert interval.high == pytest.approx(0.3 + 1.96 * error, abs=0.004)
-
-
-@pytest.mark.parametrize(("level", "low", "high"), [(0.4, 0.5, 0.5), (0.6, 0.0, 1.0)])
-def test_an_interval_of_two_values_equals_the_enumeration(level, low, high, monkeypatch):
-    """The means 0, 1/2, 1 have probability 1/4, 1/2, 1/4: the middle 40 % is one half, the middle 60 % is all."""
-    monkeypatch.setattr("memsearcher_jax.report.statistics.CONFIDENCE_LEVEL", level)
-    interval = bootstrap_mean([0.0, 1.0], rng())
-    assert (interval.low, interval.mean, interval.high) == (low, 0.5, high)
+    for scale in (1, 2):
+        interval = mean_interval(scale * np.repeat([0.0, 1.0], [280, 120]), rng())
+        assert interval.mean == pytest.approx(scale * 0.3)
+        assert interval.low == pytest.approx(scale * (0.3 - 1.96 * error), abs=0.008)
+        assert interval.high == pytest.approx(scale * (0.3 + 1.96 * error), abs=0.008)
 
 
 def test_intervals_have_nominal_coverage(monkeypatch):
-    monkeypatch.setattr("memsearcher_jax.report.statistics.CONFIDENCE_LEVEL", 0.9)
+    monkeypatch.setattr(statistics, "CONFIDENCE_LEVEL", 0.9)
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 400)
     draw = rng(7)
-    samples = draw.normal(2.0, 3.0, (400, 60))
-    intervals = [bootstrap_mean(sample, draw, n_resamples=400) for sample in samples]
+    intervals = [mean_interval(sample, draw) for sample in draw.normal(2.0, 3.0, (400, 60))]
     covered = np.mean([one.low <= 2.0 <= one.high for one in intervals])
-    assert (
-        0.84 < covered < 0.94
-    )  # 0.9 with a standard error of 0.015; percentile intervals of 60 values are a bit narrow
-
-
-def test_chunking_does_not_change_the_number_of_resamples(monkeypatch):
-    monkeypatch.setattr("memsearcher_jax.report.statistics._CHUNK", 7)
-    value_N = np.repeat([0.0, 1.0], [280, 120])[::40]  # 7 zeros, 3 ones: each row is a chunk
-    interval = bootstrap_mean(value_N, rng(), n_resamples=3_000)
-    assert interval.low == pytest.approx(0.0, abs=0.11)
-    assert interval.high == pytest.approx(0.6, abs=0.11)
-    differences = rng(3).normal(0.3, 1.0, 30)
-    p_value, exact = sign_flip_test(differences, rng(), n_resamples=3_001)
-    assert not exact
-    monkeypatch.undo()
-    assert p_value == pytest.approx(sign_flip_test(differences, rng(5), n_resamples=20_000)[0], abs=0.03)
+    # 0.9 with a standard error of 0.015; percentile intervals of 60 values are a bit narrow
+    assert 0.84 < covered < 0.94
 
 
 @given(st.lists(value, min_size=1, max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_an_interval_lies_within_the_values_and_is_seeded(values):
-    interval = bootstrap_mean(values, rng(), n_resamples=200)
-    assert min(values) <= interval.low <= interval.high <= max(values)
-    assert interval == bootstrap_mean(values, rng(), n_resamples=200)
-    if len(set(values)) == 1:
+    interval = mean_interval(values, rng())
+    assert min(*values, 0) <= interval.low <= interval.mean <= interval.high <= max(*values, 1)
+    assert interval == mean_interval(values, rng())
+    if len(set(values)) == 1 and values[0] not in (0, 1):
         assert interval.low == interval.mean == interval.high == values[0]
 
 
-@given(st.lists(value, min_size=1, max_size=9))
+def test_the_interval_of_a_proportion_is_wilsons():
+    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # n / (n + z^2) from above
+    assert all(map(math.isnan, wilson_interval(0, 0)))
+    none_of_four = mean_interval([0.0] * 4, rng())
+    assert (none_of_four.low, none_of_four.high) == wilson_interval(0, 4) != (0.0, 0.0)
+
+
+@given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
+@settings(deadline=None)
+def test_wilson_interval_contains_the_proportion(counts):
+    correct, total = counts
+    low, high = wilson_interval(correct, total)
+    assert 0 <= low <= correct / total <= high <= 1
+
+
+@given(st.lists(value, min_size=1, max_size=9) | st.lists(st.sampled_from([-0.3, 0.0, 0.3]), min_size=1, max_size=12))
 @settings(max_examples=80, deadline=None)
-def test_small_samples_enumerate_all_flips(differences):
-    p_value, exact = sign_flip_test(differences, rng())
-    assert exact
-    assert p_value == pytest.approx(by_enumeration(differences))
-
-
-@given(st.lists(st.sampled_from([-0.3, 0.0, 0.3]), min_size=1, max_size=12))
-def test_differences_of_equal_size_give_the_sign_test(differences):
-    p_value, exact = sign_flip_test(differences, rng())
-    assert exact
-    assert p_value == pytest.approx(by_enumeration(differences))
+def test_few_differences_and_those_of_equal_size_have_the_exact_value(differences):
+    assert sign_flip_test(differences, rng()) == pytest.approx(by_enumeration(differences))
 
 
 @pytest.mark.parametrize(
     ("wins", "losses", "p_value"),
-    [
-        (5, 0, 2 / 32),
-        (8, 2, 2 * (1 + 10 + 45) / 1024),
-        (3, 3, 1.0),
-        (3000, 3000, 1.0),
-        (0, 0, 1.0),
-    ],
+    [(5, 0, 2 / 32), (8, 2, 2 * (1 + 10 + 45) / 1024), (3, 3, 1.0), (3000, 3000, 1.0), (0, 0, 1.0)],
 )
 def test_the_sign_test_of_questions_won_and_lost(wins, losses, p_value):
     """McNemar's exact test: questions with equal outcomes are ignored."""
-    differences = [1.0] * wins + [-1.0] * losses + [0.0] * 17
-    assert sign_flip_test(differences, rng()) == (pytest.approx(p_value), True)
+    assert sign_flip_test([1.0] * wins + [-1.0] * losses + [0.0] * 17, rng()) == pytest.approx(p_value)
 
 
-def test_a_large_sign_test_agrees_with_the_normal_approximation():
-    """1,060 of 2,000: z with the correction for continuity is (60 - 0.5) / sqrt(500)."""
-    p_value, exact = sign_flip_test([1.0] * 1060 + [-1.0] * 940, rng())
-    z = 59.5 / math.sqrt(500)
-    assert exact
-    assert p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=0.02)
+def test_drawn_flips_and_the_normal_approximation_agree(monkeypatch):
+    differences = rng(3).normal(0.2, 1.0, 90)
+    drawn = sign_flip_test(differences, rng())
+    monkeypatch.setattr(statistics, "MAX_FLIPPED", 50)
+    assert sign_flip_test(differences, rng()) == pytest.approx(drawn, abs=0.02)
+    assert 0.01 < drawn < 0.9
 
 
-def test_sampled_flips_agree_with_enumerated_flips(monkeypatch):
-    differences = rng(3).normal(0.4, 1.0, MAX_EXACT_PAIRS)
-    counted, exact = sign_flip_test(differences, rng())
-    assert exact
-    monkeypatch.setattr("memsearcher_jax.report.statistics.MAX_EXACT_PAIRS", 5)
-    drawn, exact = sign_flip_test(differences, rng(), n_resamples=40_000)
-    assert not exact
-    assert 0.01 < counted < 0.9
-    assert drawn == pytest.approx(counted, abs=0.01)
-
-
-def test_a_sampled_p_value_is_never_zero():
+def test_a_drawn_p_value_is_never_zero():
     differences = rng(0).uniform(1.0, 2.0, 60)  # all of one sign: the exact value is 2 / 2^60
-    assert sign_flip_test(differences, rng(), n_resamples=99) == (pytest.approx(1 / 100), False)
+    assert 0 < sign_flip_test(differences, rng()) < 1e-3
 
 
 def test_p_values_are_uniform_under_the_null_hypothesis():
     draw = rng(11)
-    p_N = np.array([sign_flip_test(draw.normal(0, 1, 25), draw, n_resamples=400)[0] for _ in range(500)])
+    p_N = np.array([sign_flip_test(draw.normal(0, 1, 12), draw) for _ in range(300)])
     for level in (0.05, 0.2, 0.5):
-        assert np.mean(p_N <= level) == pytest.approx(level, abs=3.5 * math.sqrt(level * (1 - level) / 500))
+        assert np.mean(p_N <= level) == pytest.approx(level, abs=3.5 * math.sqrt(level * (1 - level) / 300))
 
 
 def test_a_paired_comparison_equals_hand_computed_values():
@@ -145,7 +113,7 @@ def test_a_paired_comparison_equals_hand_computed_values():
     assert (paired.first, paired.second) == (pytest.approx(0.4), pytest.approx(0.6))
     assert paired.difference.mean == pytest.approx(0.2)
     assert paired.difference.low < 0.2 < paired.difference.high
-    assert (paired.p_value, paired.exact) == (1.0, True)  # three signs cannot be split more evenly than 2 to 1
+    assert paired.p_value == 1.0  # three signs cannot be split more evenly than 2 to 1
 
 
 @given(st.lists(st.tuples(value, value), min_size=1, max_size=12))
@@ -165,16 +133,16 @@ def test_pairing_detects_a_small_consistent_difference():
     paired = paired_comparison(first_N, second_N, rng())
     assert paired.p_value < 0.001
     assert 0 < paired.difference.low < paired.difference.high < 0.2
-    apart = [bootstrap_mean(values, rng()) for values in (first_N, second_N)]
+    apart = [mean_interval(values, rng()) for values in (first_N, second_N)]
     assert apart[0].high > apart[1].low
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bootstrap_mean([], rng()), "at least one value"),
-        (lambda: bootstrap_mean([[1.0]], rng()), "at least one value"),
-        (lambda: bootstrap_mean([1.0, math.nan], rng()), "value 1 is not finite"),
+        (lambda: mean_interval([], rng()), "at least one value"),
+        (lambda: mean_interval([[1.0]], rng()), "at least one value"),
+        (lambda: mean_interval([1.0, math.nan], rng()), "value 1 is not finite"),
         (lambda: sign_flip_test([], rng()), "at least one value"),
         (lambda: paired_comparison([1.0, 2.0], [1.0], rng()), "2 values cannot be paired with 1"),
         (lambda: paired_comparison([1.0], [math.inf], rng()), "value 0 is not finite"),

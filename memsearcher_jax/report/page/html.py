@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import string
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
-
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.metrics import Metrics
-from memsearcher_jax.report.console import format_number
-from memsearcher_jax.report.memory_quality import MemoryRules
-from memsearcher_jax.report.page import tables
+from memsearcher_jax.report.page import charts, tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, distinct_labels, groups_of, read_run
-from memsearcher_jax.report.page.svg import N_COLORS, Bar, Line, bar_chart, escape_html, line_chart
-from memsearcher_jax.report.plots import Panel, family_panels, measured_panels, running_mean, series, series_label
-from memsearcher_jax.report.statistics import mean, wilson_interval
+from memsearcher_jax.report.plots import family_panels, measured_panels
 
 MAX_TRAJECTORIES = 5_000  # of a page, by default
 SCRIPTS = ("diff.js", "detail.js", "page.js")  # concatenated in this order
-BAND_PERCENTILES = (10, 90)  # of the tokens by turn
 BREAKDOWNS = ("hops", "turns")  # of the accuracy: fields of `TrajectorySummary`
 
 
 def write_page(
     folder: Path,
     out: Path,
-    rules: MemoryRules,
     *,
     compare: Path | None = None,
     max_trajectories: int = MAX_TRAJECTORIES,
@@ -53,7 +43,7 @@ def write_page(
     Raises:
         FileNotFoundError, ValueError: a folder is missing, is not a run, or is damaged; nothing is written.
     """
-    records = TrajectoryRecords(rules)
+    records = TrajectoryRecords()
     run = read_run(folder, max_trajectories=max_trajectories, on_trajectory=records.add)
     other = read_run(compare, max_trajectories=max_trajectories) if compare is not None else None
     atomic_write(out, render(run, other, records, reload_seconds).encode("utf-8"))
@@ -75,10 +65,10 @@ def render(run: RunData, other: RunData | None, records: TrajectoryRecords, relo
         policy=content_security_policy(style, script),
         style=style,
         script=script,
-        title=escape_html(f"{run.name}: {run.kind}"),
-        heading=escape_html(run.name),
-        about=escape_html(_about(run, other)),
-        tiles=_tiles(own_groups[-1], other_groups[0] if other_groups else None) if own_groups else "",
+        title=tables.escape_html(f"{run.name}: {run.kind}"),
+        heading=tables.escape_html(run.name),
+        about=tables.escape_html(_about(run, other)),
+        tiles=tables.tiles(own_groups[-1], other_groups[0] if other_groups else None) if own_groups else "",
         plots="\n".join(_plots(run, other, groups)),
         tables="\n".join(filter(None, [*_tables(run, other, groups), tables.memory_table(records.qualities)])),
         settings=tables.settings_table(run.settings, other.settings if other else None),
@@ -98,23 +88,12 @@ def _about(run: RunData, other: RunData | None) -> str:
     return " ".join(parts) + f". {len(run.summaries):,} trajectories. {run.note}".rstrip()
 
 
-def _tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
-    """The main metrics of a group, with those of the other group below."""
-    others = tables.summary_metrics(other.summaries) if other else {}
-    tiles = []
-    for name, value in tables.summary_metrics(group.summaries).items():
-        below = f"<small>{format_number(others[name])} in the other</small>" if name in others else ""
-        tiles.append(f"<div><dt>{escape_html(name)}</dt><dd>{format_number(value)}{below}</dd></div>")
-    note = f"Means over {len(group.summaries):,} trajectories: {group.label}{f'; {other.label}' if other else ''}."
-    return f'<dl class="tiles">{"".join(tiles)}</dl><p class="note">{escape_html(note)}</p>'
-
-
 def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
     parts = [tables.results_table(run, other)] if run.results.get("metrics") else []
     if groups:
         parts.append(tables.stops_table(groups))
         parts += [tables.accuracy_table(groups, name) for name in BREAKDOWNS]
-        parts += [_turn_tokens_table(groups), tables.datasets_table(groups)]
+        parts.append(tables.datasets_table(groups))
     if run.steps:
         parts.append(tables.steps_tables(run.steps))
     return parts
@@ -122,77 +101,11 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
 
 def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
     runs = [(run.name, run.steps), *([(other.name, other.steps)] if other else [])]
-    parts = [_curve(panel, runs) for panel in measured_panels(run.steps)]
-    parts += [_curve(panel, runs[:1]) for panel in family_panels(run.steps)]
+    parts = [charts.curve(panel, runs) for panel in measured_panels(run.steps)]
+    parts += [charts.curve(panel, runs[:1]) for panel in family_panels(run.steps)]
     if groups:
-        parts.append(_turn_tokens_plot(groups))
-        parts += [_accuracy_plot(groups, name) for name in BREAKDOWNS]
-    return [part for part in parts if part]
-
-
-def _curve(panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> str:
-    """Thin lines are the steps, thick lines their running mean over a window that grows with the run."""
-    lines, colors = [], itertools.cycle(range(N_COLORS))
-    for label, steps in runs:
-        for name in panel.metrics:
-            step_T, value_T, window = series(steps, name)
-            title, color = label if len(runs) > 1 else series_label(name), next(colors)
-            if window > 1:
-                lines.append(Line(title, list(zip(step_T, value_T, strict=True)), faint=True, color=color))
-                value_T = running_mean(value_T, window)
-            lines.append(Line(title, list(zip(step_T, value_T, strict=True)), color=color))
-    return line_chart(panel.title, panel.unit, "step", [line for line in lines if line.points], y_min=panel.y_min)
-
-
-def _turn_tokens_plot(groups: Sequence[TrajectoryGroup]) -> str:
-    lines = []
-    for color, group in enumerate(groups):
-        tokens = _turn_tokens(group)
-        points = [(turn, mean(values)) for turn, values in tokens.items()]
-        band = [(turn, *np.percentile(values, BAND_PERCENTILES)) for turn, values in tokens.items()]
-        lines.append(Line(group.label, points, band, color=color))
-    low, high = BAND_PERCENTILES
-    unit = f"in context at the end of the turn: mean, {low}th to {high}th percentile"
-    return line_chart("Tokens by turn", unit, "turn", lines, y_min=0)
-
-
-def _turn_tokens_table(groups: Sequence[TrajectoryGroup]) -> str:
-    tokens = [_turn_tokens(group) for group in groups]
-    rows = []
-    for turn in sorted(set().union(*tokens)):
-        cells = [
-            f"{mean(values[turn]):,.0f} <small>n {len(values[turn]):,}</small>" if turn in values else "–"
-            for values in tokens
-        ]
-        rows.append([str(turn), *cells])
-    note = "Mean tokens in context at the end of the turn, over the n trajectories that reached it."
-    return tables.table("Tokens by turn", ("turn", *(group.label for group in groups)), rows, note=note)
-
-
-def _turn_tokens(group: TrajectoryGroup) -> dict[int, list[int]]:
-    """For each turn, counted from 1, the tokens of every trajectory that reached it."""
-    tokens: dict[int, list[int]] = {}
-    for summary in group.summaries:
-        for turn, count in enumerate(summary.context_lengths, 1):
-            tokens.setdefault(turn, []).append(count)
-    return tokens
-
-
-def _accuracy_plot(groups: Sequence[TrajectoryGroup], name: str) -> str:
-    counts = tables.correct_counts(groups, name)
-    if not counts:
-        return ""
-
-    def bar(label: str, value: int, correct: int, total: int) -> Bar | None:
-        low, high = wilson_interval(correct, total)
-        tooltip = f"{label}, {name} {value}: {correct:,} of {total:,} correct, {low:.3f} to {high:.3f}"
-        return Bar(correct / total, low, high, tooltip) if total else None
-
-    series = [
-        (group.label, [bar(group.label, value, *columns[number]) for value, columns in counts.items()])
-        for number, group in enumerate(groups)
-    ]
-    return bar_chart(f"Accuracy by {name}", "exact match, 95% interval", name, list(map(str, counts)), series)
+        parts += [charts.turn_tokens(groups), *(charts.accuracy(groups, name) for name in BREAKDOWNS)]
+    return parts
 
 
 def web_file(name: str) -> str:

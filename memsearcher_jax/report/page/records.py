@@ -2,7 +2,7 @@
 
     stop_descriptions   {stop: description}
     index               [{"id", "question", "dataset", "stop", "correct", "reward", "turns", "tokens", "step", ...}]
-    trajectories        [{"golden_answers", "reason", "scores", "counts", "error", "turns", "transcript"}]   in blocks
+    trajectories        [{"golden_answers", "questions", "reason", "scores", "counts", "turns", ...}]   in blocks
     passages            [contents]   in blocks, each passage once: rollouts of one question share passages
 
 Text from models and web pages passes through `sanitize` and `embedded_json`: it can neither end its script element nor
@@ -19,7 +19,7 @@ from typing import Any
 
 from memsearcher_jax.jsonl import encode_float
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, safe_text, search_results
-from memsearcher_jax.report.memory_quality import MemoryRules, NameTrace, TrajectoryQuality, TurnQuality, memory_quality
+from memsearcher_jax.report.memory_quality import NameTrace, TrajectoryQuality, TurnQuality, memory_quality
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
 
 BLOCK_SIZE = 50  # trajectories or passages
@@ -33,7 +33,6 @@ _UNSAFE_IN_SCRIPT = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 class TrajectoryRecords:
     """The records of a page; `add` is the `on_trajectory` of `read_run`."""
 
-    rules: MemoryRules
     index: list[dict[str, Any]] = field(default_factory=list)
     trajectories: list[dict[str, Any]] = field(default_factory=list)
     qualities: list[TrajectoryQuality] = field(default_factory=list)
@@ -41,7 +40,7 @@ class TrajectoryRecords:
 
     def add(self, scored: ScoredTrajectory, summary: TrajectorySummary) -> None:
         problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
-        quality = memory_quality(scored.trajectory, self.rules)
+        quality = memory_quality(scored.trajectory)
         self.qualities.append(quality)
         entry = {
             "id": problem.id,
@@ -50,6 +49,7 @@ class TrajectoryRecords:
             "dataset": summary.dataset,
             "stop": summary.stop.value,
             "correct": summary.correct,
+            "accuracy": summary.scores.get("accuracy"),
             "reward": encode_float(summary.reward),
             "turns": summary.turns,
             "tokens": sum(len(context.ids) for context in scored.trajectory.contexts),
@@ -58,6 +58,7 @@ class TrajectoryRecords:
         }
         details = {
             "golden_answers": problem.golden_answers,
+            "questions": [question.text for question in problem.stream.questions] if problem.stream else [],
             "reason": scored.reason,
             "scores": {name: encode_float(value) for name, value in scored.scores.items()},
             "counts": {name: count for name, count in outcome.counts.items() if count},

@@ -6,6 +6,7 @@ Two kinds of folders are supported: a training run (metrics.jsonl, trajectories/
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from memsearcher_jax.jsonl import numbered_lines, parse_object
+from memsearcher_jax.jsonl import numbered_lines
 from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
+from memsearcher_jax.logs.run_facts import RESULTS_FILE, read_facts
 from memsearcher_jax.logs.trajectories import decode_trajectory, log_lines, summarize_trajectory
-from memsearcher_jax.report.evaluation import RESULTS_FILE
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
 MIN_STEPS_TO_SPLIT = 4  # a shorter training run is not divided into its beginning and its end
@@ -26,9 +27,9 @@ MIN_STEPS_TO_SPLIT = 4  # a shorter training run is not divided into its beginni
 class RunData:
     name: str
     kind: str  # "training run" or "evaluation"
-    settings: dict[str, Any]  # run.json
+    settings: dict[str, Any]
     steps: list[Metrics]
-    results: dict[str, Any]  # results.json; empty until an evaluation is finished
+    results: dict[str, Any]  # of an evaluation; empty until it has ended
     summaries: list[TrajectorySummary]
     note: str = ""  # which data of the folder is left out, in sentences
 
@@ -59,7 +60,8 @@ def read_run(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    training = (folder / METRICS_FILE).is_file()
+    facts = read_facts(folder)
+    training, results = facts.training, {} if facts.training else facts.results
     files = sorted((folder / "trajectories").glob("*.jsonl.gz"))
     if not training and not files:
         raise ValueError(
@@ -67,7 +69,6 @@ def read_run(
             "an evaluation"
         )
     chosen = choose_files(files, max_trajectories) if training else files
-    results = _read_object(folder / RESULTS_FILE)
     # Only an evaluation that is not finished has files that grow, or that end where it was killed.
     read_lines = numbered_lines if training or results else log_lines
     total = sum(1 for path in chosen for _ in read_lines(path))
@@ -93,7 +94,7 @@ def read_run(
     return RunData(
         name=folder.resolve().name,  # the folder may be given as "."
         kind="training run" if training else "evaluation",
-        settings=_read_object(folder / "run.json"),
+        settings=facts.settings,
         steps=read_metrics(folder / METRICS_FILE) if training else [],
         results=results,
         summaries=summaries,
@@ -129,6 +130,24 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
     return groups
 
 
+def tokens_by_turn(group: TrajectoryGroup) -> dict[int, list[int]]:
+    """For each turn, counted from 1, the tokens of every trajectory that reached it."""
+    tokens: dict[int, list[int]] = {}
+    for summary in group.summaries:
+        for turn, count in enumerate(summary.context_lengths, 1):
+            tokens.setdefault(turn, []).append(count)
+    return tokens
+
+
+def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, list[tuple[int, int]]]:
+    """For each value of the field `name` of `TrajectorySummary`, ascending: the correct and all scored trajectories
+    with that value, of each group."""
+    totals = [Counter(getattr(one, name) for one in group.summaries if one.correct is not None) for group in groups]
+    correct = [Counter(getattr(one, name) for one in group.summaries if one.correct) for group in groups]
+    values, pairs = sorted(set().union(*totals) - {None}), list(zip(correct, totals, strict=True))
+    return {value: [(hits[value], total[value]) for hits, total in pairs] for value in values}
+
+
 def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:
     """Different labels for two runs, which start with the workflow."""
     workflows = [one.settings.get("agent", {}).get("workflow", "") for one in (run, other)]
@@ -141,7 +160,3 @@ def _parse_step(path: Path) -> int:
     if not digits.isdecimal():
         raise ValueError(f"{path}: expected a name such as step_000012.jsonl.gz in a training run")
     return int(digits)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return parse_object(str(path), path.read_bytes()) if path.is_file() else {}

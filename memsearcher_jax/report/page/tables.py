@@ -5,35 +5,65 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics
-from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_number
+from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_metric, percent, safe_text
+from memsearcher_jax.report.evaluation import LABELS, summarize
 from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
-from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup
-from memsearcher_jax.report.page.svg import escape_html, share_bar
+from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, correct_counts
 from memsearcher_jax.report.statistics import mean, wilson_interval
-from memsearcher_jax.types import StopReason, TrajectorySummary
+from memsearcher_jax.types import FAILURES
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
+MAX_ROWS = 24  # a longer table is folded
 MAIN, OTHER = "main", "other"
 FAMILIES = {
     OTHER: "Other metrics",
     STOP_PREFIX: "Stop reasons, fraction of trajectories",
     PHASE_PREFIX: "Seconds of each phase",
     "exact_match/": "Exact match by hops",
+    "accuracy/": "Accuracy by source and kind of question",
+    "wrong/": "Why answers are wrong, fraction of trajectories",
     "test/": "Evaluations during training",
+    "calls/": "Tool calls by tool, per trajectory",
+    "calls_failed/": "Failed tool calls by error, per trajectory",
+    "memory_tokens/": "Tokens by part of the memory",
+    "logprob_diff_mean/": "Sampler vs trainer by turn",
+    "staleness/": "Contexts by the age of their policy in steps, fraction of contexts",
 }
 """Headings of the families of metrics; the heading of another one is its prefix."""
+MEMORY_LABELS = {
+    **{"golden": "golden answers", "supporting": "supporting titles", "memory": "memory"},
+    **{"shown": "in the observation", "any_shown": "one or more in the observation"},
+    **{"held": "in the new memory", "any_held": "one or more in the new memory"},
+    **{"kept": "in the new memory, of those in the observation"},
+    **{"lost": "no longer in the memory, of those in the previous one"},
+    **{"forgotten": "not in the memory, of those in any earlier one"},
+    **{"words": "length in words", "cut": "cut to the budget", "copied": "copied from the observation"},
+    **{"longest_run": "longest copied run, in words", "changed": "words changed, of both memories"},
+    **{"removed": "words removed, of the previous memory", "added": "words added, of the new memory"},
+}
+"""What the families and names of docs/evaluate.md measure."""
+MEMORY_COUNTS = ("words", "longest_run")  # all others are fractions
 
-SUMMARY_SCORES = {"exact_match": "exact match", "f1": "F1", "cover_exact_match": "cover exact match"}
+
+def escape_html(text: object) -> str:
+    """`text` for an HTML element or quoted attribute; invisible characters are shown as escapes."""
+    return escape(safe_text(str(text)).plain)
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "") -> str:
-    """A table whose first column labels the row and whose other cells are numbers; cells are HTML."""
-    columns = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in head)
+def table(
+    caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "", max_rows: int = MAX_ROWS
+) -> str:
+    """A table whose first column labels the row and whose other cells are numbers; cells are HTML.
+
+    With more than `max_rows` rows it is folded.
+    """
+    columns, rows = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in head), list(rows)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
         for first, *others in rows
@@ -41,43 +71,43 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, n
     footer = f'<p class="note">{escape_html(note)}</p>' if note else ""
     label = escape_html(caption)
     # A wide table scrolls in its own frame; tabindex makes it reachable by keyboard.
-    return (
+    element = (
         f'<div class="table" tabindex="0" role="region" aria-label="{label}"><table>'
         f"<caption>{label}</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{footer}</div>"
     )
+    return element if len(rows) <= max_rows else fold(caption, element)
 
 
-def summary_metrics(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Means over trajectories (tokens per turn: over turns), without scores that no trajectory has."""
-    lengths = [tokens for summary in summaries for tokens in summary.context_lengths]
-    scores = {
-        label: mean([summary.scores[name] for summary in summaries if name in summary.scores])
-        for name, label in SUMMARY_SCORES.items()
-        if any(name in summary.scores for summary in summaries)
-    }
-    return scores | {
-        "reward": mean([summary.reward for summary in summaries if not math.isnan(summary.reward)]),
-        "answered": mean([summary.stop is StopReason.ANSWERED for summary in summaries]),
-        "turns": mean([summary.turns for summary in summaries]),
-        "searches": mean([summary.searches for summary in summaries]),
-        "tokens per turn": mean(lengths),
-        "peak context": float(max(lengths, default=0)),
-    }
+def fold(summary: str, content: str) -> str:
+    return f'<details class="metrics"><summary>{escape_html(summary)}</summary>{content}</details>'
+
+
+def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
+    """The main metrics of a group, with those of the other group below."""
+    others = summarize(other.summaries) if other else {}
+    cells = []
+    for name, value in summarize(group.summaries).items():
+        if label := LABELS.get(name):
+            below = f"<small>{format_metric(name, others[name])} in the other</small>" if name in others else ""
+            cells.append(f"<div><dt>{escape_html(label)}</dt><dd>{format_metric(name, value)}{below}</dd></div>")
+    note = f"Means over {len(group.summaries):,} trajectories: {group.label}{f'; {other.label}' if other else ''}."
+    return f'<dl class="tiles">{"".join(cells)}</dl><p class="note">{escape_html(note)}</p>'
 
 
 def results_table(run: RunData, other: RunData | None) -> str:
-    """The metrics of results.json; with another evaluation, also its metrics and the differences."""
+    """The metrics of an evaluation; with another one, also its metrics and the differences."""
     first, second = (
         {name: value for name, value in one.results.get("metrics", {}).items() if value is not None} if one else {}
         for one in (run, other)
     )
     names = [name for name in (first | second) if not name.startswith(STOP_PREFIX)]
     if not (other and second):
-        return table("Metrics", ("metric", "value"), [(_label(name), format_number(first[name])) for name in names])
+        rows = [(_label(name), format_metric(name, first[name])) for name in names]
+        return table("Metrics", ("metric", "value"), rows)
     rows = []
     for name in names:
-        a, b = first.get(name, math.nan), second.get(name, math.nan)
-        rows.append((_label(name), format_number(a), format_number(b), "–" if math.isnan(a - b) else f"{a - b:+,.4g}"))
+        values = [one.get(name, math.nan) for one in (first, second)]
+        rows.append((_label(name), *(format_metric(name, value) for value in (*values, values[0] - values[1]))))
     return table("Metrics", ("metric", run.name, other.name, "difference"), rows)
 
 
@@ -90,12 +120,11 @@ def steps_tables(steps: Sequence[Metrics]) -> str:
         families.setdefault(family, []).append(name)
     caption = f"Metrics of {len(steps):,} steps"
     main = _steps_table(caption, families.pop(MAIN, []), steps)
-    folded = (
-        f'<details class="metrics"><summary>{escape_html(FAMILIES.get(family, family))}</summary>'
-        f"{_steps_table(f'{caption}: {family}', members, steps)}</details>"
+    headings = {family: FAMILIES.get(family, family) for family in families}
+    return main + "".join(
+        fold(headings[family], _steps_table(f"{caption}: {headings[family]}", members, steps))
         for family, members in families.items()
     )
-    return main + "".join(folded)
 
 
 def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -> str:
@@ -105,9 +134,11 @@ def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -
         values = [metrics[name] for metrics in steps if name in metrics]
         finite = [value for value in values if math.isfinite(value)]
         last = [value for value in values[-LAST_STEPS:] if math.isfinite(value)]
-        ends = (format_number(min(finite)), format_number(max(finite))) if finite else ("–", "–")
-        rows.append((_label(name), _step_value(values[0]), _step_value(values[-1]), format_number(mean(last)), *ends))
-    return table(caption, ("metric", "first", "last", f"mean of last {LAST_STEPS}", "min", "max"), rows)
+        averages = (mean(last), min(finite, default=math.nan), max(finite, default=math.nan))
+        ends = (_step_value(name, values[0]), _step_value(name, values[-1]))
+        rows.append((_label(name), *ends, *(format_metric(name, value) for value in averages)))
+    head = ("metric", "first", "last", f"mean of last {LAST_STEPS}", "min", "max")
+    return table(caption, head, rows, max_rows=len(rows))
 
 
 def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
@@ -119,7 +150,12 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
         cells = [f'<code>{escape_html(stop.value)}</code><br><span class="description">{description}</span>']
         for color, (group, count) in enumerate(zip(groups, counts, strict=True)):
             fraction = count[stop] / len(group.summaries)
-            cells.append(f"{share_bar(fraction, color)}{100 * fraction:.1f}% <small>{count[stop]:,}</small>")
+            bar = (
+                '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+                f'<rect class="track" width="100" height="8"/>'
+                f'<rect class="fill c{color}" width="{100 * fraction:.2f}" height="8"/></svg>'
+            )
+            cells.append(f"{bar}{percent(fraction)} % <small>{count[stop]:,}</small>")
         rows.append(cells)
     return table("Stop reasons", ("reason", *(group.label for group in groups)), rows)
 
@@ -130,11 +166,11 @@ def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
     for value, counts in correct_counts(groups, name).items():
         cells = [str(value)]
         for correct, total in counts:
-            low, high = wilson_interval(correct, total)
-            cell = f"{correct / total:.3f} <small>{low:.2f} to {high:.2f}, n {total:,}</small>" if total else "–"
-            cells.append(cell)
+            low, high = map(percent, wilson_interval(correct, total))
+            share = f"{percent(correct / total)} % <small>{low} to {high}, n {total:,}</small>" if total else "–"
+            cells.append(share)
         rows.append(cells)
-    note = "Exact match, 95% Wilson intervals."
+    note = "Exact match, 95 % Wilson intervals."
     header = (name, *(group.label for group in groups))
     return table(f"Accuracy by {name}", header, rows, note=note) if rows else ""
 
@@ -145,31 +181,34 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
     datasets = sorted({summary.dataset for summary in summaries})
     if len(datasets) < 2:
         return ""
-    columns, rows = list(summary_metrics(summaries)), []
+    columns, rows = [name for name in summarize(summaries) if name in LABELS], []
     for group in groups:
         for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
-                metrics = summary_metrics(chosen)  # without scores, if all of them were lost
+                metrics = summarize(chosen)  # without scores, if all of them were lost
                 title = escape_html(name or "unnamed")
                 if len(groups) > 1:
                     title += f" <small>{escape_html(group.label)}</small>"
-                cells = [format_number(metrics.get(column, math.nan)) for column in columns]
+                cells = [format_metric(column, metrics.get(column, math.nan)) for column in columns]
                 rows.append([title, f"{len(chosen):,}", *cells])
-    return table("Results by dataset", ("dataset", "questions", *columns), rows)
+    return table("Results by dataset", ("dataset", "questions", *(LABELS[name] for name in columns)), rows)
 
 
 def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
-    """The metrics of docs/memory_quality.md over the page's trajectories; "" if none wrote a memory."""
+    """The metrics of docs/evaluate.md over the page's trajectories; "" if none wrote a memory."""
     if not any(turn.wrote_memory for quality in qualities for turn in quality.turns):
         return ""
     over_turns = mean_metrics(turn.metrics for quality in qualities for turn in quality.turns)
     at_the_end = mean_metrics(quality.last for quality in qualities)
     rows = []
-    for name, over in over_turns.items():
-        means = (over, at_the_end.get(name))
-        rows.append(
-            [_label(name), *(f"{format_number(m.value)} <small>n {m.count:,}</small>" if m else "–" for m in means)]
-        )
+    for full, over in over_turns.items():
+        family, _, name = full.partition("/")
+        cells = ["–", "–"]
+        for column, one in enumerate((over, at_the_end.get(full))):
+            if one:
+                value = f"{one.value:,.4g}" if name in MEMORY_COUNTS else f"{percent(one.value)} %"
+                cells[column] = f"{value} <small>n {one.count:,}</small>"
+        rows.append([f"{MEMORY_LABELS[family]}: {MEMORY_LABELS[name]}", *cells])
     note = f"Means over the turns, and over the last memories, of {len(qualities):,} trajectories; n have the metric."
     return table("Memory quality", ("metric", "all turns", "last memory"), rows, note=note)
 
@@ -178,7 +217,8 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
     """Every setting of run.json; with another run's, different settings come first and are highlighted."""
     first, second = flatten(settings), flatten(other or {})
     if not other:
-        return table("Settings", ("setting", "value"), [tuple(map(escape_html, leaf)) for leaf in first.items()])
+        rows = [tuple(map(escape_html, leaf)) for leaf in first.items()]
+        return table("Settings", ("setting", "value"), rows, max_rows=len(rows))
 
     def equal(name: str) -> bool:
         return first.get(name) == second.get(name)
@@ -187,22 +227,16 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
     for name in sorted(first | second, key=equal):
         label = escape_html(name) if equal(name) else f"<mark>{escape_html(name)}</mark>"
         rows.append((label, *(escape_html(one.get(name, "–")) for one in (first, second))))
-    return table("Settings, differences first", ("setting", "this run", "the other"), rows)
+    return table("Settings, differences first", ("setting", "this run", "the other"), rows, max_rows=len(rows))
 
 
-def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, list[tuple[int, int]]]:
-    """For each value of the field `name` of `TrajectorySummary`, ascending: the correct and all scored trajectories
-    with that value, of each group."""
-    totals = [Counter(getattr(one, name) for one in group.summaries if one.correct is not None) for group in groups]
-    correct = [Counter(getattr(one, name) for one in group.summaries if one.correct) for group in groups]
-    values, pairs = sorted(set().union(*totals) - {None}), list(zip(correct, totals, strict=True))
-    return {value: [(hits[value], total[value]) for hits, total in pairs] for value in values}
-
-
-def _step_value(value: float) -> str:
+def _step_value(name: str, value: float) -> str:
     """A non-finite value is shown, unlike a metric that was not measured."""
-    return format_number(value) if math.isfinite(value) else f'<em class="alarm">{escape_html(value)}</em>'
+    return format_metric(name, value) if math.isfinite(value) else f'<em class="alarm">{escape_html(value)}</em>'
 
 
 def _label(name: str) -> str:
+    family, _, member = name.partition("/")
+    if family == "wrong" and member in FAILURES:
+        return escape_html(FAILURES[member])
     return escape_html(name.replace("_", " "))

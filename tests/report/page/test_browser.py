@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trajectories import compress_trajectories
-from memsearcher_jax.report.memory_quality import MemoryRules
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import (
@@ -77,7 +75,7 @@ def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     atomic_write(folder / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(map(trajectory, range(COUNT))))
     (folder / "results.json").write_text(json.dumps({"metrics": {"exact_match": 0.25}}))
-    write_page(folder, folder / "page.html", MemoryRules(reward.normalize, protocol.memory))
+    write_page(folder, folder / "page.html")
     return (folder / "page.html").as_uri()
 
 

@@ -6,17 +6,16 @@ import json
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.agent import protocol, reward
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
-from memsearcher_jax.report.memory_quality import MemoryRules
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.page.records import embedded_json
 from memsearcher_jax.types import (
@@ -28,11 +27,12 @@ from memsearcher_jax.types import (
     ScoredTrajectory,
     SearchResult,
     StopReason,
+    Stream,
+    StreamQuestion,
     Trajectory,
     Turn,
 )
 
-RULES = MemoryRules(reward.normalize, protocol.memory)
 EVIL = [
     '<img src=x onerror="alert(1)">',
     "</script><script>alert(2)</script>",
@@ -117,12 +117,18 @@ class Page(HTMLParser):
 
 def page_of(folder, **options):
     out = folder.parent / "page.html"
-    counts = write_page(folder, out, RULES, **options)
+    counts = write_page(folder, out, **options)
     return Page(out), counts
 
 
 def rows(page, caption):
     return [[re.sub(r"\s+", " ", cell).strip() for cell in row] for row in page.tables[caption]]
+
+
+def tips(page, title):
+    """The tooltips of a plot, in the order in which they are drawn."""
+    figure = page.source.partition(f"<b>{title}</b>")[2].partition("</figure>")[0]
+    return [unescape(text) for text in re.findall(r"<title>(.*?)</title>", figure)]
 
 
 def test_an_evaluation_with_known_numbers(tmp_path):
@@ -141,14 +147,15 @@ def test_an_evaluation_with_known_numbers(tmp_path):
     page, counts = page_of(evaluation(tmp_path / "ev", trajectories, results=results))
     assert counts == {"read": 4, "shown": 4}
     assert "Evaluation of qwen, step 30. 4 trajectories." in page.text
-    assert rows(page, "Metrics") == [["metric", "value"], ["exact match", "0.5"], ["nq/f1", "0.25"]]
+    assert rows(page, "Metrics") == [*(["metric", "value"], ["exact match", "50.0 %"], ["nq/f1", "25.0 %"])]
     hops = rows(page, "Accuracy by hops")
     assert [row[0] for row in hops] == ["hops", "1", "2"]
-    assert [row[1] for row in hops[1:]] == ["0.500 0.09 to 0.91, n 2"] * 2
+    assert [row[1] for row in hops[1:]] == ["50.0 % 9.5 to 90.5, n 2"] * 2
     assert [row[0] for row in rows(page, "Accuracy by turns")] == ["turns", "1", "2"]
-    assert rows(page, "Tokens by turn") == [["turn", "all"], ["1", "10 n 4"], ["2", "20 n 2"]]
+    assert tips(page, "Tokens by turn") == ["all, n 4: 10 at 1", "all, n 2: 20 at 2"]
+    assert tips(page, "Accuracy by hops")[0] == "all, hops 1: 1 of 2, 9.5% to 90.5%"
     stops = rows(page, "Stop reasons")
-    assert [[row[0].split()[0], row[1]] for row in stops[1:]] == [["answered", "75.0% 3"], ["max_turns", "25.0% 1"]]
+    assert [[row[0].split()[0], row[1]] for row in stops[1:]] == [["answered", "75.0 % 3"], ["max_turns", "25.0 % 1"]]
     assert [entry["correct"] for entry in page.data["index"][0]] == [True, False, True, False]
 
 
@@ -171,13 +178,8 @@ def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
     assert 'http-equiv="refresh"' not in page.source
     assert "1 not finite" in page.text
     assert rows(page, "Accuracy by turns")[0] == ["turns", "steps 0 to 1", "steps 6 to 7"]
-    assert [cell[:5] for cell in rows(page, "Accuracy by turns")[1][1:]] == ["0.000", "1.000"]
-    figure = page.source.partition("<b>Reward</b>")[2].partition("</figure>")[0]
-    assert re.findall(r"<title>reward: (\S+) at (\S+)</title>", figure) == [
-        (f"{step / 10:.6g}", str(step)) for step in range(8)
-    ]
-    height = [float(y) for y in re.findall(r'cy="(\S+)"', figure)]
-    assert height == sorted(height, reverse=True)
+    assert [cell.split()[0] for cell in rows(page, "Accuracy by turns")[1][1:]] == ["0.0", "100.0"]
+    assert tips(page, "Reward") == [f"reward: {step / 10:.6g} at {step}" for step in range(8)]
     assert {entry["step"] for entry in page.data["index"][0]} == set(range(8))
 
 
@@ -186,9 +188,21 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
     lost = scored(metadata={"source": "popqa"}, stop=StopReason.SEARCH_FAILED, answer="", reward=math.nan)
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(metadata={"source": "nq"}), replace(lost, scores={})]))
     head, nq, popqa = rows(page, "Results by dataset")
-    assert head[:6] == ["dataset", "questions", "exact match", "F1", "cover exact match", "reward"]
-    assert nq[:6] == ["nq", "1", "1", "1", "1", "1"]
-    assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0"]
+    assert head[:6] == ["dataset", "questions", "exact match", "F1", "cover EM", "reward"]
+    assert nq[:6] == ["nq", "1", "100.0 %", "100.0 %", "100.0 %", "1"]
+    assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0.0 %"]
+
+
+def test_streams_have_an_accuracy_and_their_questions(tmp_path):
+    read = Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"), StreamQuestion("Where?", "Bern")))
+    outcome = Outcome(StopReason.STREAM_READ, "[1] Who? -> Ada", counts={"stream_tokens": 100, "memory_tokens": 20})
+    one = Trajectory(Problem.of_stream("s", read), 0, outcome, (context(10),), "")
+    page, _ = page_of(evaluation(tmp_path / "ev", [ScoredTrajectory(one, 1.5, "", {"accuracy": 0.5})]))
+    tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source)
+    assert tiles[:2] == [("accuracy", "50.0 %"), ("reward", "1.5")] and ("compression", "80.0 %") in tiles
+    assert not {"answered", "searches", "exact match"} & {name for name, _ in tiles}
+    assert page.data["index"][0][0]["accuracy"] == 0.5
+    assert page.data["trajectories"][0][0]["questions"] == ["Who?", "Where?"]
 
 
 def test_tokens_of_two_workflows_are_compared(tmp_path):
@@ -197,12 +211,10 @@ def test_tokens_of_two_workflows_are_compared(tmp_path):
     evaluation(tmp_path / "a", [scored(turns=turns, contexts=(context(4), context(5), context(4)))])
     evaluation(tmp_path / "b", [scored(turns=turns, contexts=(history,))], settings={"agent": {"workflow": "react"}})
     page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
-    assert rows(page, "Tokens by turn") == [
-        ["turn", "memsearcher (a)", "react (b)"],
-        *(["1", "4 n 1", "3 n 1"], ["2", "5 n 1", "7 n 1"], ["3", "4 n 1", "9 n 1"]),
+    assert tips(page, "Tokens by turn") == [
+        *(f"memsearcher (a), n 1: {tokens} at {turn}" for turn, tokens in enumerate((4, 5, 4), 1)),
+        *(f"react (b), n 1: {tokens} at {turn}" for turn, tokens in enumerate((3, 7, 9), 1)),
     ]
-    figure = page.source.partition("<b>Tokens by turn</b>")[2].partition("</figure>")[0]
-    assert re.findall(r"<title>react \(b\): (\S+) at (\S+)</title>", figure) == [("3", "1"), ("7", "2"), ("9", "3")]
     settings = rows(page, "Settings, differences first")
     assert settings[1] == ["agent.workflow", "memsearcher", "react"]
     assert len(page.data["index"][0]) == 1, "the browser is about the run alone"
@@ -297,8 +309,9 @@ def test_memory_metrics_are_those_of_memory_quality(tmp_path):
     assert third["golden"] == {"shown": None, "held": None, "lost": None}
     assert (first["copied"], third["copied"]) == (0.0, None)
     quality = {row[0]: row[1:] for row in rows(page, "Memory quality")}
-    assert quality["golden/lost"] == ["1 n 1", "1 n 1"]
-    assert quality["golden/held"] == ["0.5 n 2", "0 n 1"]
+    lost = "golden answers: no longer in the memory, of those in the previous one"
+    assert quality[lost] == ["100.0 % n 1", "100.0 % n 1"]
+    assert quality["golden answers: in the new memory"] == ["50.0 % n 2", "0.0 % n 1"]
 
 
 def test_a_memory_that_was_not_carried_over_is_recorded(tmp_path):
@@ -331,17 +344,17 @@ def test_an_invalid_folder_keeps_the_old_page(tmp_path):
     out = tmp_path / "page.html"
     out.write_text("older")
     with pytest.raises(FileNotFoundError, match="none: no such folder"):
-        write_page(tmp_path / "none", out, RULES)
+        write_page(tmp_path / "none", out)
     with pytest.raises(ValueError, match=r"has neither metrics\.jsonl nor trajectories"):
-        write_page(tmp_path, out, RULES)
+        write_page(tmp_path, out)
     folder = evaluation(tmp_path / "ev", [scored()])
     (folder / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"results\.json: not JSON"):
-        write_page(folder, out, RULES)
+        write_page(folder, out)
     (folder / "results.json").unlink()
     (folder / "trajectories" / "shard_0001.jsonl.gz").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"shard_0001\.jsonl\.gz: compressed data is damaged"):
-        write_page(folder, out, RULES)
+        write_page(folder, out)
     assert out.read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
 

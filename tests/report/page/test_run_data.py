@@ -1,9 +1,10 @@
-"""Data of the report page: tokens by turn, intervals, choice of trajectories, axis ticks."""
+"""Data of the report page: tokens by turn, choice of trajectories, plots."""
 
 import itertools
 import json
 import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, context_lengths, step_path
+from memsearcher_jax.report.page.charts import curve
 from memsearcher_jax.report.page.run_data import (
     choose_files,
     distinct_labels,
@@ -19,8 +21,7 @@ from memsearcher_jax.report.page.run_data import (
     groups_of,
     read_run,
 )
-from memsearcher_jax.report.page.svg import Line, line_chart, ticks
-from memsearcher_jax.report.statistics import wilson_interval
+from memsearcher_jax.report.plots import Panel
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
 
 
@@ -78,48 +79,16 @@ def test_runs_with_equal_names_get_distinct_labels(tmp_path):
     assert distinct_labels(run, run) == ("memsearcher (ev) 1", "memsearcher (ev) 2")
 
 
-def test_wilson_interval_of_known_proportions():
-    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # n / (n + z^2) from above
-    assert all(map(math.isnan, wilson_interval(0, 0)))
-
-
-@given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
-def test_wilson_interval_contains_the_proportion(counts):
-    correct, total = counts
-    low, high = wilson_interval(correct, total)
-    assert 0 <= low <= correct / total <= high <= 1
-
-
-@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
-def test_ticks_enclose_the_values(low, width):
-    marks = ticks(low, low + width)
-    slack = 1e-6 * max(abs(low), width) + 1e-300  # smaller values count as 0
-    assert marks[0] <= low + slack
-    assert marks[-1] >= low + width - slack
-    assert 2 <= len(marks) <= 7
-    assert marks == sorted(set(marks))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "marks"),
-    [(0, 0.49, [0, 0.1, 0.2, 0.3, 0.4, 0.5]), (3, 17, [0, 5, 10, 15, 20]), (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1])],
-)
-def test_ticks_are_round(low, high, marks):
-    assert ticks(low, high) == pytest.approx(marks)
-
-
-def test_negative_values_are_inside_the_plot():
-    chart = line_chart("X", "unit", "step", [Line("x", [(0, -0.5), (1, 0.5)])], y_min=0)
-    assert all(float(y) <= 200 for y in re.findall(r'<circle[^>]* cy="([\d.]+)"', chart))
-    assert ">-0.6</text>" in chart
-
-
-def test_a_non_finite_value_is_a_gap_in_the_line():
-    line = Line("x", [(0, 1.0), (1, 2.0), (2, math.nan), (3, 2.0), (4, math.inf)])
-    chart = line_chart("X", "unit", "step", [line])
-    (path,) = re.findall(r'd="(M[^"]+)"', chart)
-    assert [command[0] for command in re.findall(r"[ML][^ML]+", path)] == ["M", "L", "M"]
-    assert chart.count("<circle") == 3
-    assert "2 not finite" in chart
-    assert "No data" in line_chart("X", "unit", "step", [Line("x", [(0, math.nan)])])
+@pytest.mark.parametrize("values", [[-0.5, 0.5], [1.0, 2.0, math.nan, 2.0, math.inf], [math.nan]])
+def test_plots_are_reproducible_svg_without_styles_and_with_gaps(values):
+    panel, steps = Panel("A <b>", "u", ("x",), 0.0), [{"step": step, "x": value} for step, value in enumerate(values)]
+    svg = curve(panel, [("run", steps)])
+    assert svg == curve(panel, [("run", steps)])
+    finite = [value for value in values if math.isfinite(value)]
+    assert svg.count("<title>x: ") == len(finite)
+    assert (f"{len(values) - len(finite)} not finite" in svg) == (len(finite) < len(values))
+    assert ("No data" in svg) == (not finite) and "A &lt;b&gt;" in svg
+    assert "style=" not in svg and "<metadata" not in svg and "font-family" not in svg and "http" not in svg
+    assert ("var(--c0)" in svg and "<text" in svg) == bool(finite)
+    if finite:
+        ElementTree.fromstring(re.search("<svg.*</svg>", svg)[0].replace("xlink:href", "href"))

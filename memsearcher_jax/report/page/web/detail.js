@@ -26,7 +26,13 @@ function format(value) {
   return typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value);
 }
 
+function counted(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+// A stream has the accuracy of the answers to its questions.
 function outcomeBadge(entry) {
+  if (entry.accuracy !== null) return badge(`${Math.round(100 * entry.accuracy)} % right`, entry.accuracy === 1 ? "good" : "");
   if (entry.correct === null) return badge("not scored", "");
   return entry.correct ? badge("✓ correct", "good") : badge("✗ wrong", "bad");
 }
@@ -37,6 +43,7 @@ function showTrajectory(entry, record, passage) {
     make("p", {class: "origin"}, origin(entry)),
     outcome(entry, record),
   ];
+  if (record.questions.length) parts.push(showQuestions(entry, record));
   let memory = "";
   record.turns.forEach((turn, number) => {
     const before = turn.memory ?? memory;
@@ -47,15 +54,22 @@ function showTrajectory(entry, record, passage) {
   return parts;
 }
 
+// Those of a stream, with their answers where the stream was read to its end.
+function showQuestions(entry, record) {
+  return section("Questions", prose(entry.answer || record.questions.join("\n"), "mono"));
+}
+
 function origin(entry) {
   const words = [entry.dataset, entry.id, entry.step === null ? "" : `step ${entry.step}, rollout ${entry.rollout}`];
-  return [...words.filter(Boolean), `${entry.turns} turns`, `${entry.tokens.toLocaleString("en")} tokens`].join(" · ");
+  return [...words.filter(Boolean), counted(entry.turns, "turn"), counted(entry.tokens, "token")].join(" · ");
 }
 
 function outcome(entry, record) {
   const rows = [
-    ["answer", entry.stop === "answered" ? make("strong", {dir: "auto"}, entry.answer) : "none", " ", outcomeBadge(entry)],
-    ["golden", record.golden_answers.join(" | ") || "none"],
+    ...(record.questions.length ? [["questions", `${record.questions.length} `, outcomeBadge(entry)]] : [
+      ["answer", entry.stop === "answered" ? make("strong", {dir: "auto"}, entry.answer) : "none", " ", outcomeBadge(entry)],
+      ["golden", record.golden_answers.join(" | ") || "none"],
+    ]),
     ["reward", `${format(entry.reward)}  ${record.reason}`.trim()],
     ["stop reason", make("code", {}, entry.stop), `: ${STOP_DESCRIPTIONS[entry.stop]}`],
   ];
@@ -70,7 +84,7 @@ function outcome(entry, record) {
 
 // `previous` is the memory that the previous turn wrote, null for the first turn.
 function showTurn(number, turn, before, previous, passage) {
-  const tokens = turn.tokens === null ? "" : `${turn.tokens.toLocaleString("en")} tokens`;
+  const tokens = turn.tokens === null ? "" : counted(turn.tokens, "token");
   const parts = [make("h4", {}, `Turn ${number} `, make("small", {}, tokens))];
   if (turn.has_memory) {
     const emptied = previous && !before ? badge("the previous memory was not carried over", "warn") : null;

@@ -27,9 +27,11 @@ const record = blocks("trajectories"), passage = blocks("passages");
 const [list, rows, detail, browser] = ["list", "rows", "detail", "browser"].map(byId);
 const filters = ["dataset", "outcome", "stop", "step"];
 const OUTCOMES = {true: "correct", false: "wrong", null: "not scored"};
+const outcomeOf = entry => entry.accuracy === null ? OUTCOMES[entry.correct]
+  : entry.accuracy === 1 ? "all right" : entry.accuracy ? "some right" : "none right";
 const valueOf = {
   dataset: entry => entry.dataset || "unnamed",
-  outcome: entry => OUTCOMES[entry.correct],
+  outcome: outcomeOf,
   stop: entry => entry.stop,
   step: entry => entry.step === null ? "" : String(entry.step),
 };
@@ -119,7 +121,7 @@ function render() {
 function row(number, position) {
   const entry = index[number];
   const answer = entry.stop === "answered" ? entry.answer : entry.stop.replaceAll("_", " ");
-  const summary = `${entry.turns} turns · reward ${format(entry.reward)}` + (entry.step === null ? "" : ` · step ${entry.step}`);
+  const summary = `${counted(entry.turns, "turn")} · reward ${format(entry.reward)}` + (entry.step === null ? "" : ` · step ${entry.step}`);
   const element = make("div",
     {id: `row-${number}`, role: "option", class: "row", "aria-selected": String(number === selected),
       "aria-posinset": position + 1, "aria-setsize": shown.length, "data-number": number},

@@ -1,0 +1,52 @@
+"""What a run is, for those who report on it: its settings and inputs, its results, and whether it has ended.
+
+RUN/run.json        the settings
+RUN/inputs.json     hashes of the data, the weights and other inputs
+RUN/results.json    of an evaluation, its results; of training, means over the last steps; written at the end
+RUN/weights.json    of an evaluation, the checkpoint: a run that trains on has a newer one later
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.jsonl import parse_object
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+
+RUN_FILE, INPUTS_FILE, RESULTS_FILE, WEIGHTS_FILE = "run.json", "inputs.json", "results.json", "weights.json"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    training: bool  # or an evaluation
+    settings: dict[str, Any]  # with the hashes of the inputs as "inputs"; empty if the folder has no run.json
+    results: dict[str, Any]  # empty until the run has ended
+
+
+def read_facts(folder: Path) -> RunFacts:
+    """The facts of the run in `folder`. Raises ValueError for a damaged file."""
+    settings, inputs = _read(folder / RUN_FILE), _read(folder / INPUTS_FILE).get("hashes", {})
+    if inputs:
+        settings["inputs"] = inputs
+    return RunFacts((folder / METRICS_FILE).is_file(), settings, _read(folder / RESULTS_FILE))
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of the finished evaluation in `folder`. Raises FileNotFoundError or ValueError in one line."""
+    if not (folder / RESULTS_FILE).is_file():
+        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
+    return _read(folder / RESULTS_FILE)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the run has written its results, and, if it trains, has not trained on since."""
+    facts = read_facts(folder)
+    if not facts.training:
+        return bool(facts.results)
+    return facts.results.get("steps") == len(read_metrics(folder / METRICS_FILE))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return parse_object(str(path), path.read_bytes()) if path.is_file() else {}

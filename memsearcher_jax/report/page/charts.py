@@ -1,0 +1,128 @@
+"""Plots of the report page: matplotlib draws them as SVG, which becomes a part of the HTML.
+
+The page's policy forbids style attributes, so each becomes presentation attributes. Colors become the variables of
+page.css, so that they follow its light and dark theme, and text has the page's font.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memsearcher_jax.logs.metrics import Metrics
+from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts, tokens_by_turn
+from memsearcher_jax.report.page.tables import escape_html
+from memsearcher_jax.report.plots import COLORS, FAINT, GRID, INK, Legend, Panel, draw_curves, draw_dots, style_axes
+from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, wilson_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZE = (4.2, 2.36)  # inches
+BAND_PERCENTILES = (10, 90)  # of the tokens by turn
+MAX_BAR_LABELS = 8  # a chart with more bars has no values above them
+VARIABLES = {color.lower(): f"c{number}" for number, color in enumerate(COLORS)}
+VARIABLES |= {INK.lower(): "ink", FAINT.lower(): "faint", GRID.lower(): "line"}
+Draw = Callable[["Axes"], tuple[Legend, int]]
+"""Draws on axes; returns the legend and the number of values that are not finite."""
+
+
+def chart(title: str, unit: str, draw: Draw) -> str:
+    """A figure with one plot, or with a notice if there is nothing to draw."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure, content = Figure(SIZE, layout="constrained"), io.StringIO()
+    axes = figure.subplots()
+    legend, non_finite = draw(axes)
+    # The text stays text; the salt makes the ids, and so the page, the same each time.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memsearcher_jax"}):
+        empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(content, format="svg", transparent=True, metadata=empty)
+    drawn = np.isfinite(axes.dataLim.get_points()).all()
+    body = inline_svg(content.getvalue(), title) if drawn else '<p class="none">No data.</p>'
+    note = f' <em class="alarm">{non_finite} not finite</em>' if non_finite else ""
+    items = "".join(
+        f'<li><span class="key c{VARIABLES[color.lower()][1:]}"></span>{escape_html(label)}</li>'
+        for label, color in legend
+    )
+    return (
+        f"<figure><figcaption><b>{escape_html(title)}</b> <span>{escape_html(unit)}</span>{note}</figcaption>{body}"
+        + (f'<ul class="legend">{items}</ul>' if len(legend) > 1 and drawn else "")
+        + "</figure>"
+    )
+
+
+def inline_svg(svg: str, title: str) -> str:
+    """The SVG file of matplotlib as an element that the page's policy and themes allow for."""
+    svg = " ".join(svg[svg.index("<svg") :].split())
+    view_box = re.search(r'viewBox="[^"]*"', svg)
+    body = re.sub(r"<defs> <style.*?</style> </defs>", "", svg[svg.index(">") + 1 :])
+    body = re.sub(r'<g id="tip: ([^"]*)">', r"<g><title>\1</title>", body)
+    body = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), re.sub(r'<g id="[^"]*">', "<g>", body))
+    return f'<svg class="chart" {view_box and view_box[0]} role="img" aria-label="{escape_html(title)}">{body}'
+
+
+def _attributes(style: str) -> str:
+    pairs = (declaration.split(": ", 1) for declaration in style.rstrip("; ").split("; "))
+    return "".join(
+        f' {name}="var(--{VARIABLES[value]})"' if value in VARIABLES else f' {name}="{value}"'
+        for name, value in pairs
+        if name != "font-family"
+    )
+
+
+def curve(panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> str:
+    """The panel of one or more runs, which are (label, steps)."""
+    return chart(panel.title, panel.unit, lambda axes: draw_curves(axes, panel, runs))
+
+
+def turn_tokens(groups: Sequence[TrajectoryGroup]) -> str:
+    """The mean tokens in context at the end of each turn, with percentiles as bands."""
+    low, high = BAND_PERCENTILES
+
+    def draw(axes: Axes) -> tuple[Legend, int]:
+        for group, color in zip(groups, COLORS, strict=False):
+            tokens = tokens_by_turn(group)
+            turn_T, mean_T = np.array(list(tokens), float), np.array([mean(values) for values in tokens.values()])
+            axes.plot(turn_T, mean_T, color=color, linewidth=1.6)
+            labels = [f"{group.label}, n {len(values):,}" for values in tokens.values()]
+            draw_dots(axes, turn_T, mean_T, color, labels)
+            if len(tokens) > 1:
+                ends = np.array([np.percentile(values, BAND_PERCENTILES) for values in tokens.values()])
+                axes.fill_between(turn_T, *ends.T, color=color, alpha=0.15, linewidth=0)
+        style_axes(axes, "turn", 0.0)
+        return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0
+
+    return chart("Tokens by turn", f"in context at the end of the turn: mean, {low}th to {high}th percentile", draw)
+
+
+def accuracy(groups: Sequence[TrajectoryGroup], name: str) -> str:
+    """Exact match for each value of a field of the summaries, as bars with intervals; "" without any."""
+    counts = correct_counts(groups, name)
+
+    def draw(axes: Axes) -> tuple[Legend, int]:
+        width = min(0.7 / len(groups), 0.4)
+        for number, (group, color) in enumerate(zip(groups, COLORS, strict=False)):
+            for position, (value, columns) in enumerate(counts.items()):
+                correct, total = columns[number]
+                if not total:
+                    continue
+                share, (low, high) = correct / total, wilson_interval(correct, total)
+                x = position + (number - (len(groups) - 1) / 2) * width
+                tooltip = f"{group.label}, {name} {value}: {correct:,} of {total:,}, {low:.1%} to {high:.1%}"
+                axes.bar(x, share, 0.92 * width, color=color, gid=f"tip: {tooltip}")
+                axes.plot([x, x], [low, high], color=INK, linewidth=1.2)
+                if len(counts) * len(groups) <= MAX_BAR_LABELS:
+                    axes.annotate(f"{share:.0%}", (x, high), (0, 2), textcoords="offset points", ha="center", size=8)
+        style_axes(axes, name, None)
+        axes.set_xticks(range(len(counts)), list(map(str, counts)))
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.set_ylim(0, 1.08)
+        return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0
+
+    return chart(f"Accuracy by {name}", f"exact match, {CONFIDENCE_LEVEL:.0%} interval", draw) if counts else ""
