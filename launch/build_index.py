@@ -26,8 +26,9 @@ from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, prepare_corpus
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.index import verify_index
-from memsearcher_jax.retrieval.search import TextEncoder, build_dense_index
+from memsearcher_jax.retrieval.search import build_dense_index
 from memsearcher_jax.retrieval.vector_files import read_embeddings
 from memsearcher_jax.runtime import hub
 

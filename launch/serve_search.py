@@ -23,10 +23,11 @@ from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher
+from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import INDEX
 
-DRAIN_SECONDS = 30  # for requests in flight when the service is stopped
+DRAIN_SECONDS = 4  # for requests in flight when the service is stopped; a search that hangs is killed then
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Serve(cli.Command):
     """Address to listen on; 0.0.0.0 or :: for all interfaces. Any client that can reach it may search."""
     port: Port = 8_000
     """Port to listen on; 0 for any free one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the service from a browser, such as https://host; "*" for all."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
 
@@ -54,10 +57,17 @@ def main(argv: Sequence[str]) -> None:
         from memsearcher_jax.retrieval.server.app import make_app
 
         source, method = searcher.source, flags.run.retrieval.method
-        assert isinstance(source, LocalSource), "retrieval.url is rejected"
-        passages = len(source.corpus)
-        app = make_app(searcher.search, flags.limits, {"method": method, "passages": passages, "scale": source.scale})
-        run_server(app, flags.limits, listener, f"{passages:,} passages by {method}")
+        assert isinstance(source, LocalSource | SearchProcess), "retrieval.url is rejected"
+        app = make_app(
+            searcher.search,
+            flags.limits,
+            {"method": method, **source.info},
+            is_healthy=lambda: source.is_healthy,
+            close=source.close,
+            cors_origins=flags.cors_origins,
+        )
+        what = f"{source.info['passages']:,} passages by {method}"
+        run_server(app, flags.limits, listener, what, drain_seconds=DRAIN_SECONDS)
 
 
 def check(flags: Serve) -> None:
@@ -91,15 +101,16 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     passages = make_encyclopedia(flags.run.data.encyclopedia).passages
+    timeout = flags.limits.search_timeout
     if config.encoder == HASHING:
-        return open_searcher(config, directory, passages)
+        return open_searcher(config, directory, passages, search_timeout=timeout)
     from memsearcher_jax.runtime import text_encoder
 
-    return open_searcher(config, directory, passages, text_encoder.load)
+    return open_searcher(config, directory, passages, text_encoder.load, search_timeout=timeout)
 
 
-def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str) -> None:
-    """Serves the app on the listener until SIGTERM or Ctrl-C; requests in flight are answered first."""
+def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:
+    """Serves the app on the listener until SIGTERM or Ctrl-C; requests in flight are answered first, in time."""
     import uvicorn
 
     from memsearcher_jax.retrieval.server.connections import limited_protocol
@@ -110,7 +121,7 @@ def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what
             http=limited_protocol(limits.max_connections, limits.read_timeout),
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=drain_seconds,
         )
     )
     # uvicorn re-raises SIGTERM after a graceful shutdown; the process should then exit with status 0.

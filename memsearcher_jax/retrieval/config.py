@@ -90,7 +90,7 @@ class ServiceLimits(ConnectionLimits):
     """Queries of concurrent requests that are searched in one call."""
     max_waiting_queries: LargeCount = 8_192
     """Queries that may wait; further requests are rejected with status 503."""
-    search_timeout: Positive = 5.0
-    """Seconds of one search, after which it has failed and the process that searches is restarted."""
+    search_timeout: Positive = 10.0
+    """Seconds until the process that searches has answered 64 queries; else they have failed, and it is replaced."""
     request_timeout: Positive = 30.0
     """Seconds until a request is rejected with status 503."""

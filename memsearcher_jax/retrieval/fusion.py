@@ -80,8 +80,8 @@ class HybridRetriever:
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], top_n: int) -> Ranking:
     """Score each row by the sum of weight / (RRF_K + rank) over the rankings that contain it.
 
-    After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights. The rank of a row is the number of
-    rows with at least its score: equal scores share a rank, and a score that many rows share says little.
+    After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights. The rank of a row is the number
+    of rows with at least its score: equal scores share a rank, and a score that many rows share says little.
 
     Args:
       rankings: of one query, `(ids_N, scores_N)`.

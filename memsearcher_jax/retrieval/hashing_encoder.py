@@ -21,6 +21,16 @@ from memsearcher_jax.retrieval import analyzer
 Encoder = Callable[[list[str]], np.ndarray]
 """Texts to float32 [len(texts), D]. Rows have L2 norm 1, or are zero for a text without content."""
 
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A model that embeds texts. Queries and passages may be embedded differently, as E5 does with prefixes."""
+
+    name: str  # identifies the vectors: an encoder can search the vectors of another one with the same name
+    passages: Encoder
+    queries: Encoder
+
+
 TITLE_WEIGHT = 6.0  # a word of a passage's title counts as this many words of its text
 NGRAM_SIZE = 4  # characters, including the markers of the word's ends
 IDF_BUCKETS = 1 << 18  # features that collide share an idf value only

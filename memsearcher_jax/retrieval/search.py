@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -18,9 +19,10 @@ from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, make_corpus, read_corpus
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
-from memsearcher_jax.retrieval.hashing_encoder import Encoder, HashingEncoder, fit_hashing, hashing_name
+from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, fit_hashing, hashing_name
 from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index, open_index_corpus
 from memsearcher_jax.retrieval.lru_cache import LRUCache
+from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient
 from memsearcher_jax.retrieval.title_links import open_title_links
 from memsearcher_jax.types import Passage
@@ -44,6 +46,15 @@ class LocalSource:
     corpus: Corpus
     retriever: Retriever
     scale: str = ""  # scores of sources with the same scale are comparable
+    is_healthy: bool = True
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What a search service says about itself."""
+        return {"passages": len(self.corpus), "scale": self.scale}
+
+    def close(self) -> None:
+        """A `SearchProcess` needs it."""
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         ids_QN, scores_QN = self.retriever.search(queries, top_n)
@@ -64,12 +75,26 @@ class ShardedSource:
     shards: tuple[Source, ...]
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        with ThreadPoolExecutor(len(self.shards)) as pool:
-            results = list(pool.map(lambda shard: shard.search(queries, top_n), self.shards))
+        calls = [_call_in_thread(shard.search, queries, top_n) for shard in self.shards]
+        results = [call.result() for call in calls]
         return [
             sorted(chain(*rankings), key=lambda passage: -passage.score)[:top_n]
             for rankings in zip(*results, strict=True)
         ]
+
+
+def _call_in_thread(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """The threads of an executor are joined when the process ends: a slow shard would keep the process alive."""
+    future = Future[Any]()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True)
@@ -102,15 +127,6 @@ class Searcher:
                 if len(query) <= MAX_CACHED_CHARS:
                     self.cache.put((query, top_n), passages)
         return [list(results[query] or ()) for query in queries]
-
-
-@dataclass(frozen=True)
-class TextEncoder:
-    """A model that embeds texts. Queries and passages may be embedded differently, as E5 does with prefixes."""
-
-    name: str  # identifies the vectors: an encoder can search the vectors of another one with the same name
-    passages: Encoder
-    queries: Encoder
 
 
 def build_dense_index(
@@ -147,20 +163,45 @@ def open_searcher(
     passages: Iterable[Passage],
     load_encoder: Callable[[RetrievalConfig], TextEncoder] | None = None,
     max_outage: float = 0.0,
+    search_timeout: float = 30.0,
 ) -> Searcher:
     """Open the service or the index that `config` names; if it names none, build an index in `directory`.
+
+    A corpus or an index from files is searched in a process of its own, see `SearchProcess`. The synthetic encyclopedia
+    is searched in this process: it is small and in memory, so that its search cannot hang.
 
     Args:
       directory: folder of the run's index, for instance `<run>/index`; an existing index is opened, not rebuilt.
       passages: those of the synthetic encyclopedia; read only if `config` names neither an index nor a corpus.
       load_encoder: reads the folder `config.encoder`, if it is one.
       max_outage: seconds to wait for a service that is down.
+      search_timeout: seconds without an answer after which the process that searches is replaced.
 
     Raises:
       OSError, ValueError: one line with the service, corpus or index that cannot be used, and the reason.
     """
-    source = _remote(config, max_outage) if config.url else _local(config, directory, passages, load_encoder)
+    source: Source
+    if config.url:
+        source = _remote(config, max_outage)
+    else:
+        model = _load_model(config, load_encoder)
+        if not config.corpus and not config.index:
+            source = open_source(config, directory, passages, model)
+        else:
+            if model and not config.index and not (directory / MANIFEST).exists():
+                build_dense_index(config, read_corpus(config.corpus), directory, model)
+            source = SearchProcess(config, directory, model, search_timeout)
     return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
+
+
+def _load_model(
+    config: RetrievalConfig, load_encoder: Callable[[RetrievalConfig], TextEncoder] | None
+) -> TextEncoder | None:
+    if config.method == "bm25" or config.encoder == HASHING:
+        return None
+    if load_encoder is None:
+        raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
+    return load_encoder(config)
 
 
 def _remote(config: RetrievalConfig, max_outage: float) -> Source:
@@ -178,12 +219,10 @@ def _remote(config: RetrievalConfig, max_outage: float) -> Source:
     return clients[0] if len(clients) == 1 else ShardedSource(tuple(clients))
 
 
-def _local(
-    config: RetrievalConfig,
-    directory: Path,
-    passages: Iterable[Passage],
-    load_encoder: Callable[[RetrievalConfig], TextEncoder] | None,
+def open_source(
+    config: RetrievalConfig, directory: Path, passages: Iterable[Passage] = (), model: TextEncoder | None = None
 ) -> LocalSource:
+    """As `open_searcher`, for an index in this process. `model` is the encoder unless it is the hashing encoder."""
     if config.method != "bm25" and config.index_type == "scann":
         scann_index.check_installed()
     corpus = read_corpus(config.corpus) if config.corpus else None
@@ -191,7 +230,7 @@ def _local(
         corpus = make_corpus(passages)
     scale, retrievers = "", []
     if config.method != "bm25":
-        dense, stored = _open_dense(config, corpus, directory, load_encoder)
+        dense, stored = _open_dense(config, corpus, directory, model)
         corpus, scale = stored.corpus, f"dense/{stored.manifest['config']['encoder']}"
         retrievers.append(dense)
     corpus = corpus or open_index_corpus(Path(config.index))
@@ -216,17 +255,9 @@ def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
 
 
 def _open_dense(
-    config: RetrievalConfig,
-    corpus: Corpus | None,
-    directory: Path,
-    load_encoder: Callable[[RetrievalConfig], TextEncoder] | None,
+    config: RetrievalConfig, corpus: Corpus | None, directory: Path, model: TextEncoder | None
 ) -> tuple[DenseRetriever, StoredIndex]:
     """Open the vectors; build them first if the config names no index and `directory` contains none."""
-    model = None
-    if config.encoder != HASHING:
-        if load_encoder is None:
-            raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
-        model = load_encoder(config)
     if corpus is not None and not config.index and not (directory / MANIFEST).exists():
         build_dense_index(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)

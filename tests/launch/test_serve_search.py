@@ -20,8 +20,8 @@ import pytest
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli, serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import IDF_BUCKETS, HashingEncoder
-from memsearcher_jax.retrieval.search import TextEncoder, open_searcher
+from memsearcher_jax.retrieval.hashing_encoder import IDF_BUCKETS, HashingEncoder, TextEncoder
+from memsearcher_jax.retrieval.search import open_searcher
 
 PROGRAM = Path(serve_search.__file__)
 SMALL = ["--retrieval.index_type", "exact", "--retrieval.encoder_size", "64"]

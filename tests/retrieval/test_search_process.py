@@ -1,0 +1,135 @@
+"""Searches in a process of its own: the same results, and what happens when it hangs, dies or loses its parent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
+from memsearcher_jax.retrieval.search import open_searcher, open_source
+from memsearcher_jax.retrieval.search_process import QUERIES_PER_ANSWER, SearchProcess, SearchRestarting
+
+TOWNS = ["Oslo", "Turin", "Lyon", "Bari"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    rows = [{"id": str(row), "contents": f'"{town}"\n{town} lies by the sea.'} for row, town in enumerate(TOWNS)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return RetrievalConfig(corpus=str(tmp_path / "corpus.jsonl"), index_type="exact", encoder_size=64)
+
+
+def embed(texts):
+    return np.eye(4, dtype=np.float32)[[next((TOWNS.index(t) for t in TOWNS if t in text), 0) for text in texts]]
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+@pytest.mark.parametrize("model", [None, TextEncoder("model", embed, embed)])
+def test_results_are_those_of_a_search_in_this_process(config, tmp_path, method, model):
+    config = replace(config, method=method, encoder="folder" if model else "hashing")
+    queries = [f"{town} {number} \ud800" for number in range(QUERIES_PER_ANSWER) for town in TOWNS]
+    searcher = open_searcher(config, tmp_path / "index", (), lambda _: model)
+    assert isinstance(searcher.source, SearchProcess)
+    expected = open_source(config, tmp_path / "index", (), model)
+    assert searcher.search(queries, 3) == expected.search(queries, 3)
+    assert searcher.source.info == expected.info
+    searcher.source.close()
+    with pytest.raises(SearchRestarting, match="the search is closed"):
+        searcher.search(["Rome"], 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(signal.SIGSTOP, "no answer within 0.3 s"), (signal.SIGKILL, "ended with status -9|is being restarted")],
+)
+def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, message):
+    source = SearchProcess(replace(config, method="bm25"), tmp_path / "index", timeout=30.0)
+    found = source.search(["Oslo"], 1)
+    source._timeout = 0.3
+    with pytest.raises((TimeoutError, SearchRestarting), match=message):
+        os.kill(source._child.process.pid, number)
+        source.search(["Oslo " * 100_000], 1)  # more than a pipe holds
+    assert not source.is_healthy
+    source._opening.join(60)
+    assert source.is_healthy
+    source._timeout = 30.0
+    assert source.search(["Oslo"], 1) == found
+
+
+FAKE = """
+import json, sys, time
+print(json.dumps({"info": {}}), flush=True)
+sys.stdin.readline()
+for line in sys.stdin:
+    queries = json.loads(line)["queries"]
+    for start in range(0, len(queries), 64):
+        time.sleep(0.3)
+        print(json.dumps({"results": [[["0", query, 1.0]] for query in queries[start : start + 64]]}), flush=True)
+"""
+
+
+def test_each_answer_extends_the_time(config, tmp_path):
+    source = SearchProcess(config, tmp_path, timeout=0.8, command=[sys.executable, "-c", FAKE])
+    queries = [str(number) for number in range(250)]
+    assert [hits[0].contents for hits in source.search(queries, 1)] == queries
+
+
+def test_errors_of_opening_are_those_of_this_process(config, tmp_path):
+    with pytest.raises(OSError, match=r"none\.jsonl: no such file$"):
+        open_searcher(replace(config, corpus="none.jsonl"), tmp_path / "index", ())
+    (tmp_path / "cut.jsonl").write_text("{")
+    with pytest.raises(ValueError, match=r"cut\.jsonl:1: not JSON"):
+        open_searcher(replace(config, corpus=str(tmp_path / "cut.jsonl")), tmp_path / "index", ())
+
+
+def test_a_bug_in_a_search_is_reported_and_the_process_goes_on(config, tmp_path):
+    source = SearchProcess(replace(config, method="bm25"), tmp_path / "index")
+    with pytest.raises(RuntimeError, match="TypeError"):
+        source.search(["Oslo"], "many")
+    assert source.is_healthy and source.search(["Oslo"], 1)[0][0].title == "Oslo"
+
+
+PARENT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.search_process import SearchProcess
+
+source = SearchProcess(RetrievalConfig(corpus=sys.argv[1], method="bm25"), Path(sys.argv[2]))
+child = source._child.process.pid
+print(child, flush=True)
+if sys.argv[3] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(child, signal.SIGSTOP)
+threading.Thread(target=source.search, args=(["Oslo"], 1), daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("abandons", 0), ("killed", -9)])
+def test_a_child_ends_with_its_parent_and_does_not_delay_it(config, tmp_path, end, status):
+    command = [sys.executable, "-c", PARENT, config.corpus, tmp_path / "index", end]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        started = time.monotonic()
+        assert parent.wait(20) == status
+        assert time.monotonic() - started < 5
+        while is_alive(child):
+            assert time.monotonic() - started < 20
+            time.sleep(0.02)
+        assert "Traceback" not in parent.stderr.read()
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
