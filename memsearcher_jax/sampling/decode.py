@@ -57,8 +57,10 @@ def decode(
 ) -> tuple[Cache, DecodeOutput]:
     """Up to `tokens_per_call` tokens for every row, or one step of a draft; returns early when no generation goes on.
 
-    A draw depends on `root_key`, the context's `rng_stream` and the token's position alone, and not on the other rows
-    of the batch, on when the context was scheduled, or on whether the token was drafted.
+    The random number of a draw depends on `root_key`, the context's `rng_stream` and the token's position alone. In
+    float32 so does the token: the other rows, the time at which the context was scheduled and whether the token was
+    drafted change its logits by 1e-5 at most. In bfloat16 they change logits by a rounding error of 2^-8, so another
+    schedule may draw another token; a schedule that is repeated draws the same tokens in both types.
     """
     window = 1 + draft_tokens  # tokens that one step feeds for a context: its last one and the draft
     steps = max(1, tokens_per_call // window)

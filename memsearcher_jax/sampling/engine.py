@@ -27,8 +27,11 @@ from memsearcher_jax.sampling.scheduler import FinishedGeneration, SamplerStats,
 
 
 class Engine:
-    """S slots on the mesh of one host. With float32 weights and cache (`model.compute_dtype`) what a context samples
-    does not depend on its slot, its replica or the contexts in other slots; in bfloat16 rounding does, see `decode`."""
+    """S slots on the mesh of one host.
+
+    In float32 (`model.compute_dtype`) what a context samples does not depend on its slot, its replica or the contexts
+    in other slots. In bfloat16 it does where rounding decides between tokens, see `decode`.
+    """
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: Sequence[int], mesh: Mesh):
         """`mesh` has local devices only: an engine never waits for another host. Raises ValueError as `Scheduler`."""

@@ -50,8 +50,8 @@ def one_device_mesh():
     return sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
 
 
-def make_engine(settings=SETTINGS, mesh=None, stop_ids=(STOP,)):
-    return Engine(NANO, settings, stop_ids, mesh or one_device_mesh())
+def make_engine(settings=SETTINGS, mesh=None, stop_ids=(STOP,), model=NANO):
+    return Engine(model, settings, stop_ids, mesh or one_device_mesh())
 
 
 @pytest.fixture(scope="session")
@@ -101,12 +101,12 @@ def next_token_logprobs(params, ids):
     return np.asarray(full_forward(params, ids_1C, segment_1C))[: len(ids) - 1]
 
 
-def assert_recorded_logprobs(params, recorded):
+def assert_recorded_logprobs(params, recorded, atol=3e-5):
     """The log-probability of every sampled token is that of the full forward pass; elsewhere it is 0."""
     ids_T, sampled_T = np.array(recorded.ids), np.array(recorded.sampled)
     expected_T = np.concatenate([[0], next_token_logprobs(params, ids_T)[np.arange(len(ids_T) - 1), ids_T[1:]]])
     # CPUs sum products in different orders: the largest difference on one with AMX is 1.2e-5.
-    np.testing.assert_allclose(recorded.logprobs, np.where(sampled_T, expected_T, 0), atol=3e-5)
+    np.testing.assert_allclose(recorded.logprobs, np.where(sampled_T, expected_T, 0), atol=atol)
 
 
 def run_conversations(engine, params, numbers, rule=None):

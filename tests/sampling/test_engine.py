@@ -112,7 +112,7 @@ def test_a_context_can_fill_its_slot_to_the_last_token(params, engine, nano):
     nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(0))
 
 
-def test_draws_do_not_depend_on_slots_order_or_batch(params, engine, nano):
+def test_in_float32_draws_do_not_depend_on_slots_order_or_batch(params, engine, nano):
     numbers = list(range(7))
     alone = nano.make_engine(replace(nano.SETTINGS, slots=1))
     other = nano.make_engine(
@@ -126,6 +126,20 @@ def test_draws_do_not_depend_on_slots_order_or_batch(params, engine, nano):
             assert theirs[number].ids == ours[number].ids
             assert theirs[number].sampled == ours[number].sampled
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
+
+
+def test_in_bfloat16_a_repeated_schedule_draws_the_same_and_any_schedule_the_policys_tokens(params, nano):
+    """The batch changes the rounding of logits, so that another schedule may draw other tokens."""
+    model, numbers = replace(NANO, compute_dtype="bfloat16"), list(range(7))
+    weights = jax.tree.map(lambda x: x.astype("bfloat16"), params)
+    engine = nano.make_engine(model=model)
+    ours, again = (nano.run_conversations(engine, weights, numbers) for _ in range(2))
+    assert ours == again
+    alone = nano.run_conversations(nano.make_engine(replace(nano.SETTINGS, slots=1), model=model), weights, numbers)
+    exact = jax.tree.map(lambda x: x.astype("float32"), weights)
+    for number in numbers:
+        for recorded in (ours[number], alone[number]):
+            nano.assert_recorded_logprobs(exact, recorded, atol=0.2)
 
 
 def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
