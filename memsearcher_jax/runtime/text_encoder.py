@@ -2,8 +2,8 @@
 
 The texts of a call are sorted by length and encoded in blocks of a few fixed shapes, so that a short text is not padded
 to a long one and few programs are compiled. The rows of a block are split over the devices, each of which stores all
-weights. In float32 a vector depends on the shape of its block in its last bits; in bfloat16 in its third digit, which may
-exchange results that are close to each other.
+weights. In float32 a vector depends on the shape of its block in its last bits; in bfloat16 in its third digit, which
+may exchange results that are close to each other.
 """
 
 from __future__ import annotations
