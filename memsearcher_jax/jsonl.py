@@ -47,7 +47,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 def parse_object(where: str, line: bytes) -> dict[str, Any]:
     """Return the JSON object that `line` holds, or raise `MalformedRow`."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip())  # an error at the end is then in the column after the last character
     except UnicodeDecodeError as error:
         raise MalformedRow(f"{where}: not UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:

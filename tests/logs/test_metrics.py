@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.jsonl import decode_float, encode_float, encode_line
+from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 
@@ -113,6 +113,11 @@ def test_a_malformed_line_raises_with_its_number(tmp_path, line, message):
     path.write_text('{"step": 0}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
         read_metrics(path)
+
+
+def test_a_line_that_is_cut_off_is_reported_at_its_end():
+    with pytest.raises(ValueError, match=r"f:1: not JSON \(.*, column 8\)"):
+        parse_object("f:1", b'{"a": 1\n')
 
 
 def test_a_missing_file_raises(tmp_path):

@@ -30,7 +30,7 @@ class Clock:
 
 def test_metrics_are_formatted_in_a_fixed_order():
     assert format_metrics(METRICS) == "reward 0.123  EM 0.050  turns 2.4  1,234 tok/s  rollout 12.3s  update 3.0s"
-    assert format_metrics({MetricName.REWARD: float("nan")}) == "reward nan"
+    assert format_metrics({MetricName.REWARD: float("nan"), "accuracy": 0.5}) == "reward nan  accuracy 0.500"
     assert format_metrics({}) == ""
 
 
