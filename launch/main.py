@@ -14,6 +14,7 @@ from memsearcher_jax.launch import cli
 # Module and summary of each subcommand; only the module of the chosen one is imported.
 COMMANDS = {
     "train": ("tpu_train", "train a search agent"),
+    "sft": ("sft", "train a search agent to imitate recorded trajectories"),
     "evaluate": ("evaluate", "evaluate a checkpoint"),
     "sweep": ("sweep", "train or evaluate each value of a setting"),
     "compare": ("compare", "compare two evaluations"),
@@ -22,8 +23,6 @@ COMMANDS = {
     "export_hf": ("export_hf", "write a checkpoint as a Hugging Face directory"),
     "build_corpus": ("build_corpus", "turn a folder of documents into a corpus"),
     "import_gguf": ("import_gguf", "convert a GGUF file to a Hugging Face directory"),
-    "subset_streams": ("subset_streams", "draw a training set of streams by source"),
-    "split_questions": ("split_questions", "split questions into files that share no entity"),
     "build_index": ("build_index", "build the index of a corpus"),
     "serve_agent": ("serve_agent", "serve a trained agent over HTTP"),
     "serve_search": ("serve_search", "serve search over HTTP"),

@@ -218,14 +218,6 @@ def _check_training(config: RunConfig) -> None:
         "sampler already: choose trainer",
     )
     _require(
-        config.rl.method == "grpo" or training.old_logprobs == "sampler",
-        f"training.old_logprobs {training.old_logprobs} is for rl.method grpo: {config.rl.method} has no sampler",
-    )
-    _require(
-        config.rl.method == "grpo" or training.kl_coefficient == 0,
-        f"training.kl_coefficient {training.kl_coefficient:g} is for rl.method grpo: set it to 0",
-    )
-    _require(
         not (config.model.adapter and config.model.lora_rank and training.kl_coefficient),
         "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter that "
         "training begins with: set it to 0",

@@ -117,11 +117,6 @@ def test_the_longest_turn_must_fit_the_context():
         ({"rl__refill": 1, "rl__carry_over": 1}, "rl.refill 1 replaces groups .* set rl.carry_over to 0"),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose trainer"),
         (
-            {"training__old_logprobs": "trainer", "rl__method": "sft"},
-            "training.old_logprobs trainer is for rl.method grpo: sft has no sampler",
-        ),
-        ({"rl__method": "sft"}, "training.kl_coefficient 0.001 is for rl.method grpo: set it to 0"),
-        (
             {"model__path": "dir", "model__adapter": "dir", "model__lora_rank": 8},
             "without the adapters in model.adapter .* set it to 0",
         ),

@@ -69,7 +69,7 @@ def test_a_preset_is_valid_and_round_trips(name):
 def test_a_file_of_presets_starts_with_a_command():
     for name, file in cli.presets().items():
         docstring = file.read_text(encoding="utf-8").split('"""')[1]
-        commands = re.findall(r"^python launch/tpu_train.py --config (\w+)", docstring, re.MULTILINE)
+        commands = re.findall(r"^python launch/\w+.py --config (\w+)", docstring, re.MULTILINE)
         assert any(cli.presets()[command] == file for command in commands), name
 
 

@@ -13,9 +13,6 @@ from memsearcher_jax.ranges import Count, CountOrZero, NonNegative, Positive
 class RLConfig:
     """How much a step samples and trains, and what a run keeps. Defaults: the paper's batch."""
 
-    method: Literal["grpo", "sft"] = "grpo"
-    """Reinforcement learning from the rewards of the policy's own trajectories (grpo), or supervised learning from
-    scripted demonstrations (sft), which makes the warm starts."""
     steps: Count = 662
     """Steps of the run; one step samples, rewards, trains and publishes. The default is one epoch of the paper's
     169,615 questions."""

@@ -112,8 +112,6 @@ def check_training(config: RunConfig, train: Mesh) -> None:
         raise ValueError(
             f"rl.prompts_per_step {config.rl.prompts_per_step} leaves some of the {hosts} hosts without one: raise it"
         )
-    if hosts > 1 and config.rl.method != "grpo":
-        raise ValueError(f"rl.method {config.rl.method} runs on one host, and these are {hosts}: start it on one")
     update.fit_to_mesh(config.training, train)
     check_offload(config.training, train)
 

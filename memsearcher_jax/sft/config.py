@@ -1,4 +1,4 @@
-"""Settings of supervised fine-tuning on scripted policies."""
+"""Settings of supervised learning on recorded trajectories. No JAX here."""
 
 from __future__ import annotations
 
@@ -10,40 +10,22 @@ from memsearcher_jax.ranges import Count, CountOrZero, Probability
 
 @dataclass(frozen=True)
 class SFTConfig:
-    """Training data of `rl.method` sft: demonstrations of a scripted policy that makes errors, and simpler tasks.
+    """Supervised learning (launch/sft.py): which recorded trajectories to imitate, and how often."""
 
-    Each step generates a new encyclopedia, or new streams if agent.workflow reads streams, and demonstrates
-    rl.prompts_per_step questions or chunks. The fields named *_examples add examples per step.
-    """
-
-    answer_early: Probability = 0.7
-    """Search agents: probability of answering while facts are missing."""
-    wrong_query: Probability = 0.1
-    """Search agents: probability of a query that is not the name of an entity."""
-    bad_memory: Probability = 0.1
-    """Search agents: probability of writing a wrong name, or nothing, to the memory."""
-    store_one: Probability = 0.85
-    """Streams: probability of storing only one sentence of a chunk."""
-    store_filler: Probability = 0.5
-    """Streams: probability that this sentence is a filler sentence."""
-    other_workflows: tuple[Literal["memsearcher", "react", "search_r1", "rag", "direct"], ...] = ()
-    """Search agents: other workflows to demonstrate, with packaged prompts in the style of agent.prompts."""
-    other_problems: CountOrZero = 12
-    """Search agents: questions per step for each of them."""
-    copy_examples: CountOrZero = 140
-    """A random run of tokens, repeated."""
-    extraction_examples: CountOrZero = 100
-    """A passage followed by all of its facts; for streams, a chunk followed by the calls that store it."""
-    action_examples: CountOrZero = 0
-    """Search agents with a memory: the first action of a turn, given a memory with any number of facts."""
-    storing_examples: CountOrZero = 40
-    """Streams: the calls that store a whole chunk, given the decision to do so."""
-    reordering_examples: CountOrZero = 20
-    """Streams: sentences, followed by the same sentences in another order."""
-    qa_examples: CountOrZero = 48
-    """Streams: questions answered from the retrieved memory."""
+    trajectories: tuple[str, ...] = ()
+    """What to train on: trajectory files (.jsonl.gz or .jsonl), folders of them, or run directories. Every agent's
+    files will do; the model must have the tokenizer that they were recorded with."""
+    min_reward: float = 0.0
+    """Lowest reward of a trajectory to train on. Those without a reward, which a fault ended, are never trained."""
+    keep: Literal["all", "best"] = "all"
+    """Of each problem, train on all trajectories or on those with its highest reward (rejection sampling)."""
+    trajectories_per_step: CountOrZero = 256
+    """Trajectories per step, in an order that the seed decides. 0: each step trains one file, in the files' order."""
+    epochs: Count = 1
+    """Passes over the trajectories; they decide the number of steps."""
+    held_out: tuple[str, ...] = ()
+    """Trajectories to measure and never to train on, in the same form; they are not filtered by reward."""
+    held_out_share: Probability = 0.05
+    """Without held_out: the share of the problems whose trajectories are only measured."""
     measure_every: Count = 10
-    """Steps between measurements of how probable correctly copied spans are in held-out examples."""
-
-
-NO_ERRORS = SFTConfig(answer_early=0, wrong_query=0, bad_memory=0, store_one=0)
+    """Steps between measurements of the held-out trajectories."""

@@ -1,91 +1,112 @@
-"""Supervised fine-tuning, which teaches the format and copying before rewards can teach anything.
+"""Supervised learning on recorded trajectories.
 
-1. Generate the examples of the step, with names that occur in no other step.
-2. Pack the examples that fit a row, and update on one mini-batch of rows at a time.
-3. Regularly measure the probability of copied spans in held-out examples, which the loss does not show.
+1. Take the trajectories of the step.
+2. Pack their contexts into rows, and update on one mini-batch of rows at a time: cross entropy of the sampled tokens.
+3. Regularly measure the held-out trajectories.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.data.questions import check_disjoint
+import jax
+import numpy as np
+
+from memsearcher_jax.config import to_dict
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.rl.init_state import RunState
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
+from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params
+from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.health import HealthMonitor
+from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.runtime.timing import Timer
-from memsearcher_jax.sft import question_tasks, search_tasks, stream_tasks
+from memsearcher_jax.sft.recorded import RecordedData
+from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.checkpoint import Checkpoints
+from memsearcher_jax.training.packing import TrainingExample
+from memsearcher_jax.training.trainer import make_trainer
 
 
-def check(run: Run) -> None:
-    """Raises ValueError, in one line, unless a script can demonstrate the workflow on the run's problems."""
-    workflow, data = run.config.agent.workflow, run.config.data
-    if data.is_synthetic:
-        return
-    if WORKFLOWS[workflow].reads_streams:
-        raise ValueError("rl.method sft demonstrates generated streams alone: leave data.train and data.test empty")
-    if workflow not in question_tasks.DEMONSTRATED:
-        raise ValueError(
-            f"rl.method sft on files of questions demonstrates {' and '.join(question_tasks.DEMONSTRATED)} alone: "
-            f"set agent.workflow, which is {workflow}, to one of them"
-        )
-    check_disjoint(run.problems.train, run.problems.test)
+def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tuple[RunState, dict[str, Any]]:
+    """The policy at step 0, or at the newest checkpoint of the run in `folder`, and the meta of its checkpoints.
 
-
-def train(run: Run, start: RunState, out: Path, writer: MetricsWriter, progress: Progress, hosts: Hosts) -> Metrics:
-    """Train from `start` to step `rl.steps`, write checkpoints and metrics, and return the last step's metrics.
-
-    The run has passed `check`. Raises Stopped when the process was asked to stop, after the step under way, and the
-    checkpoint is saved.
+    Raises ValueError if that run was begun with other files.
     """
-    config, rl = run.config, run.config.rl
-    if WORKFLOWS[config.agent.workflow].reads_streams:
-        tasks = stream_tasks
-    else:
-        tasks = search_tasks if config.data.is_synthetic else question_tasks
-    held_out = {
-        name: fitting
-        for name, examples in tasks.held_out_examples(run).items()
-        if (fitting := [example for example in examples if len(example.ids) <= config.training.seq_len])
-    }
-    trainer, state = start.trainer, start.state
-    health = HealthMonitor(replace(config.health, on_collapse="warn"), progress.note, start.health)
-    metrics: Metrics = {}
-    with Checkpoints(checkpoints_of(out), keep=rl.keep_checkpoints) as checkpoints:
-        for step in range(start.step, rl.steps):
-            last = step + 1 == rl.steps
-            timer = Timer(progress.activity)
-            with timer("demonstrate"):
-                examples, metrics = tasks.step_examples(run, step)
-                # Repeated failed searches can make a ReAct history longer than a row.
-                fitting = [example for example in examples if len(example.ids) <= config.training.seq_len]
-            with timer("update"):
-                rng = named_rng(config.seed, "rows", step)
-                state, update_metrics = trainer.step(state, fitting, rng, progress.activity)
-            metrics = metrics | update_metrics | {"dropped_examples": float(len(examples) - len(fitting))}
-            metrics |= health.check(step, metrics)
-            if (step + 1) % config.sft.measure_every == 0 or last:
+    model, mesh = run.config.model, run.meshes.train
+    # There is neither a reference policy nor a sampler to compare with.
+    training = replace(run.config.training, kl_coefficient=0.0, old_logprobs="sampler", tis_cap=0.0)
+    optimizer, step, state = update.make_optimizer(training), 0, None
+    meta = {"initial_step": load_weights.newest_step(model.path) if model.path else None}
+    with jax.set_mesh(mesh):
+        if folder and checkpoint.latest_step(checkpoints_of(folder)) is not None:
+            target = update.abstract_state(model, optimizer, mesh)
+            warn = partial(print, file=sys.stderr, flush=True)
+            step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
+            if meta["trajectories"] != data.checksum:
+                raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
+        params = initial_params(run, meta["initial_step"]) if state is None or model.lora_rank else {}
+        trainer = make_trainer(model, training, mesh, params, method="sft", temperature=1.0, steps=data.steps)
+        if state is None:
+            params = initial_adapters(run) if model.lora_rank else params
+            state = update.init_state(params, model, optimizer, mesh)
+    own = {"settings": to_dict(run.config), "trajectories": data.checksum}
+    return RunState(run, trainer, state, step), meta | own
+
+
+def train(
+    state: RunState,
+    data: RecordedData,
+    meta: dict[str, Any],
+    out: Path,
+    writer: MetricsWriter,
+    progress: Progress,
+    hosts: Hosts,
+) -> Metrics:
+    """Trains to the last step, and returns the metrics of that step.
+
+    Raises RunEnded when the process was asked to stop, after the step under way, and the checkpoint is saved.
+    """
+    config, metrics = state.run.config, Metrics()
+    with Checkpoints(checkpoints_of(out), keep=config.rl.keep_checkpoints) as checkpoints:
+        while state.step < data.steps:
+            recorded, timer = data.step(state.step), Timer(progress.activity)
+            metrics = state.update([example for one in recorded for example in one.examples], timer)
+            metrics |= {"trajectories": len(recorded), "reward": float(np.mean([one.reward for one in recorded]))}
+            state.step += 1
+            last = state.step == data.steps
+            if state.step % config.sft.measure_every == 0 or last:
                 with timer("measure"):
-                    params = trainer.weights(state)
-                    for name, samples in held_out.items():
-                        rng = named_rng(config.seed, name, step)
-                        probabilities = trainer.sequence_probabilities(params, samples, rng)
-                        metrics[f"probability/{name}"] = float(probabilities.mean())
+                    metrics |= held_out_metrics(state, data)
             stopping = hosts.stopping.is_set() and not last
             with timer("write"):
-                if (step + 1) % rl.checkpoint_every == 0 or last or stopping:
-                    checkpoints.save(step + 1, state, config.model, start.meta(0, "", health.state))
+                if state.step % config.rl.checkpoint_every == 0 or last or stopping:
+                    checkpoints.save(state.step, state.train, config.model, meta)
             metrics |= timer.metrics
-            writer.write(step, metrics)
+            writer.write(state.step - 1, metrics)
             progress.advance(metrics)
             if stopping:
-                raise hosts.stopped(step + 1)
+                end = hosts.ended()
+                raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); checkpoint saved")
+    return metrics
+
+
+def held_out_metrics(state: RunState, data: RecordedData) -> Metrics:
+    """By source: cross entropy per sampled token, and the mean probability of all the sampled tokens of a context."""
+    by_source: dict[str, list[TrainingExample]] = {}
+    for one in data.held_out:
+        by_source.setdefault(f"held_out/{one.source}/" if one.source else "held_out/", []).extend(one.examples)
+    metrics, params = Metrics(), state.trainer.weights(state.train)
+    for name, examples in by_source.items():
+        if examples:
+            rng = named_rng(state.run.config.seed, "held out", 0)
+            logprobs = state.trainer.sequence_logprobs(params, examples, rng)
+            metrics[f"{name}loss"] = float(-logprobs.sum() / sum(np.sum(example.sampled) for example in examples))
+            metrics[f"{name}probability"] = float(np.exp(logprobs).mean())
     return metrics

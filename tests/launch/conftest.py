@@ -12,8 +12,9 @@ import yaml
 
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl.scripted import scripted_trajectory
+from memsearcher_jax.rl.search_executor import search_all
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS
-from memsearcher_jax.sft.examples import scripted_trajectory
 
 SMALL = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
@@ -122,13 +123,19 @@ class ScriptedDriver:
     """In place of `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
 
     def __init__(self, run, make_workflow, make_policy):
-        self.run_parts, self.make_workflow, self.make_policy = (run.searcher, run.tokenizer), make_workflow, make_policy
+        self.searcher, self.tokenizer = run.searcher, run.tokenizer
+        self.make_workflow, self.make_policy = make_workflow, make_policy
 
     def run(self, jobs, params, key):
         """Yields trajectories one after the other; all log-probabilities are 0."""
         for job in jobs:
             workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
-            yield job, scripted_trajectory(job.problem, workflow, policy, *self.run_parts, job.rollout)
+
+            def search(request, policy=policy):
+                policy.results = search_all(self.searcher, [request])[0]
+                return policy.observe(request, policy.results) if hasattr(policy, "observe") else policy.results
+
+            yield job, scripted_trajectory(job.problem, workflow, policy, search, self.tokenizer, job.rollout)
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from examples.warmstart.questions import QuestionDemonstrator
+from examples.warmstart.search import NO_ERRORS, SearchDemonstrator, format_memory, format_search
 from memsearcher_jax.agent import reward
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.report.memory_quality import mean_metrics, memory_quality
 from memsearcher_jax.runtime.run_dir import read_run_config
-from memsearcher_jax.sft.config import NO_ERRORS
-from memsearcher_jax.sft.question_demonstrator import QuestionDemonstrator
-from memsearcher_jax.sft.search_demonstrator import SearchDemonstrator, format_memory, format_search
 from memsearcher_jax.types import Completion, Passage, Problem, Prompt, Search, SearchResult, StopReason
 
 LONG_CONTEXT = """

@@ -11,13 +11,12 @@ import sys
 
 import pytest
 
+from examples.warmstart.search import Errors, SearchDemonstrator
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import compress_trajectories, read_log, read_trajectories
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.setup import open_search
-from memsearcher_jax.sft.config import SFTConfig
-from memsearcher_jax.sft.search_demonstrator import SearchDemonstrator
 from memsearcher_jax.types import StopReason
 
 ENCYCLOPEDIA = make_encyclopedia(EncyclopediaConfig())
@@ -34,7 +33,7 @@ class AgentFactory:
         if len(self.problem_ids) == self.stop_after:
             raise KeyboardInterrupt
         self.problem_ids.append(problem.id)
-        return SearchDemonstrator(problem, ENCYCLOPEDIA, SFTConfig(answer_early=0.5), random.Random(problem.id))
+        return SearchDemonstrator(problem, ENCYCLOPEDIA, Errors(answer_early=0.5), random.Random(problem.id))
 
 
 def read_all(folder):

@@ -336,7 +336,6 @@ def test_the_error_for_an_unknown_topology_lists_the_known_topologies(refused):
         ("-- --checkpoint d", "--checkpoint is not allowed after --: give the weights with --model.path"),
         ("-- --help", "--help is not allowed after --"),
         ("-- --sweep seed=0,1", "--sweep is not allowed after --: it cannot write to a bucket"),
-        ("-- --rl.method sft --training.kl_coefficient 0", "rl.method sft cannot write to a bucket"),
         ("--manifest .", "--manifest . is a directory"),
         ("--dry_run --manifest f", "--dry_run and --manifest exclude each other"),
     ],

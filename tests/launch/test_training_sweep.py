@@ -39,7 +39,6 @@ def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(smal
         ("--sweep rl.credit", "write SETTING=A,B,..."),
         ("--sweep rl.credit=none", "rl.credit is 'none': it must be one of"),
         ("--sweep reward.wrong_answer=2", "reward.wrong_answer is 2.0: it must be"),
-        ("--sweep seed=0,1 --rl.method sft --training.kl_coefficient 0", "it needs rl.method grpo"),
         ("--sweep seed=0,1 --data.train q.jsonl --retrieval.corpus c.jsonl", "set data.test to files of questions"),
     ],
 )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from memsearcher_jax.sft.question_steps import KINSHIP
+from examples.warmstart.questions import KINSHIP
 from memsearcher_jax.types import Passage, Problem
 
 HEAD = 600  # characters of a page that are read: an agent is shown little more

@@ -1,0 +1,101 @@
+"""Warm starts: supervised learning of the packaged weights on demonstrations, which examples/warmstart writes.
+
+python -m examples.warmstart.demonstrate --config tiny_warmstart --out demos
+python launch/sft.py --config tiny_warmstart --sft.trajectories demos --sft.held_out demos/held_out --out DIR
+python launch/export_hf.py --checkpoint DIR --out NEW
+
+Each step trains the file that was written for it.
+"""
+
+from dataclasses import replace
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.configs.smollm2 import smollm2
+from memsearcher_jax.configs.tiny import tiny
+from memsearcher_jax.configs.tiny_baselines import tiny_search_r1
+from memsearcher_jax.configs.tiny_memalpha import tiny_memalpha
+from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.sft.config import SFTConfig
+from memsearcher_jax.training.config import TrainingConfig
+
+
+def tiny_warmstart() -> RunConfig:
+    """Makes `package:tiny`, of about a million parameters, from random weights: MemSearcher and ReAct, 400 steps, a new
+    encyclopedia for each; 44 minutes on one CPU core that was shared."""
+    base = tiny()
+    return replace(
+        base,
+        model=replace(base.model, path=""),
+        sampling=replace(base.sampling, decode_steps_per_call=16, decode_batch_sizes=()),
+        data=DataConfig(),
+        training=_training(base.training, learning_rate=2e-3, warmup_steps="50 updates", decay_steps="4200 updates"),
+        rl=RLConfig(checkpoint_every=50),
+        sft=SFTConfig(trajectories_per_step=0),
+    )
+
+
+def tiny_baselines_warmstart() -> RunConfig:
+    """Makes `package:tiny_baselines` in 100 steps: `package:tiny`, which can copy, learns the protocols of Search-R1,
+    RAG and direct, from demonstrations with the same faults."""
+    base, warmstart = tiny_search_r1(), tiny_warmstart()
+    return replace(
+        base,
+        model=replace(base.model, path="package:tiny"),
+        sampling=warmstart.sampling,
+        data=warmstart.data,
+        training=replace(warmstart.training, learning_rate=1e-3, warmup_steps="20 updates", decay_steps="1200 updates"),
+        rl=warmstart.rl,
+        sft=warmstart.sft,
+    )
+
+
+def tiny_memalpha_warmstart() -> RunConfig:
+    """Makes `package:tiny_memalpha` in 200 steps, with new stories for each, from BASE (--model.path BASE): those of
+    `package:tiny` with embedding rows for more tokens, which can copy.
+
+    python -m examples.warmstart.tokenizers extend BASE
+    """
+    base = tiny_memalpha()
+    training = replace(base.training, seq_len=384, logit_chunk=96)
+    return replace(
+        base,
+        model=replace(base.model, path=""),
+        sampling=replace(base.sampling, decode_steps_per_call=16, decode_batch_sizes=()),
+        data=replace(base.data, streams=replace(base.data.streams, train_streams=400, test_streams=40, questions=8)),
+        training=_training(training, learning_rate=1.5e-3, warmup_steps="50 updates", decay_steps="1600 updates"),
+        rl=RLConfig(advantage_scope="position", checkpoint_every=20),
+        sft=SFTConfig(trajectories_per_step=0),
+    )
+
+
+def smollm2_warmstart() -> RunConfig:
+    """Makes the adapters of `smollm2` in 30 steps of 12 questions, and of one step of every second one as a question of
+    its own; a step has several mini-batches.
+
+    --data.train FILE --data.test FILE --retrieval.corpus FILE, for both commands. Questions of data.test are only
+    measured, so give those to tune on. All weights learn at a lower rate than adapters: --model.lora_rank 0
+    --training.learning_rate 2e-4.
+    """
+    base = smollm2()
+    # The rate is 0 after 93 updates; 30 steps made 85.
+    training = _training(base.training, learning_rate=1.5e-3, warmup_steps="8 updates", decay_steps="85 updates")
+    return replace(
+        base,
+        model=replace(base.model, adapter=""),
+        training=replace(training, minibatch_rows=4),
+        rl=RLConfig(checkpoint_every=15),
+        sft=SFTConfig(trajectories_per_step=0, measure_every=5),
+    )
+
+
+def _training(base: TrainingConfig, *, learning_rate: float, warmup_steps: str, decay_steps: str) -> TrainingConfig:
+    return replace(
+        base,
+        minibatch_rows=8,
+        grad_accum_steps=4,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        adam_b2=0.98,
+    )

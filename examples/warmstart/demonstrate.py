@@ -1,0 +1,64 @@
+"""Writes the demonstrations that the packaged weights were trained on, as trajectory files for launch/sft.py.
+
+python -m examples.warmstart.demonstrate --config tiny_warmstart --out demos
+python launch/sft.py --config tiny_warmstart --sft.trajectories demos --sft.held_out demos/held_out --out DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from examples.warmstart import questions, search, streams
+from examples.warmstart.record import open_run
+from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
+from memsearcher_jax.ranges import CountOrZero
+from memsearcher_jax.rl.setup import prepare
+from memsearcher_jax.types import ScoredTrajectory
+
+STEPS = {"tiny_warmstart": 400, "tiny_baselines_warmstart": 100, "tiny_memalpha_warmstart": 200}
+
+
+@dataclass(frozen=True)
+class Demonstrate(cli.Command):
+    """Write demonstrations for the agent of --config, one file for each training step, and held-out ones."""
+
+    out: cli.Directory = None
+    """Directory to write; it must be new."""
+    steps: CountOrZero = 0
+    """Training steps; 0: as many as the packaged weights took."""
+
+
+def main(argv: Sequence[str]) -> None:
+    with cli.one_line_errors():
+        flags = cli.parse(Demonstrate, argv)
+        with outputs.new_output_dir(flags.out, "demonstrations") as out:
+            if flags.run.data.is_synthetic:
+                script, run = streams if flags.run.data.synthetic == "streams" else search, open_run(flags.run)
+            else:
+                script, run = questions, prepare(flags.run, out)
+                questions.check(run)
+            steps = flags.steps or STEPS.get(flags.config, 30)
+            write(out / "held_out", 0, script.held_out(run))
+            for number in range(steps):
+                write(out, number, script.step(run, number))
+                print(f"{out}: demonstrated step {number + 1} of {steps}", file=sys.stderr)
+
+
+def write(folder: Path, step: int, demonstrations: Iterable[ScoredTrajectory]) -> None:
+    """Writes the file of a step; every demonstration is of a problem of its own."""
+    numbered = []
+    for number, one in enumerate(demonstrations):
+        problem = replace(one.trajectory.problem, id=f"{step}/{number}/{one.trajectory.problem.id}")
+        numbered.append(replace(one, trajectory=replace(one.trajectory, problem=problem)))
+    path = step_path(folder, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, compress_trajectories(numbered))
+
+
+if __name__ == "__main__":
+    cli.run(main)

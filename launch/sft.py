@@ -1,0 +1,96 @@
+"""Trains a policy to imitate recorded trajectories: its own best ones, a teacher's, or demonstrations.
+
+python launch/sft.py --config tiny --sft.trajectories runs/NAME --sft.keep best --sft.min_reward 0.5
+python launch/sft.py --resume --out runs/NAME                             # continue after a stop
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memsearcher_jax.config import agent_of, to_dict
+from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.tpu_train import write_report
+from memsearcher_jax.logs import trackers
+from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from memsearcher_jax.logs.progress import Progress, format_metrics
+from memsearcher_jax.runtime import hub, load_weights, preemption
+from memsearcher_jax.runtime.inputs import keep_inputs
+from memsearcher_jax.runtime.run_dir import open_run_folder, with_own_tokenizer
+
+
+@dataclass(frozen=True)
+class SFT(cli.Command, cli.ResumableSource):
+    """Train a policy to imitate recorded trajectories."""
+
+
+def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
+    """`progress_type` shows the progress, and may observe it."""
+    with contextlib.ExitStack() as job:
+        with cli.one_line_errors(), contextlib.ExitStack() as startup:
+            flags = cli.parse(SFT, argv)
+            config = flags.run
+            if not config.sft.trajectories:
+                raise ValueError("--sft.trajectories is missing: give trajectory files, a folder of them, or a run")
+            if config.published_model and not config.model.path:
+                raise ValueError("--model.path is missing: the preset of a published model needs its weights")
+            trackers.check_installed(config.rl.trackers)
+            hosts = job.enter_context(preemption.joined())
+            if hosts.count > 1:
+                raise ValueError(f"supervised learning runs on one host, and these are {hosts.count}: start it on one")
+            out = flags.out
+            if out and flags.resume:
+                job.enter_context(outputs.output_lock(out))
+            else:
+                out = startup.enter_context(outputs.new_output_dir(out, "sft", locks=job))
+
+            # JAX takes seconds to import; --help and errors do not need it.
+            import jax
+
+            from memsearcher_jax.data.problems import ProblemSplits
+            from memsearcher_jax.model import sharding
+            from memsearcher_jax.rl import setup
+            from memsearcher_jax.runtime.meshes import Meshes
+            from memsearcher_jax.sft import recorded, train
+            from memsearcher_jax.training import update
+
+            local = hub.local(with_own_tokenizer(out, config) if flags.resume else config)
+            if local.model.path:
+                load_weights.check_weights(local.model.path, local.model)
+            tokenizer = setup.open_tokenizer(local.model)
+            data = recorded.load(local.sft, local.seed, tokenizer, local.training.seq_len)
+            update.check_param_dtype(local.model)
+            mesh = sharding.make_mesh(local.mesh, jax.devices())
+            sharding.check_divides(local.model, dict(mesh.shape))
+            update.fit_to_mesh(local.training, mesh)
+            run = setup.Run(local, agent_of(local), Meshes(mesh, mesh), tokenizer, None, ProblemSplits((), ()))
+            state, meta = train.open_state(run, data, out if flags.resume else None)
+            done = state.step
+            if done >= data.steps:
+                print(f"{out}: step {done} of {data.steps} is already done; raise --sft.epochs to continue")
+                outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
+                return
+            keep_inputs(out, config, meta["initial_step"])
+            open_run_folder(out, config, tokenizer.folder)
+            resume_step = done if flags.resume else None
+            writer = MetricsWriter(out, resume_step=resume_step, trackers=config.rl.trackers, settings=to_dict(config))
+            print(f"{out}: {len(data.train):,} trajectories, step {done} of {data.steps}", file=sys.stderr)
+            for reason, count in data.left_out.items():
+                if count:
+                    print(f"{out}: left out {count:,} {reason}", file=sys.stderr)
+        with (
+            cli.stop_in_one_line(f"the checkpoints in {out} are intact; fix the error and rerun with --resume"),
+            writer,
+            progress_type("sft", data.steps, done=done) as progress,
+        ):
+            last = train.train(state, data, meta, out, writer, progress, hosts)
+        hint = f"; read {out}/report.html" if write_report(out, out) else ""
+        outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
+        print(f"{out}: step {data.steps} done, {format_metrics(last)}{hint}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
