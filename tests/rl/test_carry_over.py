@@ -19,7 +19,7 @@ from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
 from memsearcher_jax.rl.rng import named_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
@@ -38,7 +38,7 @@ from memsearcher_jax.types import (
 )
 from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
 
-TOKENIZER = byte_tokenizer()
+TOKENIZER, KEY = byte_tokenizer(), named_key(7, "rollout", 0)
 STEPS, PROMPTS, GROUP = 6, 3, 2
 TURNS = (1, 7, 2, 1, 4, 1, 2, 1, 9)  # of consecutive problems
 
@@ -46,6 +46,13 @@ TURNS = (1, 7, 2, 1, 4, 1, 2, 1, 9)  # of consecutive problems
 def problems(step):
     numbers = range(step * PROMPTS, (step + 1) * PROMPTS)
     return [Problem(f"q{n}", f"Who is {n}?", (), {"turns": TURNS[n % len(TURNS)]}) for n in numbers]
+
+
+ALL = [problem for step in range(STEPS) for problem in problems(step)]
+
+
+def to_text(carried):
+    return carry_over.to_text(carried, Hosts().exchange)
 
 
 def workflow(problem):
@@ -90,8 +97,7 @@ class Steps:
     interrupted_tokens: int = 0
 
     def rollout(self, step, carried):
-        key = carry_over.rollout_key(7, step, self.settings)
-        args = (self.driver, carried, problems, self.params[step], key, step, self.settings, lambda line: None)
+        args = (self.driver, carried, problems, self.params[step], KEY, step, self.settings, lambda line: None)
         return carry_over.rollout(*args)
 
     def run(self, carried=None, start=0, stop=STEPS):
@@ -108,8 +114,8 @@ class Steps:
 def steps(engine, params):
     def make(carry_over, workflow=workflow):
         settings = RLConfig(steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, carry_over=carry_over)
-        executor = WorkflowExecutor(engine, TOKENIZER, TinyIndex((Passage("0", '"Title"\nText.'),)))
-        return Steps(RolloutDriver(executor, workflow), params, settings)
+        searcher = TinyIndex((Passage("0", '"Title"\nText.'),))
+        return Steps(RolloutDriver(engine, TOKENIZER, workflow, searcher), params, settings)
 
     return make
 
@@ -124,11 +130,9 @@ def sampled(steps):
 def test_without_carry_over_a_step_trains_what_it_began(steps):
     run = steps(0)
     for step, (trajectories, carried) in enumerate(run.run(stop=2)):
-        jobs, key = make_jobs(problems(step), GROUP), named_key(7, "rollout", step)
-        expected, _ = run.driver.rollout(jobs, run.params[step], key, lambda line: None)
-        assert [replace(one, contexts=()) for one in trajectories] == [replace(one, contexts=()) for one in expected]
-        for ours, theirs in zip(trajectories, expected, strict=True):
-            assert ours.contexts == tuple(replace(context, version=step) for context in theirs.contexts)
+        jobs = make_jobs(problems(step), GROUP, step * PROMPTS)
+        expected, _ = run.driver.trajectories(jobs, run.params[step], KEY, lambda line: None, step)
+        assert trajectories == expected
         assert carried == nothing_carried(step + 1, PROMPTS)
     assert run.interrupted_tokens == 0
 
@@ -140,9 +144,8 @@ def test_with_equal_weights_interruptions_change_no_trajectory(steps, bound):
     run.params = run.params[:1] * STEPS
     trained = [one for trajectories, _ in run.run() for one in trajectories]
     assert run.interrupted_tokens > 0
-    jobs = make_jobs([problem for step in range(STEPS) for problem in problems(step)], GROUP)
-    key = carry_over.rollout_key(7, 0, run.settings)
-    expected, _ = run.driver.rollout(jobs, run.params[0], key, lambda line: None)
+    jobs = make_jobs(ALL, GROUP)
+    expected, _ = run.driver.trajectories(jobs, run.params[0], KEY, lambda line: None)
 
     def sampled(trajectories):
         return {(one.problem.id, one.rollout): [context.ids for context in one.contexts] for one in trajectories}
@@ -155,10 +158,8 @@ def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
     done = sampled(bound)
     assert [len(trajectories) for trajectories, _ in done] == [PROMPTS * GROUP] * STEPS
     trained = [one for trajectories, _ in done for one in trajectories]
-    everything = [problem for step in range(STEPS) for problem in problems(step)]
-    assert Counter((one.problem.id, one.rollout) for one in trained) == Counter(
-        (problem.id, copy) for problem in everything for copy in range(GROUP)
-    )
+    once = Counter((problem.id, copy) for problem in ALL for copy in range(GROUP))
+    assert Counter((one.problem.id, one.rollout) for one in trained) == once
     for one in trained:
         assert len(one.contexts) == one.problem.metadata["turns"] and one.outcome.stop is StopReason.ANSWERED
     for step, (trajectories, carried) in enumerate(done):
@@ -179,7 +180,7 @@ class Simulation:
     settings: RLConfig
     ticks: list = field(default_factory=list)  # of each rollout
 
-    def run_while(self, jobs, params, key, *, should_continue, version):
+    def run(self, jobs, params, key, on_end, *, should_continue, version):
         queue, active = list(jobs), []
         self.ticks.append(0)
         while (active or queue) and should_continue():
@@ -194,18 +195,18 @@ class Simulation:
                     one[1], one[2] = (*contexts, Context((1,), (0.0,), (True,), version)), self.plan(job)[1]
                     if len(one[1]) == self.plan(job)[0]:
                         active.remove(one)
-                        yield job.number, FinishedWorkflow(Outcome(StopReason.ANSWERED), one[1])
+                        on_end(job, FinishedWorkflow(Outcome(StopReason.ANSWERED), one[1]))
         for job, contexts, _ in active:
-            yield job.number, PausedWorkflow(contexts)
+            on_end(job, PausedWorkflow(contexts))
         return RolloutStats()
 
     def plan(self, job):
         return self.plans[(int(job.problem.id) + job.rollout) % len(self.plans)]
 
-    def trajectory(self, problem, rollout, finished):
-        return Trajectory(problem, rollout, finished.outcome, finished.contexts, "")
+    def trajectory(self, job, finished):
+        return Trajectory(job.problem, job.rollout, finished.outcome, finished.contexts, "")
 
-    def run(self, hosts=()):
+    def steps(self, hosts=()):
         """[(trajectories, what is carried on)] of each step, on that many hosts, by default one."""
         count, done = self.settings.prompts_per_step, []
 
@@ -216,7 +217,7 @@ class Simulation:
         for step in range(self.settings.steps):
             shares, trained = [], []
             for host in range(number := hosts[step] if hosts else 1):
-                args = (carried.share(host, number), problems, {}, None, step, self.settings, lambda line: None)
+                args = (carried.share(Hosts(host, number)), problems, {}, None, step, self.settings, lambda line: None)
                 trajectories, share, _ = carry_over.rollout(self, *args)
                 trained += trajectories
                 shares.append(share)
@@ -233,7 +234,7 @@ PLANS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, ma
 @given(PLANS, *(st.integers(low, high) for low, high in ((1, 12), (0, 4), (1, 3), (1, 3))))
 def test_every_step_trains_as_many_groups_as_it_has_problems(plans, slots, bound, prompts, group_size):
     settings = RLConfig(steps=7, prompts_per_step=prompts, group_size=group_size, carry_over=bound)
-    done = Simulation(plans, slots, settings).run()
+    done = Simulation(plans, slots, settings).steps()
     assert [len(trajectories) for trajectories, _ in done] == [prompts * group_size] * settings.steps
     for step, (trajectories, _) in enumerate(done):
         assert all(step - bound <= context.version <= step for one in trajectories for context in one.contexts)
@@ -242,7 +243,7 @@ def test_every_step_trains_as_many_groups_as_it_has_problems(plans, slots, bound
 @given(PLANS, st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(1, 4), min_size=7, max_size=7))
 def test_every_problem_is_trained_once_on_any_number_of_hosts(plans, slots, bound, hosts):
     settings = RLConfig(steps=7, prompts_per_step=4, group_size=2, carry_over=bound)
-    done = Simulation(plans, slots, settings).run(hosts)
+    done = Simulation(plans, slots, settings).steps(hosts)
     trained = Counter((int(one.problem.id), one.rollout) for trajectories, _ in done for one in trajectories)
     assert trained == {(problem, rollout): 1 for problem in range(4 * 7) for rollout in range(2)}
     for step, (trajectories, _) in enumerate(done):
@@ -253,7 +254,7 @@ def test_a_group_ages_from_its_oldest_complete_context():
     """Not from when it was opened: a context that was interrupted is not trained."""
     settings = RLConfig(steps=6, prompts_per_step=1, group_size=1, carry_over=2)
     run = Simulation([(1, 1), (3, 2), (1, 2), (1, 1)], 2, settings)
-    done = run.run()
+    done = run.steps()
     versions = [group.oldest_version for _, carried in done[:4] for group in carried.groups if group.problem.id == "1"]
     assert versions == [0, 1, 1]
     assert run.ticks[:4] == [1, 2, 1, 4]  # step 3 waits for it, step 2 does not
@@ -278,9 +279,7 @@ def test_each_context_is_sampled_by_the_policy_of_its_version(sampled, params):
 def test_a_resumed_run_equals_an_undisturbed_one(steps, sampled, stop):
     run, done = steps(2), sampled(2)
     carried = done[stop - 1][1]
-    text = carry_over.to_text(carried, Hosts())
-    carry_over.check_carried(text, run.settings)
-    restored = carry_over.restored(text, stop, problems, run.driver, run.settings, Hosts())
+    restored = carry_over.from_text(to_text(carried), ALL, run.driver, run.settings)
     assert restored == carried
     assert run.run(restored, start=stop) == done[stop:]
 
@@ -289,34 +288,47 @@ def test_searches_and_faults_survive_a_restart(steps):
     run = steps(2, searching)
     kept = Counter()
     for _, carried in run.run(stop=3):
-        text = carry_over.to_text(carried, Hosts())
-        assert carry_over.from_text(text, problems, run.driver) == carried
+        assert carry_over.from_text(to_text(carried), ALL, run.driver, run.settings) == carried
         kept.update(type(one) for group in carried.groups for one in group.rollouts)
     assert kept[PausedWorkflow] and kept[FinishedWorkflow]
 
 
-def test_any_number_of_hosts_takes_up_what_is_carried(steps, sampled, monkeypatch):
-    whole = sampled(1)[1][1]
+def test_any_number_of_hosts_takes_up_what_is_carried(steps, sampled):
+    whole, run, contents = sampled(1)[1][1], steps(1), []
     assert whole.groups
-    first, second = (whole.share(index, 2) for index in range(2))
+    first, second = (whole.share(Hosts(index, 2)) for index in range(2))
     assert (set(first.next_steps), set(second.next_steps)) == ({0}, {1, 2})
-    contents = []
-    monkeypatch.setattr(Hosts, "exchange", lambda self, content: contents.append(content) or contents)
-    carry_over.to_text(first, Hosts())
-    text = carry_over.to_text(second, Hosts())
-    assert carry_over.from_text(text, problems, steps(1).driver) == whole
+    for share in (first, second):
+        text = carry_over.to_text(share, lambda content: contents.append(content) or contents)
+    assert carry_over.from_text(text, ALL, run.driver, run.settings) == whole
+
+
+def test_carried_trajectories_name_their_problem_by_id_and_content(steps, sampled):
+    """Wherever it stands in the data; one that was changed is refused instead of scored by another's answers."""
+    run, carried = steps(2), sampled(2)[2][1]
+    text = to_text(carried)
+    moved = [Problem("new", "Who?", ("x",)), *reversed(ALL)]
+    assert carry_over.from_text(text, moved, run.driver, run.settings) == carried
+    id = carried.groups[0].problem.id
+    changed = [replace(one, golden_answers=("x",)) if one.id == id else one for one in ALL]
+    for others in (changed, [one for one in ALL if one.id != id]):
+        with pytest.raises(ValueError, match=f"carries trajectories of problem '{id}', which the training data no"):
+            carry_over.from_text(text, others, run.driver, run.settings)
 
 
 def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
-    settings = steps(2).settings
-    text = carry_over.to_text(sampled(2)[2][1], Hosts())
+    run, text = steps(2), to_text(sampled(2)[2][1])
+
+    def resume(changed=(), **settings):
+        carry_over.from_text(text, ALL, run.driver, replace(run.settings, **settings), changed)
+
     for change, message in (
         ({"group_size": 3}, "rl.group_size 2: leave them"),
         ({"prompts_per_step": 4}, "rl.prompts_per_step 3"),
     ):
         with pytest.raises(ValueError, match=message):
-            carry_over.check_carried(text, replace(settings, **change))
-    carry_over.check_carried(text, settings, [("training.learning_rate", 1e-3, 1e-4), ("rl.carry_over", 2, 3)])
+            resume(**change)
+    resume([("training.learning_rate", 1e-3, 1e-4), ("rl.carry_over", 2, 3)])
     for name, old, new in (
         ("agent.max_turns", 4, 5),
         ("data.train", (), ("a",)),
@@ -324,7 +336,7 @@ def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
         ("rl.carry_over", 2, 1),
     ):
         with pytest.raises(ValueError, match=f"{name} cannot change to .* leave it at"):
-            carry_over.check_carried(text, settings, [(name, old, new)])
+            resume([(name, old, new)])
 
 
 def test_a_rollback_samples_carried_problems_again(steps, sampled):
@@ -343,7 +355,7 @@ def test_a_rollback_samples_carried_problems_again(steps, sampled):
 def test_an_interrupted_step_changes_nothing(steps, sampled):
     """What it began with is what a checkpoint saves."""
     run, (_, carried) = steps(1), sampled(1)[0]
-    before = carry_over.to_text(carried, Hosts())
+    before = to_text(carried)
     calls = Counter()
 
     def stop():
@@ -351,10 +363,10 @@ def test_an_interrupted_step_changes_nothing(steps, sampled):
         if calls["n"] > 3:
             raise KeyboardInterrupt
 
-    interrupted = replace(run, driver=replace(run.driver, executor=replace(run.driver.executor, check=stop)))
+    interrupted = replace(run, driver=replace(run.driver, check=stop))
     with pytest.raises(KeyboardInterrupt):
         interrupted.rollout(1, carried)
-    assert carry_over.to_text(carried, Hosts()) == before
+    assert to_text(carried) == before
     assert run.run(carried, start=1) == sampled(1)[1:]
 
 
@@ -391,4 +403,4 @@ def test_settings_that_exclude_carry_over(changes, message):
 
 def test_problems_begin_once_for_each_host_in_order():
     whole = Carried({0: 4, 1: 5, 2: 4, 3: 4})
-    assert [whole.share(index, 3).next_steps for index in range(3)] == [{0: 4}, {1: 5}, {2: 4, 3: 4}]
+    assert [whole.share(Hosts(index, 3)).next_steps for index in range(3)] == [{0: 4}, {1: 5}, {2: 4, 3: 4}]

@@ -13,7 +13,7 @@ import pytest
 
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.rollout import PausedWorkflow, RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.rollout import Job, RolloutDriver, make_jobs
 from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
@@ -67,11 +67,10 @@ def engine():
 
 
 def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
-    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES)), workflow)
-    done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(problems, rollouts), params, KEY)}
-    assert sorted(done) == list(range(len(problems) * rollouts))
+    driver = RolloutDriver(engine, TOKENIZER, workflow, searcher or TinyIndex(PASSAGES))
+    done, _ = driver.trajectories(make_jobs(problems, rollouts), params, KEY, lambda line: None)
     assert len(engine.scheduler.free_slots) == engine.scheduler.settings.slots
-    return [done[number] for number in sorted(done)]
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -178,12 +177,14 @@ def test_overrides_of_a_request(engine, params, trajectories):
 
 
 def test_workflows_may_be_added_while_others_run(engine, params):
-    queue = deque([(0, two_turns(PROBLEMS[0]), PausedWorkflow())])
-    executor, numbers = WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), []
-    for number in executor.run(queue, params, KEY, lambda number, _: number):
-        numbers.append(number)
-        if number < 3:
-            queue.append((number + 1, two_turns(PROBLEMS[0]), PausedWorkflow()))
+    queue, numbers = deque([Job(0, PROBLEMS[0])]), []
+
+    def on_end(job, ended):
+        numbers.append(job.number)
+        if job.number < 3:
+            queue.append(Job(job.number + 1, PROBLEMS[0]))
+
+    RolloutDriver(engine, TOKENIZER, two_turns, TinyIndex(PASSAGES)).run(queue, params, KEY, on_end)
     assert numbers == [0, 1, 2, 3]
 
 
@@ -306,12 +307,11 @@ def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(params, c
     """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)
-    training = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), two_turns)
-    greedy = WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES), sampling=SamplingParams(temperature=0.0))
-    evaluation, jobs = RolloutDriver(greedy, two_turns), make_jobs(PROBLEMS, 2)
+    training = RolloutDriver(engine, TOKENIZER, two_turns, TinyIndex(PASSAGES))
+    evaluation, jobs = replace(training, sampling=SamplingParams(temperature=0.0)), make_jobs(PROBLEMS, 2)
 
     def texts(driver, key):
-        return [one.transcript for one in driver.rollout(jobs, params, key, lambda line: None)[0]]
+        return [one.transcript for one in driver.trajectories(jobs, params, key, lambda line: None)[0]]
 
     other = jax.random.key(9)
     engine.warm_up(params)

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient, ServiceUnavailable
 from memsearcher_jax.rl import search_executor
-from memsearcher_jax.rl.metrics import answer_metrics
-from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.metrics import trajectory_metrics
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
+from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
     FinishReason,
@@ -74,10 +77,10 @@ def good(problem):
 
 
 def run_rollouts(engine, params, workflow, searcher=None, **settings):
-    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, searcher or TinyIndex(PASSAGES), **settings), workflow)
-    done = {job.number: trajectory for job, trajectory in driver.run(make_jobs(PROBLEMS, 2), params, KEY)}
+    driver = RolloutDriver(engine, TOKENIZER, workflow, searcher or TinyIndex(PASSAGES), **settings)
+    done, _ = driver.trajectories(make_jobs(PROBLEMS, 2), params, KEY, lambda line: None)
     assert len(engine.scheduler.free_slots) == SETTINGS.slots
-    return [done[number] for number in range(2 * len(PROBLEMS))]
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +115,8 @@ def assert_only_bad_problem_stopped(trajectories, fault_free, stop):
             assert trajectory.outcome.stop is stop
         else:
             assert_same(trajectory, expected)
-    metrics = answer_metrics(
-        [
-            summarize_trajectory(ScoredTrajectory(trajectory, 0.0, "", {"exact_match": 0.0}))
-            for trajectory in trajectories
-        ]
-    )
+    scored = (ScoredTrajectory(trajectory, 0.0, "", {"exact_match": 0.0}) for trajectory in trajectories)
+    metrics = trajectory_metrics(list(map(summarize_trajectory, scored)), MemSearcher(AgentConfig()))
     assert metrics[f"stop/{stop.value}"] == pytest.approx(0.2)
     assert metrics["stop/answered"] == pytest.approx(0.8)
 
@@ -307,10 +306,12 @@ def test_nonfinite_logits_end_a_trajectory_and_leave_its_slot_clean(engine, para
 
 
 def test_slots_are_freed_when_the_caller_stops_early(engine, params, fault_free):
-    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER, TinyIndex(PASSAGES)), good)
-    trajectories = driver.run(make_jobs(PROBLEMS, 2), params, KEY)
-    next(trajectories)
-    trajectories.close()
+    def on_end(job, ended):
+        raise Interrupted
+
+    driver = RolloutDriver(engine, TOKENIZER, good, TinyIndex(PASSAGES))
+    with pytest.raises(Interrupted):
+        driver.run(make_jobs(PROBLEMS, 2), params, KEY, on_end)
     assert len(engine.scheduler.free_slots) == SETTINGS.slots
     for trajectory, expected in zip(run_rollouts(engine, params, good), fault_free, strict=True):
         assert_same(trajectory, expected)

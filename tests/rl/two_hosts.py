@@ -20,7 +20,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
 
 from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
-from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs  # noqa: E402
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs  # noqa: E402
 from memsearcher_jax.sampling.engine import Engine  # noqa: E402
 from memsearcher_jax.types import Generate, Outcome, Passage, Problem, Query, Search, StopReason  # noqa: E402
 
@@ -45,7 +45,7 @@ def main() -> None:
     init = jax.jit(lambda key: qwen.init(key, NANO), out_shardings=sharding.param_shardings(NANO, train))
     engine = Engine(NANO, SETTINGS, tokenizer.stop_ids, local)
     searcher = TinyIndex((Passage("0", '"Title"\nText.'),))
-    driver = RolloutDriver(WorkflowExecutor(engine, tokenizer, searcher), workflow)
+    driver = RolloutDriver(engine, tokenizer, workflow, searcher)
 
     # The second host has more problems, and only this host has long trajectories.
     problems = [
@@ -54,9 +54,11 @@ def main() -> None:
     recorded = []
     for step in range(2):
         params = sharding.publish(init(jax.random.key(step)), NANO, local, "float32")
-        for job, trajectory in driver.run(make_jobs(problems, 2), params, jax.random.key(10 + step)):
+        key = jax.random.key(10 + step)
+        trajectories, _ = driver.trajectories(make_jobs(problems, 2), params, key, lambda line: None)
+        for number, trajectory in enumerate(trajectories):
             contexts = [[context.ids, context.logprobs] for context in trajectory.contexts]
-            recorded.append([step, process, job.number, trajectory.outcome.stop.value, contexts])
+            recorded.append([step, process, number, trajectory.outcome.stop.value, contexts])
     (folder / f"{process}.json").write_text(json.dumps(sorted(recorded)))
     jax.distributed.shutdown()
 
