@@ -2,7 +2,6 @@
 
 python launch/compare.py runs/A runs/B                 # B against A: positive differences are B's gain
 python launch/compare.py runs/A runs/B --by f1 --json FILE
-python launch/compare.py flashrag/intermediate_data.json runs/B
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import CountOrZero, Seed
-from memsearcher_jax.report.comparison import compare_evaluations, read_evaluations, show_comparison
+from memsearcher_jax.report.comparison import compare_evaluations, read_evaluation, show_comparison
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ class Compare:
     """Compare two evaluations of the same questions, and the settings of the two."""
 
     first: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_A")]
-    """Directory that launch/evaluate.py wrote, or another program's results: FlashRAG's intermediate_data.json or its
-    directory, or a validation file of Search-R1 (.jsonl)."""
+    """Directory that launch/evaluate.py wrote."""
     second: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_B")]
     """Another one; positive differences are its gain."""
     by: Annotated[str, tyro.conf.arg(metavar="METRIC")] = ""
@@ -42,7 +40,7 @@ class Compare:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Compare, argv)
-        first, second = read_evaluations(flags.first, flags.second)
+        first, second = read_evaluation(flags.first), read_evaluation(flags.second)
         comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
         outputs.write_json(flags.json, comparison | {"seed": flags.seed})
     show_comparison(comparison, Console(highlight=False), max_questions=flags.show)

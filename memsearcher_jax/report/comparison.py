@@ -1,4 +1,4 @@
-"""Paired comparison of two evaluations of the same questions. One may be another program's, see published_results.
+"""Paired comparison of two evaluations of the same questions.
 
 All means are over the questions that both evaluations asked. A difference has a bootstrap interval and the p-value of a
 sign-flip test, without correction for multiple metrics. Metrics with a slash are those of docs/evaluate.md.
@@ -17,14 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from memsearcher_jax.agent.reward import answer_scores
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE, read_facts, read_results
 from memsearcher_jax.logs.trajectories import read_trajectories, summarize_trajectory
 from memsearcher_jax.report.console import format_metric, make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.memory_quality import memory_quality
-from memsearcher_jax.report.published_results import find_published, match_problems, read_published
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, N_RESAMPLES, paired_comparison
 from memsearcher_jax.types import Problem, ScoredTrajectory, StopReason
 
@@ -48,7 +46,7 @@ class FinishedEvaluation:
     checkpoint: str
     step: int | None
     questions: dict[str, AnsweredQuestion]  # by id, in the order of the evaluation
-    settings: dict[str, Any]  # by their dotted names; empty for another program's results
+    settings: dict[str, Any]  # by their dotted names
 
 
 def read_evaluation(folder: Path) -> FinishedEvaluation:
@@ -80,32 +78,6 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
     return FinishedEvaluation(folder, str(results.get("checkpoint", "")), results.get("step"), questions, settings)
 
 
-def read_evaluations(first: Path, second: Path) -> tuple[FinishedEvaluation, FinishedEvaluation]:
-    """Both sides, in order. Files of published results get the ids and golden answers of the other side.
-
-    Raises like `read_evaluation` and `read_published`.
-    """
-    sides: dict[Path, FinishedEvaluation] = {}
-    problems: list[Problem] = []
-    published = {path: find_published(path) for path in (first, second)}
-    # Files of published results come last: they have no ids of their own.
-    for path in sorted(published, key=lambda path: published[path] is not None):
-        file = published[path]
-        sides[path] = _published_evaluation(file, problems) if file else read_evaluation(path)
-        problems = [question.problem for question in sides[path].questions.values()]
-    return sides[first], sides[second]
-
-
-def _published_evaluation(file: Path, problems: Sequence[Problem]) -> FinishedEvaluation:
-    answers, questions = read_published(file), dict[str, AnsweredQuestion]()
-    for row, problem in zip(answers, match_problems(answers, problems, file), strict=True):
-        scores, answered = answer_scores(row.answer, problem.golden_answers), row.answer is not None
-        metrics = {**scores, "answered": float(answered)}
-        stop = StopReason.ANSWERED if answered else StopReason.NO_ANSWER
-        questions[problem.id] = AnsweredQuestion(problem, row.answer or "", stop, scores, metrics)
-    return FinishedEvaluation(file, "published results", None, questions, {})
-
-
 def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *, by: str, seed: int) -> dict[str, Any]:
     """Compare by question id; the score `by`, or with "" the first that both have, decides which questions are won.
 
@@ -134,7 +106,7 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     if by not in choices:
         raise ValueError(f"--by {by}: not a score of both evaluations; choose one of {', '.join(choices)}")
     scored = [(a, b) for a, b in pairs if by in a.scores and by in b.scores]
-    names = sorted(first.settings | second.settings) if first.settings and second.settings else []
+    names = sorted(first.settings | second.settings)
     settings = {name: {"first": first.settings.get(name), "second": second.settings.get(name)} for name in names}
     return {
         "first": _side_json(first, shared),
