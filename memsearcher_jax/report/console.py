@@ -63,13 +63,13 @@ def percent(fraction: float) -> str:
     return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
 
 
-def format_metric(name: str, value: float) -> str:
-    """A fraction in percent; of another metric four significant digits, an integer from ten thousand on; NaN a dash."""
+def format_metric(name: str, value: float, digits: int = 4) -> str:
+    """A fraction in percent; of another metric these significant digits, and all before the point; NaN as a dash."""
     if math.isnan(value):
         return "–"
     if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
         return f"{percent(value)} %"
-    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
 def make_table(*columns: str, left: Collection[str] = ()) -> Table:

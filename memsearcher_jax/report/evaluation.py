@@ -31,9 +31,9 @@ from memsearcher_jax.report.statistics import (
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
 SCORES = {
-    "exact_match": "exact match",
+    "exact_match": "EM",
     "f1": "F1",
-    "cover_exact_match": "cover EM",
+    "cover_exact_match": "cover-EM",
     "precision": "precision",
     "recall": "recall",
     "accuracy": "accuracy",
@@ -173,7 +173,7 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
     if len(evaluation["benchmarks"]) == 1:
         averages.pop("macro")
     names = [name for name in SCORES if any(name in one["scores"] for one in results.values())]
-    table = make_table("", "n", *(SCORES[name].replace(" ", "\n") for name in names))
+    table = make_table("", "questions", *(SCORES[name] for name in names))
     for label, result in results.items():
         table.add_row(safe_text(label), f"{result['questions']:,}", *_score_cells(result["scores"], names))
     if averages:
@@ -188,7 +188,7 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
             table = make_table("", *(label.replace(" ", "\n", 1) for label in known.values()))
             for label, result in results.items():
                 values = {name: math.nan if result.get(name) is None else result[name] for name in known}
-                table.add_row(safe_text(label), *(format_metric(name, value) for name, value in values.items()))
+                table.add_row(safe_text(label), *(format_metric(name, value, 3) for name, value in values.items()))
             console.print(table)
             console.print()
     for label, result in results.items():

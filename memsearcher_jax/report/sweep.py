@@ -57,7 +57,7 @@ def show_sweep(setting: str, points: Sequence[SweepPoint], console: Console) -> 
     table = make_table(setting.replace(".", ".\n"), "n", *labels)
     for point in points:
         means = [percent(point.scores[name].mean) if name in point.scores else "?" for name in scores]
-        effort = [format_metric(name, value) for name, value in point.effort.items()]
+        effort = [format_metric(name, value, 3) for name, value in point.effort.items()]
         table.add_row(safe_text(point.value), f"{point.questions:,}", *means, *effort)
     console.print(table)
 

@@ -64,7 +64,8 @@ def test_adapters_are_trained_while_their_base_answers(trained, tmp_path):
     first, *_, last = read_metrics(out / "metrics.jsonl")  # groups of equal rewards are not trained
     assert first["updates"] >= 1 and last["step"] == 2
     evaluate.main(["--checkpoint", str(out), "--out", str(tmp_path / "evaluation")])
-    assert json.loads((tmp_path / "evaluation" / "results.json").read_text())["streams"]["generated"]["streams"] == 2
+    results = json.loads((tmp_path / "evaluation" / "results.json").read_text())
+    assert results["evaluation"]["benchmarks"]["generated"]["questions"] == 2
 
 
 @pytest.mark.slow
@@ -81,10 +82,11 @@ def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, 
     folder = tmp_path / "evaluation"
     evaluate.main(["--checkpoint", str(trained), "--out", str(folder), "--memalpha.answer_from", reader])
     result = json.loads((folder / "results.json").read_text())
-    assert list(result["streams"]) == ["generated", "generated, 2 chunks", "generated, 5 chunks"]
-    summary = result["streams"]["generated"]
-    assert (summary["streams"], summary["questions"]) == (2, 6)
-    assert set(summary["kinds"]) <= {"person", "event", "fact", "rule"} and 0 <= summary["accuracy"] <= 1
+    assert list(result["evaluation"]["by_length"]) == ["generated, 2 chunks", "generated, 5 chunks"]
+    summary = result["evaluation"]["benchmarks"]["generated"]
+    assert summary["questions"] == 2
+    kinds = {name.rpartition("/")[2] for name in summary if name.startswith("accuracy/generated/")}
+    assert kinds <= {"person", "event", "fact", "rule"} and 0 <= summary["accuracy"] <= 1
     limit = {"memory": None, "long_context": min(summary["stream_tokens"], 128), "rag": summary["stream_tokens"]}[
         reader
     ]

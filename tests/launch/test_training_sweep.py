@@ -30,7 +30,7 @@ def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(smal
         results = json.loads((folder / "test" / "results.json").read_text())
         assert (row["questions"], results["checkpoint"], results["step"]) == (4, str(folder), 1)
     assert "2 evaluations; table and plot in" in capsys.readouterr().out
-    assert (out / "sweep.html").is_file()
+    assert (out / "sweep.png").is_file()
 
 
 @pytest.mark.parametrize(

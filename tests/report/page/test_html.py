@@ -188,7 +188,7 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
     lost = scored(metadata={"source": "popqa"}, stop=StopReason.SEARCH_FAILED, answer="", reward=math.nan)
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(metadata={"source": "nq"}), replace(lost, scores={})]))
     head, nq, popqa = rows(page, "Results by dataset")
-    assert head[:6] == ["dataset", "questions", "exact match", "F1", "cover EM", "reward"]
+    assert head[:6] == ["dataset", "questions", "EM", "F1", "cover-EM", "reward"]
     assert nq[:6] == ["nq", "1", "100.0 %", "100.0 %", "100.0 %", "1"]
     assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0.0 %"]
 
@@ -200,7 +200,7 @@ def test_streams_have_an_accuracy_and_their_questions(tmp_path):
     page, _ = page_of(evaluation(tmp_path / "ev", [ScoredTrajectory(one, 1.5, "", {"accuracy": 0.5})]))
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source)
     assert tiles[:2] == [("accuracy", "50.0 %"), ("reward", "1.5")] and ("compression", "80.0 %") in tiles
-    assert not {"answered", "searches", "exact match"} & {name for name, _ in tiles}
+    assert not {"answered", "searches", "EM"} & {name for name, _ in tiles}
     assert page.data["index"][0][0]["accuracy"] == 0.5
     assert page.data["trajectories"][0][0]["questions"] == ["Who?", "Where?"]
 
