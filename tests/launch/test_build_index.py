@@ -20,7 +20,7 @@ def test_a_built_index_is_searched_by_a_run(corpus, tmp_path, capsys):
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--out", str(tmp_path / "i"), "--json", str(tmp_path / "j")]
     build_index.main(argv)
     output = capsys.readouterr()
-    assert output.out.startswith(f"{tmp_path}/i: 20 passages of 64 dimensions by hashing-1/64, exact; search it with")
+    assert output.out.startswith(f"{tmp_path}/i: 20 passages of 64 dimensions by hashing-2/64, exact; search it with")
     assert "embedding 20/20" in output.err
     assert "passages/s" in output.err
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
@@ -85,7 +85,6 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
         ("--retrieval.corpus none.jsonl --out i", "none.jsonl: no such file"),
         ("--retrieval.corpus cut.jsonl --out i", "cut.jsonl:1: not JSON"),
         ("--retrieval.corpus twice.jsonl --out i", 'twice.jsonl:21: id "0" is already the id of line 1'),
-        ("--retrieval.corpus corpus.jsonl --out i --resume", "no setting '--resume'"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2", "--shard 2: write K/N"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
         ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows is 0: it must be at least 1"),

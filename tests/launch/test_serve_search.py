@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -47,14 +48,12 @@ def run_service(*flags, program=(PROGRAM,)):
 
 INVALID_REQUESTS = [
     ("/search", {"query": ""}, 400, "the query is empty"),
-    ("/search", {"query": "x" * 1_000_000}, 400, "query 0 has 1000000 characters: at most 4096 are allowed"),
-    ("/batch_search", {"query": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 1024 are allowed"),
-    ("/retrieve", {"queries": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 1024 are allowed"),
+    ("/batch_search", {"query": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 8192 are allowed"),
+    ("/retrieve", {"queries": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 8192 are allowed"),
     ("/retrieve", {"queries": ["x" * 2_000] * 10_000}, 413, "the body is larger than 4194304 bytes"),
     ("/search", b'{"query": ', 422, "body: JSON decode error"),
     ("/search", {"query": {"mills": 17}}, 422, "query: Input should be a valid string"),
     ("/retrieve", {"queries": "mills"}, 422, "queries: Input should be a valid list"),
-    ("/search", b'{"query": "\\udc80"}', 400, "query 0 is not valid Unicode (lone surrogate at 0)"),
 ]
 
 
@@ -70,7 +69,8 @@ def test_invalid_requests_get_error_responses(corpus, tmp_path):
             assert (refused.value.code, json.load(refused.value)) == (status, {"detail": reason})
         results = post(url, "/search", {"query": "\u202e\x00\u200b\x1b[31m 17 mills", "top_n": 2})
         assert '"Town 17"\nTown 17 has 17 mills.' in [passage["contents"] for passage in results]
-        assert post(url, "/retrieve", {"queries": ["", "\x00"]}) == {"result": [[], []]}
+        assert post(url, "/retrieve", {"queries": ["", "\x00", "\ud800"]}) == {"result": [[], [], []]}
+        assert len(post(url, "/retrieve", {"queries": ["17 mills " * 1_000] * 400})["result"]) == 400
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr.read() == "stopped\n"
@@ -91,7 +91,7 @@ from memsearcher_jax.retrieval.server import app
 
 make_app, held = app.make_app, []
 
-def make_holding_app(search, limits, info):
+def make_holding_app(search, limits, info, **options):
     def hold(queries, top_n):
         if "held" in queries and not held:
             held.append(queries)
@@ -102,7 +102,7 @@ def make_holding_app(search, limits, info):
             sys.stdin.readline()
         return search(queries, top_n)
 
-    service = make_app(hold, limits, info)
+    service = make_app(hold, limits, info, **options)
     return service
 
 app.make_app = make_holding_app
@@ -132,8 +132,7 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
         searcher = open_searcher(RetrievalConfig(url=(url,)), tmp_path / "unused", ())
         (hits,) = searcher.search(["17 mills"], 2)
         assert [hit.id for hit in hits] == [passage["id"] for passage in results]
-        with urllib.request.urlopen(f"{url}/health") as response:
-            assert json.load(response)["passages"] == 20
+        assert get(url, "/health")["passages"] == 20
         bodies = [{"queries": ["held", "Town 3"], "topk": number} for number in range(1, 9)]  # each a batch of its own
         responses = [pool.submit(post, url, "/retrieve", body) for body in bodies]
         assert process.stderr.readline() == "7 requests wait\n"
@@ -149,12 +148,48 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
     assert (tmp_path / "served" / "index" / "bm25").is_dir(), "the index is kept for the next start"
 
 
+def test_a_hung_search_does_not_stop_the_service(corpus, tmp_path):
+    """Its process is replaced, and /health says so. SIGTERM ends the service within seconds."""
+    flags = ["--retrieval.corpus", corpus, "--retrieval.method", "bm25", "--out", tmp_path / "served"]
+    with run_service(*flags, "--limits.search_timeout", "0.5") as (process, url), ThreadPoolExecutor(4) as pool:
+        assert post(url, "/search", {"query": "17 mills", "top_n": 1})[0]["id"] == "17"
+        os.kill(child_of(process.pid), signal.SIGSTOP)
+        hung = [pool.submit(post, url, "/search", {"query": f"{number} mills"}) for number in range(4)]
+        wait_until(lambda: get(url, "/health")["status"] == "degraded")
+        assert all(answer.exception() is None or answer.exception().code == 503 for answer in hung)
+        wait_until(lambda: get(url, "/health")["status"] == "healthy")
+        assert post(url, "/search", {"query": "17 mills", "top_n": 1})[0]["id"] == "17"
+    with run_service(*flags, "--limits.search_timeout", "60") as (process, url), ThreadPoolExecutor(1) as pool:
+        os.kill(child_of(process.pid), signal.SIGSTOP)
+        pool.submit(post, url, "/search", {"query": "17 mills"})
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def child_of(pid):
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def get(url, path):
+    with urllib.request.urlopen(url + path, timeout=10) as response:
+        return json.load(response)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_the_service_searches_the_index_of_a_run(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     flags = cli.parse(serve_search.Serve, ["--checkpoint", str(finished)])
     searcher = serve_search.make_searcher(flags, tmp_path)
     passages = make_encyclopedia(flags.run.data.encyclopedia).passages
-    assert len(searcher.source.corpus) == len(passages)
+    assert searcher.source.info["passages"] == len(passages)
     assert searcher.search([passages[3].title], 1)[0][0].contents == passages[3].contents
     assert list(tmp_path.iterdir()) == [], "the index of the run is used"
 
@@ -178,20 +213,16 @@ def test_the_service_searches_with_a_text_encoder(corpus, tmp_path):
     with run_service("--retrieval.corpus", corpus, "--retrieval.encoder", folder) as (_, url):
         results = post(url, "/search", {"query": "How many mills are there in Town 17?", "top_n": 1})
         assert results[0]["id"] == "17"
-        with urllib.request.urlopen(f"{url}/health") as response:
-            assert json.load(response)["scale"].startswith("dense/bert-6x384/")
+        assert get(url, "/health")["scale"].startswith("dense/bert-6x384/")
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
         ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
-        ("--port x", "--port: 'x' is not an integer"),
         ("--host no.such.host.invalid", "cannot listen on no.such.host.invalid:0"),
         ("--limits.max_top_n 0", "--limits.max_top_n is 0: it must be at least 1"),
         ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
-        ("--limits.max_topn 3", "no setting '--limits.max_topn'"),
-        ("--resume --out x", "no setting '--resume'"),
         ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
         ("--retrieval.corpus none.jsonl", "none.jsonl: no such file"),
         ("--retrieval.index none", "none: is not an index folder"),
