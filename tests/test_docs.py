@@ -43,9 +43,11 @@ def anchors(text):
 
 @functools.cache
 def known_flags(module):
+    """Of a command: those on its help page, and the settings if it takes any."""
     with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit):
         importlib.import_module(f"memsearcher_jax.launch.{module}").main(["--help"])
-    return set(re.findall(r"--[\w.]+", output.getvalue()))
+    flags = set(re.findall(r"--[\w.]+", output.getvalue()))
+    return flags | {f"--{name}" for name in settings(RunConfig()) if "--SECTION.NAME" in flags}
 
 
 def test_the_documentation_is_short():
