@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # what is compiled for absent devices cannot be read back
     "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server of a TPU VM
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing runs, so other processes may use libtpu meanwhile
     # libtpu prints errors without these variables of a TPU VM; the planned slice does not depend on them
@@ -80,12 +81,12 @@ def main(argv: Sequence[str]) -> None:
         os.environ.update(ENVIRONMENT)
         from memsearcher_jax.planning import tpu_plan
 
-        topology = tpu_plan.find_topology(flags.topology)
+        topology, training = tpu_plan.find_topology(flags.topology), None
         if flags.suggest:
-            config = suggested(flags, topology)
+            config, training = suggested(flags, topology)
         elif flags.rows:
             config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
-        result = plan_run(config, flags, topology)
+        result = plan_run(config, flags, topology, training)
     outputs.write_json(flags.json, result)
     if not result["fits"]:
         ways = "" if flags.suggest else ", --suggest, --model.remat nothing_saveable"
@@ -93,8 +94,10 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(DOES_NOT_FIT)
 
 
-def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str, Any]:
-    """Prints the plan and returns it for JSON; `reason` says why the run does not fit."""
+def plan_run(
+    config: RunConfig, flags: PlanTpu, topology: Topology, training: Iterable[Program] | None = None
+) -> dict[str, Any]:
+    """Prints the plan and returns it for JSON; `reason` says why the run does not fit. `training`: its programs."""
     from memsearcher_jax.planning import tpu_plan
     from memsearcher_jax.training.update import fit_to_mesh
 
@@ -104,12 +107,12 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology) -> dict[str,
     print_settings(config, topology.name, tpu_slice, meshes.train.shape)
     print_memory(memory)
     print(PROGRAM_HEADER)
-    training = tpu_plan.training_programs(config, meshes) if flags.what != "sample" else ()
+    training = training or tpu_plan.training_programs(config, meshes)
     sampling = tpu_plan.sampling_programs(config, meshes) if flags.what != "update" else ()
     programs: list[Program] = []
     reason = ""
     try:
-        for program in itertools.chain(training, sampling):
+        for program in itertools.chain(training if flags.what != "sample" else (), sampling):
             print_program(program)
             programs.append(program)
     except tpu_plan.DoesNotFitError as error:
@@ -168,8 +171,8 @@ def estimated_phases(
     return phases
 
 
-def suggested(flags: PlanTpu, topology: Topology) -> RunConfig:
-    """The config of the fastest candidate that fits. Raises ValueError if none fits."""
+def suggested(flags: PlanTpu, topology: Topology) -> tuple[RunConfig, Iterator[Program]]:
+    """The config of the fastest candidate that fits, and its programs. Raises ValueError if none fits."""
     from memsearcher_jax.planning import suggest, tpu_plan
 
     limit, too_large = topology.tpu_slice.chip.hbm_bytes, []
@@ -179,15 +182,16 @@ def suggested(flags: PlanTpu, topology: Topology) -> RunConfig:
         least = max(memory.rollout, memory.training + candidate.rows * suggest.min_row_bytes(candidate.config))
         if least > limit or any(candidate.needs_more_memory_than(other) for other in too_large):
             continue
+        programs = tpu_plan.training_programs(candidate.config, meshes)
         try:
-            update = next(tpu_plan.training_programs(candidate.config, meshes))
+            update = next(programs)
             fits, verdict = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
         except tpu_plan.DoesNotFitError as error:
             fits, verdict = False, str(error)
         verdict = f"{'fits' if fits else 'does not fit'}, {verdict}"
         print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, {verdict}", flush=True)
         if fits:
-            return candidate.config
+            return candidate.config, itertools.chain([update], programs)
         too_large.append(candidate)
     raise ValueError(f"nothing fits {topology.name}: choose a larger slice or lower sampling.slots")
 

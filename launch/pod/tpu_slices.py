@@ -48,9 +48,10 @@ def known_slices() -> dict[str, CloudSlice]:
 
 
 def find_slice(name: str) -> CloudSlice:
-    """Raises ValueError that lists the known slices."""
+    """Raises ValueError that lists the known slices, of this generation if there is such a one."""
     if name not in known_slices():
-        raise ValueError(f"--topology {name} is none of {', '.join(known_slices())}")
+        generation = [known for known in known_slices() if known.startswith(f"{name.partition(':')[0]}:")]
+        raise ValueError(f"--topology {name} is none of {', '.join(generation or known_slices())}")
     return known_slices()[name]
 
 

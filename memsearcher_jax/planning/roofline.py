@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.model.attention import SPLASH_BLOCKS, PackedMask
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.flops import forward_flops, training_flops
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
 
 GIB = 2**30
+ATTENTION_BLOCK = 1_024  # keys that the attention kernel reads at once
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Workload:
     """Tokens with which every context begins, which a packed row holds once."""
     longest_tokens: NonNegative = 2_310.0
     """Tokens that the longest trajectory of a step generates, one after the other. Default: the longest of 1,280."""
-    search_seconds: NonNegative = 0.5
-    """Seconds per search, for the simulated rollouts."""
     prefilled_tokens: NonNegative = 640.0
     """Tokens per context that are prefilled, without cached prefixes."""
     packing_efficiency: PositiveFraction = 0.97
@@ -68,12 +66,6 @@ class Workload:
 
 
 LIMITS = ("compute", "memory", "links", "operations")
-
-VECTOR_LANES = 4_096
-"""Elements of 32 bits that a core computes in a cycle: 4 operations on registers of 8 x 128."""
-
-DRAW_OPERATIONS = 64 * 3
-"""Vector operations per logit of a draw: two thresholds by 32 bisections, each a comparison, a choice and a sum."""
 
 
 @dataclass(frozen=True)
@@ -121,30 +113,19 @@ def make_slice(generation: str, shape: Sequence[int], devices: int, hosts: int) 
     return TpuSlice(chip, devices, hosts, has_rings=all(length >= chip.ring_chips for length in shape))
 
 
-def matmul_params(model: ModelConfig) -> float:
-    """Parameters in all weight matrices that multiply activations."""
-    return forward_flops(model, 1, 0, 1).forward / 2
-
-
 def matmul_param_bytes(model: ModelConfig) -> float:
-    """Their size in compute_dtype."""
-    return matmul_params(model) * model.compute_itemsize
+    """Bytes, in compute_dtype, of all weight matrices that multiply activations."""
+    return forward_flops(model, 1, 0, 1).forward / 2 * model.compute_itemsize
 
 
 def contexts_per_step(config: RunConfig, workload: Workload) -> float:
     return config.rl.prompts_per_step * config.rl.group_size * workload.contexts
 
 
-def shared_tokens(config: RunConfig, workload: Workload) -> float:
-    """Tokens that the contexts of a row share, as its mask can express them."""
-    mask = PackedMask(config.training.seq_len)
-    return min(workload.shared_tokens, mask.max_prefix) // mask.unit * mask.unit
-
-
 def contexts_per_row(config: RunConfig, workload: Workload) -> float:
-    shared = shared_tokens(config, workload)
-    own_tokens = config.training.seq_len * workload.packing_efficiency - shared
-    return max(own_tokens / (workload.context_tokens - shared), 1.0)
+    """Contexts that are packed into a row, which holds the tokens that they share once."""
+    own_tokens = config.training.seq_len * workload.packing_efficiency - workload.shared_tokens
+    return max(own_tokens / (workload.context_tokens - workload.shared_tokens), 1.0)
 
 
 def rows_per_step(config: RunConfig, workload: Workload) -> float:
@@ -157,75 +138,28 @@ def microbatches_per_step(config: RunConfig, workload: Workload) -> int:
     return math.ceil(rows_per_step(config, workload) / micro_rows)
 
 
-def updates_per_step(config: RunConfig, workload: Workload) -> int:
-    """Mini-batches of a step, as `packing.pack` makes them."""
-    training, microbatches = config.training, microbatches_per_step(config, workload)
-    updates = math.ceil(contexts_per_step(config, workload) / training.minibatch_contexts)
-    return max(min(updates, microbatches), math.ceil(microbatches / training.grad_accum_steps))
-
-
-def logit_tokens_per_row(config: RunConfig, workload: Workload) -> float:
-    """Tokens of a row whose logits are computed: the trained tokens, rounded up to whole chunks."""
-    chunk = config.training.logit_chunk
-    return math.ceil(contexts_per_row(config, workload) * workload.generated_tokens / chunk) * chunk
-
-
-def attention_pairs_per_row(config: RunConfig, workload: Workload) -> float:
-    """(Query, key) pairs of a row that the splash kernel computes.
-
-    A block of queries needs the blocks of the shared tokens, its own, and those of its first context before it.
-    """
-    block = SPLASH_BLOCKS[0]
-    shared = shared_tokens(config, workload)
-    own = workload.context_tokens - shared
-    needed = math.ceil(shared / block) + math.ceil(own / block) + 1
-    blocks = sum(min(number, needed) for number in range(1, math.ceil(config.training.seq_len / block) + 1))
-    return blocks * block**2
-
-
 def training_phases(
-    config: RunConfig,
-    workload: Workload,
-    tpu_slice: TpuSlice,
-    *,
-    tensor: int,
-    sent_bytes: Mapping[str, float],
-    data: int = 1,
+    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, *, tensor: int, sent_bytes: Mapping[str, float]
 ) -> list[Phase]:
-    """The phases after the rollout. `tensor`, `data`: sizes of these mesh axes. `sent_bytes`: of one device per
-    micro-batch, by program."""
-    model, training = config.model, config.training
-    micro_rows, count = training.minibatch_rows // training.grad_accum_steps, microbatches_per_step(config, workload)
-    device_rows = micro_rows * count / tpu_slice.devices  # fractional if "tensor" splits rows
-    pairs, predicted = attention_pairs_per_row(config, workload), logit_tokens_per_row(config, workload)
-    flops = forward_flops(model, training.seq_len, pairs, predicted)
+    """The phases after the rollout. `tensor`: the size of this mesh axis. `sent_bytes`: of one device per micro-batch,
+    by program."""
+    model, training, count = config.model, config.training, microbatches_per_step(config, workload)
+    # Fractional if "tensor" splits rows.
+    device_rows = training.minibatch_rows // training.grad_accum_steps * count / tpu_slice.devices
+    # Logits are computed of the trained tokens, in whole chunks.
+    chunks = contexts_per_row(config, workload) * workload.generated_tokens / training.logit_chunk
+    # A query needs the keys of its own context and those that all share, in whole blocks.
+    keys = min(workload.context_tokens + ATTENTION_BLOCK, training.seq_len / 2)
+    flops = forward_flops(model, training.seq_len, training.seq_len * keys, math.ceil(chunks) * training.logit_chunk)
     # Every pass writes and reads each gathered matrix, or the device's share of it along "tensor".
     gathered = 2 * matmul_param_bytes(model) / tensor * count
     phases = []
-    forwards = bool(training.kl_coefficient) + (training.old_logprobs != "sampler")
-    if forwards:
-        sent = sum(sent_bytes.get(name, 0) for name in ("reference", "old log-probabilities"))
-        phases.append(
-            tpu_slice.phase("reference", forwards * device_rows * flops.forward, forwards * gathered, sent * count)
-        )
+    if forwards := bool(training.kl_coefficient) + (training.old_logprobs != "sampler"):
+        work = device_rows * flops.forward, gathered, sent_bytes.get("reference", 0) * count
+        phases.append(tpu_slice.phase("reference", *(forwards * amount for amount in work)))
     passes = 2 if model.remat == "none" else 3
-    updates = updates_per_step(config, workload)
-    # Weights, moments and gradient; adapters have next to none.
-    optimizer_bytes = 0 if model.lora_rank else 28 * matmul_params(model) * data / tpu_slice.devices * updates
-    flops_per_device, sent = device_rows * training_flops(model, flops), sent_bytes.get("update", 0) * count
-    phases.append(tpu_slice.phase("update", flops_per_device, passes * gathered + optimizer_bytes, sent))
-    return phases
-
-
-def decode_steps(config: RunConfig, workload: Workload, hosts: int) -> float:
-    """Steps in which a host decodes its tokens, with all the slots active that may be.
-
-    A trajectory decodes one context at a time, so without `rl.carry_over` no more slots are active than trajectories
-    run.
-    """
-    trajectories, slots = config.rl.prompts_per_step * config.rl.group_size / hosts, config.sampling.slots
-    tokens = trajectories * workload.contexts * workload.generated_tokens
-    return tokens / (slots if config.rl.carry_over else min(slots, trajectories))
+    work = device_rows * training_flops(model, flops), passes * gathered, sent_bytes.get("update", 0) * count
+    return [*phases, tpu_slice.phase("update", *work)]
 
 
 def sampling_phases(
@@ -236,16 +170,16 @@ def sampling_phases(
     sent_bytes: Mapping[str, float],
     cycles: Mapping[str, float],
 ) -> list[Phase]:
-    """Publishing the weights, and the rollouts. `sent_bytes` and `cycles`: per call, of `decode` per token.
+    """Publishing the weights, and the rollouts. `sent_bytes` and `cycles`: per call, by program.
 
-    Without `rl.carry_over` decoding takes at least as many steps as the longest trajectory has tokens; steps that only
-    it needs are the phase "longest trajectory".
+    Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories
+    run; steps that only the longest of them needs are the phase "longest trajectory".
     """
     model, sampling, rl = config.model, config.sampling, config.rl
     host_devices = tpu_slice.devices // tpu_slice.hosts
     trajectories = rl.prompts_per_step * rl.group_size / tpu_slice.hosts
     contexts, tokens = trajectories * workload.contexts, trajectories * workload.contexts * workload.generated_tokens
-    steps = decode_steps(config, workload, tpu_slice.hosts)
+    steps = tokens / (sampling.slots if rl.carry_over else min(sampling.slots, trajectories))
     extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - steps, 0)
     param_bytes = matmul_param_bytes(model) / sampling.tensor
     prefilled = contexts * workload.prefilled_tokens
@@ -255,7 +189,6 @@ def sampling_phases(
     read_entries = cached_tokens + sampling.page_tokens / 2  # whole pages
     cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * read_entries
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
-    logits = tokens * model.vocab_size / host_devices
 
     def phase(name: str, calls: float, flops: float, hbm_bytes: float, program: str) -> Phase:
         work = calls * sent_bytes.get(program, 0), calls * cycles.get(program, 0)
@@ -265,12 +198,11 @@ def sampling_phases(
     phases = [
         phase("publish", 1, 0, 2 * param_bytes, "publish"),
         phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes, "prefill"),
-        phase("decode", steps, decode_flops, decode_bytes, "decode"),
-        # Logits are written, exchanged (written and read) and read.
-        tpu_slice.phase("draw", 0, 4 * 4 * logits, 0, DRAW_OPERATIONS * logits / VECTOR_LANES),
+        phase("decode", steps / sampling.decode_steps_per_call, decode_flops, decode_bytes, "decode"),
     ]
     if extra_steps:
-        phases.append(phase("longest trajectory", extra_steps, 0, extra_steps * param_bytes, "decode"))
+        calls = extra_steps / sampling.decode_steps_per_call
+        phases.append(phase("longest trajectory", calls, 0, extra_steps * param_bytes, "decode"))
     return phases
 
 
