@@ -32,43 +32,17 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class NameTrace:
-    """Which of the `wanted` names each text of a turn contains; all tuples keep the order of `wanted`.
+    """Which names each text of a turn contains, in the order of the names.
 
     `held`, `lost` and `forgotten` are None if the turn wrote no memory; `shown` is None without an observation.
     """
 
-    wanted: tuple[str, ...]
     shown: tuple[str, ...] | None
-    held_before: tuple[str, ...]
     held: tuple[str, ...] | None
-    ever_held: tuple[str, ...]  # held by any memory up to the previous one
-
-    @property
-    def lost(self) -> tuple[str, ...] | None:
-        """Held by the previous memory but not by this one."""
-        return None if self.held is None else tuple(name for name in self.held_before if name not in self.held)
-
-    @property
-    def forgotten(self) -> tuple[str, ...] | None:
-        """Of `ever_held`, not held by this memory."""
-        return None if self.held is None else tuple(name for name in self.ever_held if name not in self.held)
-
-    @property
-    def metrics(self) -> Metrics:
-        """Fractions in [0, 1]; `any_` is 1 if there is at least one, for lists of spellings of one answer."""
-        metrics: Metrics = {}
-        if self.shown is not None:
-            metrics |= {"shown": len(self.shown) / len(self.wanted), "any_shown": float(bool(self.shown))}
-        if self.held is None:
-            return metrics
-        metrics |= {"held": len(self.held) / len(self.wanted), "any_held": float(bool(self.held))}
-        if self.shown:
-            metrics["kept"] = len(set(self.shown) & set(self.held)) / len(self.shown)
-        if self.held_before:
-            metrics["lost"] = len(self.lost or ()) / len(self.held_before)
-        if self.ever_held:
-            metrics["forgotten"] = len(self.forgotten or ()) / len(self.ever_held)
-        return metrics
+    lost: tuple[str, ...] | None  # held by the previous memory but not by this one
+    forgotten: tuple[str, ...] | None  # held by any earlier memory but not by this one
+    ever_held: tuple[str, ...]  # by any memory up to this one
+    metrics: Metrics  # fractions in [0, 1]; `any_` is 1 if there is at least one, for the spellings of one answer
 
 
 @dataclass(frozen=True)
@@ -117,14 +91,15 @@ def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
     """
     problem, outcome = trajectory.problem, trajectory.outcome
     golden, supporting = golden_names(problem), supporting_names(problem)
-    traces: list[NameTrace | None] = [None, None]  # of the previous turn: golden, supporting
+    ever_held: list[tuple[str, ...]] = [(), ()]  # golden, supporting
     turns = []
     for number, turn in enumerate(outcome.turns, start=1):
         wrote = _wrote_memory(turn, last=number == len(outcome.turns), stop=outcome.stop)
         shown = normalize(shown_text(turn)) if turn.observation else None
         before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
-        pairs = zip((golden, supporting), traces, strict=True)
-        traces = [_trace(names, shown, before, after, previous) for names, previous in pairs]
+        pairs = zip((golden, supporting), ever_held, strict=True)
+        traces = [_trace(names, shown, before, after, earlier) for names, earlier in pairs]
+        ever_held = [trace.ever_held if trace else () for trace in traces]
         turns.append(TurnQuality(*traces, text=_text_metrics(turn) if wrote else {}, wrote_memory=wrote))
     return TrajectoryQuality(tuple(turns))
 
@@ -197,24 +172,30 @@ def _wrote_memory(turn: Turn, *, last: bool, stop: StopReason) -> bool:
 
 
 def _trace(
-    names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None, previous: NameTrace | None
+    names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None, earlier: tuple[str, ...]
 ) -> NameTrace | None:
-    """Which normalised texts contain the names; None without names. `previous` is that of the turn before."""
+    """Which normalised texts contain the names; None without names. `earlier`: those that earlier memories held."""
     if not names:
         return None
 
     def in_text(text: str) -> tuple[str, ...]:
         return tuple(name for name, forms in names.items() if any(form in text for form in forms))
 
-    held_before = in_text(before)
-    ever_held = {*held_before, *((*previous.ever_held, *(previous.held or ())) if previous else ())}
-    return NameTrace(
-        wanted=tuple(names),
-        shown=None if shown is None else in_text(shown),
-        held_before=held_before,
-        held=None if after is None else in_text(after),
-        ever_held=tuple(name for name in names if name in ever_held),
-    )
+    found, held_before = None if shown is None else in_text(shown), in_text(before)
+    ever_held = tuple(name for name in names if name in earlier or name in held_before)
+    metrics: Metrics = {}
+    if found is not None:
+        metrics |= {"shown": len(found) / len(names), "any_shown": float(bool(found))}
+    if after is None:
+        return NameTrace(found, None, None, None, ever_held, metrics)
+    held = in_text(after)
+    kept = tuple(name for name in found or () if name in held)
+    lost = tuple(name for name in held_before if name not in held)
+    forgotten = tuple(name for name in ever_held if name not in held)
+    metrics |= {"held": len(held) / len(names), "any_held": float(bool(held))}
+    parts = {"kept": (kept, found), "lost": (lost, held_before), "forgotten": (forgotten, ever_held)}
+    metrics |= {name: len(part) / len(whole) for name, (part, whole) in parts.items() if whole}
+    return NameTrace(found, held, lost, forgotten, tuple({**dict.fromkeys(ever_held), **dict.fromkeys(held)}), metrics)
 
 
 def _text_metrics(turn: Turn) -> Metrics:
