@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 if __name__ == "__main__":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -25,7 +26,8 @@ from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
-from memsearcher_jax.runtime.distributed import Hosts  # noqa: E402
+from memsearcher_jax.runtime.distributed import Hosts, Interrupted  # noqa: E402
+from memsearcher_jax.runtime.ending import EndReason, RunEnded  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
@@ -119,8 +121,13 @@ def main(folder: Path) -> None:
     assert batch.trajectories == b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
     save(folder / "by_two_processes", state)
     np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one_process", mesh), mesh))
-    # If a host has no batch, all hosts return None and none blocks.
-    assert exchange(hosts, None if hosts.index == 1 else make_batch(hosts.index, hosts.count)) is None
+    # If a host has no batch, all hosts end with the reason that counts most, and none blocks.
+    with hosts.guarded():
+        raise Interrupted if hosts.index == 0 else ConnectionError("no answer")
+    hosts.stop(EndReason.SIGNAL, "SIGTERM")
+    with pytest.raises(RunEnded, match=r"^ConnectionError: no answer$") as end:
+        exchange(hosts, None if hosts.index == 1 else make_batch(hosts.index, hosts.count))
+    assert end.value.reason is EndReason.OUTAGE
     jax.distributed.shutdown()
 
 

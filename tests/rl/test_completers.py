@@ -5,19 +5,21 @@ import json
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.rl import completers
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.config import CompleterConfig
-from memsearcher_jax.rl.rollout import WorkflowExecutor
+from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt
@@ -257,28 +259,30 @@ def test_cache_keys_distinguish_the_segments_of_a_prompt():
 
 
 @pytest.fixture(scope="module")
-def engine():
+def driver():
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    return Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
+    engine = Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
+    return RolloutDriver(engine, TOKENIZER, partial(generate_once, max_tokens=6))
 
 
-def test_engine_completions_are_reproducible_and_independent_of_the_batch(engine):
-    params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
-    completer = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), params, max_tokens=6)
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
+
+
+def test_engine_completions_are_reproducible_and_independent_of_the_batch(driver, params):
+    completer = EngineCompleter(driver, params)
     prompts = [prompt(f"q{number}") for number in range(7)]
     completions = completer.complete(prompts, KEY)
     assert not any(reply.error for reply in completions) and len({reply.text for reply in completions}) > 1
-    assert completer.complete(prompts, KEY) == completions and engine.scheduler.free_slots == [0, 1, 2]
+    assert completer.complete(prompts, KEY) == completions and driver.engine.scheduler.free_slots == [0, 1, 2]
     assert completer.complete(prompts[4:5], KEY) == completions[4:5]
     assert completer.complete([prompts[2]] * 2, KEY)[0] == completions[2]
 
 
-def test_too_long_prompts_and_nonfinite_weights_are_errors(engine):
-    params = jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
-    long, short = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), params, 6).complete(
-        [prompt("x" * 140), prompt("q")], KEY
-    )
+def test_too_long_prompts_and_nonfinite_weights_are_errors(driver, params):
+    long, short = EngineCompleter(driver, params).complete([prompt("x" * 140), prompt("q")], KEY)
     assert long.error == "the prompt does not fit the context" and short.text
     broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    (result,) = EngineCompleter(WorkflowExecutor(engine, TOKENIZER), broken, 6).complete([prompt("q")], KEY)
+    (result,) = EngineCompleter(driver, broken).complete([prompt("q")], KEY)
     assert result == Completion(error="the policy's logits were not finite")

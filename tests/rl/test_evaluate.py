@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
+from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.logs.trajectories import append_trajectory, open_log, summarize_trajectory
-from memsearcher_jax.rl import reward_fn
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
     SHARD_FILE,
@@ -21,8 +23,11 @@ from memsearcher_jax.rl.evaluate import (
     missing_jobs,
     read_summaries,
 )
-from memsearcher_jax.rl.metrics import answer_metrics
+from memsearcher_jax.rl.metrics import trajectory_metrics
+from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory, Turn
+
+AGENT = MemSearcher(AgentConfig())
 
 
 def problem(id, source="", question="Who?"):
@@ -30,14 +35,20 @@ def problem(id, source="", question="Who?"):
 
 
 def run_of(*problems, questions=0):
-    config = RunConfig(evaluation=EvaluationConfig(max_questions=questions))
-    return SimpleNamespace(config=config, problems=SimpleNamespace(test=problems))
+    config = RunConfig(evaluation=EvaluationConfig(max_questions=questions), sampling=SamplingConfig(slots=2))
+    agent = SimpleNamespace(needs_completers=True)
+    return SimpleNamespace(config=config, problems=SimpleNamespace(test=problems), agent=agent)
 
 
 def trajectory(problem, *contexts, turns=1, answer="Ada", stop=StopReason.ANSWERED):
     outcome = Outcome(stop, answer, (Turn("", f"know</think>\\boxed{{{answer}}}"),) * turns)
     transcript = f"<|im_start|>assistant\n<think>know</think>\\boxed{{{answer}}}<|im_end|>"
     return Trajectory(problem, 0, outcome, contexts, transcript)
+
+
+def score(trajectory):
+    (scored,) = AGENT.rewards([trajectory], None, Completers(), print)
+    return scored
 
 
 def test_max_questions_limits_each_benchmark():
@@ -69,32 +80,33 @@ def test_each_question_is_assigned_to_one_host(questions, hosts):
     ]
 
 
-@pytest.mark.parametrize("chunk", [0, 2])
-def test_rewards_have_the_memory_of_the_samplers_cache(chunk, tmp_path):
-    """Of streams they come from an engine with a cache of its own."""
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_chunks, tmp_path):
+    """It has an engine with a cache of its own. A killed evaluation loses as many trajectories as there are slots."""
     events = []
 
-    def reward(trajectories, key, notify):
+    def reward_fn(trajectories, key, notify):
         events.append("reward")
-        return [reward_fn.score_answer(one) for one in trajectories]
+        return list(map(score, trajectories))
 
     engine = SimpleNamespace(release=lambda: events.append("release"))
-    rollout = lambda jobs, *_: ([trajectory(job.problem) for job in jobs], None)  # noqa: E731
-    driver = SimpleNamespace(executor=SimpleNamespace(engine=engine), rollout=rollout)
+    driver = SimpleNamespace(
+        engine=engine, trajectories=lambda jobs, *_: ([trajectory(job.problem) for job in jobs], None)
+    )
     run = run_of(*map(problem, "pqr"))
-    if chunk:
-        jobs = missing_jobs(evaluation_problems(run), (), Shard())
-        ids = [id for id, _ in evaluate_to_folder(run, driver, {}, jobs, tmp_path, Shard(), reward, chunk)]
+    if in_chunks:
+        jobs, done = missing_jobs(evaluation_problems(run), (), Shard()), {}
+        evaluate_to_folder(run, driver, {}, jobs, tmp_path, Shard(), reward_fn, done.__setitem__)
+        assert read_summaries(tmp_path, run.problems.test, Shard()) == done
     else:
-        scored = evaluate(run, driver, {}, print, reward)
-        ids = [one.trajectory.problem.id for one in scored]
-    assert ids == ["p", "q", "r"]
-    assert events == ["release", "reward"] * (2 if chunk else 1)
+        done = [one.trajectory.problem.id for one in evaluate(run, driver, {}, print, reward_fn)]
+    assert list(done) == ["p", "q", "r"]
+    assert events == ["release", "reward"] * (2 if in_chunks else 1)
 
 
 def test_a_changed_question_is_an_error(tmp_path):
     with open_log(tmp_path / SHARD_FILE.format(0)) as log:
-        append_trajectory(log, reward_fn.score_answer(trajectory(problem("q"))))
+        append_trajectory(log, score(trajectory(problem("q"))))
     assert list(read_summaries(tmp_path, [problem("q"), problem("r")], Shard())) == ["q"]
     for others in ([problem("r")], [problem("q", question="Whom?")], [problem("q", "nq")]):
         with pytest.raises(ValueError, match="question 'q' is not one of these: start another evaluation"):
@@ -106,7 +118,7 @@ def test_only_the_host_of_a_file_truncates_a_torn_line(tmp_path):
     files = [tmp_path / SHARD_FILE.format(number) for number in range(2)]
     for file in files:
         with open_log(file) as log:
-            append_trajectory(log, reward_fn.score_answer(trajectory(problem(file.name))))
+            append_trajectory(log, score(trajectory(problem(file.name))))
         file.write_bytes(file.read_bytes() + file.read_bytes()[:9])
     sizes = [file.stat().st_size for file in files]
     assert len(read_summaries(tmp_path, [problem(file.name) for file in files], Shard(1, 2))) == 2
@@ -127,9 +139,9 @@ def test_recorded_metrics_of_the_reference(shared):
 
 
 def test_a_trajectory_without_an_answer_scores_zero():
-    right = reward_fn.score_answer(trajectory(problem("q")))
+    right = score(trajectory(problem("q")))
     assert set(right.scores.values()) == {1.0}
-    unanswered = reward_fn.score_answer(trajectory(problem("q"), stop=StopReason.MAX_TURNS))
+    unanswered = score(trajectory(problem("q"), stop=StopReason.MAX_TURNS))
     assert unanswered.scores == dict.fromkeys(right.scores, 0.0)
 
 
@@ -139,7 +151,5 @@ def test_tokens_per_turn_are_the_context_tokens_at_the_end_of_each_turn():
     sampled = (*[False] * 9, True, *[False] * 29, True)
     shared_context = Context((1,) * 40, (0.0,) * 40, sampled)
     for contexts, mean_tokens, peak_tokens in ((separate, 15.0, 20.0), ([shared_context], 25.0, 40.0)):
-        metrics = answer_metrics(
-            [summarize_trajectory(reward_fn.score_answer(trajectory(problem("q"), *contexts, turns=2)))]
-        )
+        metrics = trajectory_metrics([summarize_trajectory(score(trajectory(problem("q"), *contexts, turns=2)))], AGENT)
         assert (metrics["tokens_per_turn"], metrics["peak_context_tokens"]) == (mean_tokens, peak_tokens)

@@ -10,6 +10,7 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, from_bytes, to_bytes
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.ending import RunEnded
 from tests.rl import many_hosts
 from tests.rl.processes import run_hosts
 
@@ -69,7 +70,10 @@ def test_a_batch_round_trips_through_bytes():
     assert from_bytes(to_bytes(empty)) == empty
 
 
-def test_exchange_of_a_single_host_is_the_identity():
-    batch = many_hosts.make_batch(0, 1)
-    assert exchange(Hosts(), batch) is batch
-    assert exchange(Hosts(), None) is None
+def test_exchange_of_a_single_host_is_the_identity_or_its_end():
+    batch, hosts = many_hosts.make_batch(0, 1), Hosts()
+    assert exchange(hosts, batch) is batch
+    with hosts.guarded():
+        raise TimeoutError("no answer")
+    with pytest.raises(RunEnded, match="^TimeoutError: no answer$"):
+        exchange(hosts, None)
