@@ -29,6 +29,8 @@ from memsearcher_jax.config import RunConfig, check, check_ranges, differences, 
 from memsearcher_jax.launch import help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.export_settings import is_export, read_export_config
+from memsearcher_jax.runtime.inputs import with_absolute_paths, with_own_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -127,7 +129,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _new(command, source, words)
     _require_local_paths(flags)
     check(flags.run)
-    flags = replace(flags, run=hub.pinned(flags.run))
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run)))
     if flags.compile_cache:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = flags.compile_cache
     _set_cpu_devices(flags.run.mesh.cpu_devices)
@@ -234,8 +236,15 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
     run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
-    base = read_run_config(run_folder) if run_folder and not source.config else load_preset(source.config or "nano")
-    if run_folder:  # its weights contain the adapters that it started from
+    complete = run_folder is not None or (checkpoint is not None and is_export(checkpoint))
+    adapter = Path(words[words.index("--model.adapter") + 1]) if "--model.adapter" in words[:-1] else Path()
+    if source.config or not (complete or is_export(adapter)):
+        base = load_preset(source.config or "nano")
+    elif run_folder:
+        base = with_own_inputs(run_folder, read_run_config(run_folder))
+    else:
+        base = read_export_config(checkpoint if complete else adapter)
+    if complete:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
     if checkpoint is None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.ranges import Positive
+from memsearcher_jax.runtime.export_settings import write_export_config
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
                 written = (
                     f"{flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
                 )
+            write_export_config(out, flags.run)
             names = {"name": flags.push_to_hub, "license": flags.license, "adapter": flags.adapter}
             model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
         address = hub.upload(out, flags.push_to_hub) if flags.push_to_hub else ""

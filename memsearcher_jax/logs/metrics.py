@@ -8,7 +8,9 @@ are encoded as in `memsearcher_jax.jsonl`.
 
 from __future__ import annotations
 
+import errno
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ class MetricsWriter:
         self._last_step = -1
         if resume_step is not None and path.exists():
             self._last_step = _drop_steps(path, resume_step)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close())
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
+        self._size, self._pending = path.stat().st_size, b""  # of complete lines, and lines that are not written yet
         settings = settings or {}
         self._trackers = [
             TensorBoard(directory, resume_step) if name == "tensorboard" else WeightsAndBiases(directory, settings)
@@ -57,6 +60,7 @@ class MetricsWriter:
 
         Raises:
             ValueError: the step is not after the last one, a metric is called "step", or a value is not a scalar.
+            OSError: the line cannot be written; it is kept, and the next call writes it too.
         """
         step = operator.index(step)
         if step <= self._last_step:
@@ -64,13 +68,26 @@ class MetricsWriter:
         if "step" in metrics:
             raise ValueError('a metric is called "step", which is reserved for the step number: rename it')
         values = {name: _as_float(name, value) for name, value in metrics.items()}
-        self._file.write(encode_line({"step": step} | {name: encode_float(value) for name, value in values.items()}))
-        self._file.flush()
+        line = encode_line({"step": step} | {name: encode_float(value) for name, value in values.items()})
+        self._pending, self._last_step = self._pending + line.encode(), step
         for tracker in self._trackers:
             tracker.log(step, values)
-        self._last_step = step
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that an earlier call could not write. Raises OSError; the lines are then kept."""
+        try:
+            written = self._file.write(self._pending)
+            if written != len(self._pending):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        except OSError:
+            self._file.truncate(self._size)  # a line that is cut off would be damage
+            raise
+        self._size, self._pending = self._size + written, b""
 
     def close(self) -> None:
+        if self._pending:
+            self.flush()
         self._file.close()
         for tracker in self._trackers:
             tracker.close()

@@ -35,7 +35,8 @@ class Recorder:
     writer: MetricsWriter | None = None  # of the first host
     at_step: Callable[[int], None] = lambda step: None  # called with the number of each step
     trajectories: dict[Path, bytes] = field(default_factory=dict)  # that are not written yet
-    failed: bool = False  # whether a checkpoint that was due is not written
+    unsaved: OSError | None = None  # why a checkpoint that was due is not written
+    noted: str = ""  # the last reason that was printed
 
     @contextmanager
     def step(self, state: RunState) -> Iterator[tuple[Metrics, Timer]]:
@@ -58,14 +59,12 @@ class Recorder:
         try:
             yield
         except RunEnded as end:
-            saved = "its last checkpoint is intact"
+            saved = "the last checkpoint is intact"
             if not end.reason.weights_are_suspect:
-                if state.step > (self.checkpoints.newest or 0) or self.failed:
-                    self.save(state, collector, recovery)
-                saved = "checkpoint saved" if self.checkpoints.newest == state.step else "nothing is lost"
-            self.checkpoints.wait()
+                self._save_last(state, collector, recovery)
+                saved = "checkpoint saved" if state.step else "no step was complete"
             raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}") from None
-        self.checkpoints.wait()
+        self._save_last(state, collector, recovery)
 
     def save_rollback_target(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
         """A run that may have to roll back in its first steps needs something to restore."""
@@ -89,8 +88,15 @@ class Recorder:
         """Begins to write a checkpoint. Every host must call it."""
         meta = {**self.meta, **collector.meta(), **recovery.meta()}
         try:
+            self.checkpoints.check_space(state.train)
+        except OSError as error:
+            self._note_failure(error)
+        else:
+            self.unsaved = None
+        if self._failed_somewhere():  # writing is collective
+            return
+        try:
             self.checkpoints.save(state.step, state.train, state.run.config.model, meta)
-            self.failed = False
         except OSError as error:
             self._note_failure(error)
 
@@ -100,8 +106,19 @@ class Recorder:
             self.checkpoints.check()
         except OSError as error:
             self._note_failure(error)
-        flags = self.hosts.exchange(bytes([self.failed])) if self.hosts.count > 1 else [bytes([self.failed])]
-        return b"\x01" in (flags or ())
+        return self._failed_somewhere()
+
+    def _failed_somewhere(self) -> bool:
+        return b"\x01" in (self.hosts.exchange(bytes([self.unsaved is not None])) or ())
+
+    def _save_last(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
+        """Waits until the newest state is written. Raises OSError if it cannot be."""
+        self._write_trajectories()
+        if state.step > (self.checkpoints.newest or 0) or self._a_write_failed():
+            self.save(state, collector, recovery)
+        if self.unsaved is not None:
+            raise self.unsaved
+        self.checkpoints.wait()
 
     def _write_trajectories(self) -> None:
         for path, content in list(self.trajectories.items()):
@@ -121,5 +138,9 @@ class Recorder:
             self._note_failure(error, checkpoint=False)
 
     def _note_failure(self, error: OSError, *, checkpoint: bool = True) -> None:
-        self.failed |= checkpoint
-        self.progress.note(f"not written yet, the next step tries again: {error}")
+        reason = error.strerror or str(error)
+        if reason.partition(":")[0] != self.noted:  # sizes differ from step to step
+            self.noted = reason.partition(":")[0]
+            self.progress.note(f"not written yet, the next step tries again: {reason}")
+        if checkpoint:
+            self.unsaved = OSError(reason)

@@ -13,6 +13,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import lora, sharding, weights
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.export_settings import is_export, read_export_config
 from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, located, read_run_config
 from memsearcher_jax.training import checkpoint
 
@@ -32,6 +33,8 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
             raise FileNotFoundError(
                 f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json)"
             )
+        if model.adapter and is_export(folder) and read_export_config(folder).model.adapter == model.adapter:
+            raise ValueError(f'{folder} contains the adapters {model.adapter} already: set model.adapter to ""')
         weights.check_same_model(folder, model, weights.read_config(folder))
         weights.check_files(folder)
         return

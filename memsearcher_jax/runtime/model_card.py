@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.config import settings
+from memsearcher_jax.agent.base import ReadingAgent
+from memsearcher_jax.config import RunConfig, agent_of, settings
 from memsearcher_jax.logs.run_facts import read_facts, read_results
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
@@ -16,9 +17,10 @@ from memsearcher_jax.runtime.inputs import read_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 MODEL_CARD = "README.md"
-USE = """```bash
-pip install memsearcher_jax
-memsearcher ask --checkpoint {name} --retrieval.index DIR "Who directed the film ...?"
+USE = """In a checkout of memsearcher_jax, after `pip install -e .`:
+
+```bash
+python launch/ask.py --checkpoint {checkpoint}{flags} "Who directed the film ...?"
 ```
 """
 
@@ -37,24 +39,43 @@ def write_model_card(
     from huggingface_hub import ModelCardData
 
     config = read_run_config(run) if is_run(run) else None
-    base = config.model.path if config and hub.is_repository(config.model.path) else ""
+    method = "sft" if config and config.sft.trajectories else "grpo"
+    base = config.model.path if config else ""
+    public_base = base if hub.is_repository(base) else ""
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         license=license or None,
-        base_model=base.partition("@")[0] or None,
+        base_model=public_base.partition("@")[0] or None,
         datasets=[entry for entry in config.data.train_entries if not Path(entry).suffix] or None if config else None,
-        tags=["memsearcher_jax", *((config.agent.workflow, config.rl.method) if config else ())],
+        tags=["memsearcher_jax", *((config.agent.workflow, method) if config else ())],
     )
     lines = [f"---\n{data.to_yaml()}\n---\n", f"# {name or directory.name}\n"]
     if config:
-        origin = f" from [{base}](https://huggingface.co/{base.partition('@')[0]})" if base else ""
-        lines.append(f"A {config.agent.workflow} agent, trained by {config.rl.method} with memsearcher_jax{origin}.\n")
-    lines += [*_evaluation(evaluation), *_training(directory, run), "## Use\n", USE.format(name=name or directory)]
+        link = f"[{base}](https://huggingface.co/{base.partition('@')[0]})" if public_base else f"`{Path(base).name}`"
+        origin = f" from {link}" if base else ""
+        lines.append(f"A {config.agent.workflow} agent, trained by {method} with memsearcher_jax{origin}.\n")
+    lines += [
+        *_evaluation(evaluation),
+        *_training(directory, run),
+        "## Use\n",
+        _use(config, name or str(directory), base, adapter),
+    ]
     if config:
         values = json.dumps({key: _public(value) for key, value in settings(config).items()}, indent=2)
         lines.append(f"<details><summary>Settings</summary>\n\n```json\n{values}\n```\n\n</details>\n")
     (directory / MODEL_CARD).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _use(config: RunConfig | None, name: str, base: str, adapter: bool) -> str:
+    """How to ask the agent, with the flags that say where its passages or texts are."""
+    checkpoint = f"{base.partition('@')[0]} --model.adapter {name}" if adapter else name
+    flags = ""
+    if config and isinstance(agent_of(config), ReadingAgent):
+        flags = " --files DOCUMENTS"
+    elif config and agent_of(config).searches and not config.data.is_synthetic:
+        flags = " --retrieval.index DIR"
+    return USE.format(checkpoint=checkpoint, flags=flags)
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:

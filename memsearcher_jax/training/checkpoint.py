@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -108,6 +110,22 @@ class Checkpoints(contextlib.AbstractContextManager):
         self.wait()
         with _open_reader(str(self._manager.directory)) as manager:
             return _restore_state(manager, step, model_config, target)[0]
+
+    def check_space(self, state: TrainState) -> None:
+        """Raises OSError in one line if the disk of a local directory is too full for a checkpoint.
+
+        Orbax would write until the disk is full, and report it by dozens of tracebacks of its threads.
+        """
+        folder = Path(self._manager.directory)
+        if "://" in str(self._manager.directory) or not folder.exists():
+            return
+        needed, free = sum(x.nbytes for x in jax.tree.leaves(state)), shutil.disk_usage(folder).free
+        if needed > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left for a checkpoint in {folder}: it needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are "
+                "free",
+            )
 
     def wait(self) -> None:
         """Waits until everything is written. Raises OSError in one line if that fails."""
