@@ -9,7 +9,21 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memsearcher_jax.types import Completion, FinishReason, Outcome, Prompt, Query, Search, SearchResult, Workflow
+from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.registry import make_agent
+from memsearcher_jax.types import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Passage,
+    Problem,
+    Prompt,
+    Query,
+    Search,
+    SearchResult,
+    Workflow,
+)
 
 END_OF_SCRIPT = "end of script"
 ENDINGS = {
@@ -22,6 +36,10 @@ ENDINGS = {
 
 class WordCounter:
     """A token is a word with the white space in front of it."""
+
+    extra_markup_tokens = 0
+
+    extra_markup_tokens = 0
 
     def count(self, text: str) -> int:
         return len(re.findall(r"\s*\S+|\s+$", text))
@@ -104,6 +122,27 @@ def run_script(
     except StopIteration as end:
         run.outcome = end.value
         return run
+
+
+def passages(query: Query) -> SearchResult:
+    """Pages about the query, as many as it asks for."""
+    return SearchResult(tuple(Passage(str(n), f'"Page {n}"\nabout {query.text}\nmore') for n in range(query.top_n)))
+
+
+def play(
+    name: str,
+    script: Sequence[tuple[str, str] | str | None],
+    search: Callable[[Query], SearchResult] = passages,
+    question: str = "who?",
+    **settings,
+) -> ScriptedRun:
+    """Runs the agent of the workflow `name` on `script`, with its own templates and default settings but `settings`."""
+    workflow = agent_of(name, **settings).start(Problem("1", question, ()), WordCounter())
+    return run_script(workflow, script, search)
+
+
+def agent_of(name: str, **settings) -> Agent:
+    return make_agent(AgentConfig(**{"workflow": name, "prompts": name} | settings))
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import prompts, protocol
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
-from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.configs.qwen import qwen7b
 from memsearcher_jax.types import Completion, Passage, Prompt, Query, SearchResult, StopReason
@@ -222,9 +220,3 @@ def test_a_memory_fills_its_budget_under_the_settings_of_7b(budget, token_counte
     assert outcome.stop is StopReason.ANSWERED
     assert token_counter.count(seen[1]) == outcome.counts["memory_tokens"] == budget
     assert outcome.counts["memory_cuts"] == 1
-
-
-def test_a_rewrite_needs_a_limit_above_the_budget():
-    spec = WORKFLOWS["memsearcher"]
-    with pytest.raises(ValueError, match=r"agent.rewrite_tokens 32 is not above agent.memory_tokens 32"):
-        spec.check_context(AgentConfig(memory_tokens=32, rewrite_tokens=32), MemalphaConfig(), 10_000)

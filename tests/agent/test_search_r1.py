@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
-from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.agent.reward import trajectory_reward
-from memsearcher_jax.agent.search_r1 import parse_answer
-from memsearcher_jax.types import Passage, SearchResult, StopReason
+from memsearcher_jax.agent.search_r1 import SearchR1, parse_answer
+from memsearcher_jax.types import Passage, Problem, SearchResult, StopReason
 
 SEARCH = "<think> look </think>\n<search> q </search>"
 ANSWER = "<think> known </think>\n<answer> x </answer>"
@@ -39,10 +38,7 @@ def failing(query):
 def run(scripted, token_counter):
     def run(script, search=passages, question="who?", **settings):
         config = AgentConfig(workflow="search_r1", prompts="search_r1", default_top_n=2, **settings)
-        spec = WORKFLOWS["search_r1"]
-        prompts = spec.load_prompts(config)
-        workflow = spec.workflow(question, config=config, prompts=prompts, token_counter=token_counter)
-        return scripted(workflow, script, search)
+        return scripted(SearchR1(config).start(Problem("q", question, ()), token_counter), script, search)
 
     return run
 
@@ -113,7 +109,7 @@ def test_passages_are_untrusted_and_share_the_budget(run):
 @pytest.mark.parametrize("name", ["search_r1", "brief_search_r1", "terse_search_r1"])
 def test_template_tokens_bound_a_turn(name, token_counter):
     config = AgentConfig(workflow="search_r1", prompts=name)
-    chosen = WORKFLOWS["search_r1"].load_prompts(config)
+    chosen = SearchR1(config).prompts
     spans = (*chosen.initial_prompt("").segments, *chosen.information(""))
     bound = chosen.template_tokens(1, token_counter)
     assert sum(token_counter.count(span.text) for span in spans if span.trusted) <= bound
@@ -123,9 +119,7 @@ def test_template_tokens_bound_a_turn(name, token_counter):
 @given(st.lists(st.text("<>/ searchanwx\n", max_size=30), max_size=5))
 def test_no_text_of_the_policy_raises(scripted, token_counter, replies):
     config = AgentConfig(workflow="search_r1", prompts="brief_search_r1")
-    spec = WORKFLOWS["search_r1"]
-    workflow = spec.workflow("q", config=config, prompts=spec.load_prompts(config), token_counter=token_counter)
-    run = scripted(workflow, replies, passages)
+    run = scripted(SearchR1(config).start(Problem("q", "q", ()), token_counter), replies, passages)
     assert run.outcome or len(run.prompts) > len(replies), "it ends, or asks for another reply"
 
 

@@ -3,12 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.agent.reward import token_f1
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.metrics import answer_metrics
-from memsearcher_jax.rl.reward_fn import score_answer
+from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
 
@@ -78,11 +80,12 @@ def test_a_search_outage_teaches_nothing():
     """Two wrong guesses and three lost searches: the guesses gain nothing over searching."""
     lost = [replace(trajectory(2), outcome=Outcome(StopReason.SEARCH_FAILED, error="refused"))] * 3
     guesses = replace(trajectory(1), transcript="<|im_start|>assistant\n<think>t</think>\\boxed{b}<|im_end|>")
-    scored = [score_answer(one) for one in (guesses, guesses, *lost)]
+    agent = MemSearcher(AgentConfig())
+    scored = agent.rewards((guesses, guesses, *lost), None, Completers(), print)
     assert [one.reward for one in scored[:2]] == [0.1, 0.1]
     result = multi_context_advantages(scored, [0] * 5, RLConfig())
     assert [example.advantage for example in result] == [0.0, 0.0]
-    metrics = answer_metrics([summarize_trajectory(one) for one in scored])
+    metrics = trajectory_metrics(list(map(summarize_trajectory, scored)), agent)
     assert (metrics["reward"], metrics["unscored"], metrics["stop/search_failed"]) == pytest.approx((0.1, 0.6, 0.6))
 
 

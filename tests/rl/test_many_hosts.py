@@ -75,5 +75,5 @@ def test_exchange_of_a_single_host_is_the_identity_or_its_end():
     assert exchange(hosts, batch) is batch
     with hosts.guarded():
         raise TimeoutError("no answer")
-    with pytest.raises(RunEnded, match="^TimeoutError: no answer$"):
+    with pytest.raises(RunEnded, match=r"^TimeoutError: no answer$"):
         exchange(hosts, None)

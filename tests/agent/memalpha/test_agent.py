@@ -4,20 +4,18 @@ import json
 import math
 from dataclasses import replace
 
-import jax
 import pytest
 
+from memsearcher_jax.agent.base import Completers
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.memalpha import prompts
+from memsearcher_jax.agent.memalpha import agent as memalpha_agent
+from memsearcher_jax.agent.memalpha.agent import Memalpha
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
-from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.logs.trajectories import summarize_trajectory
-from memsearcher_jax.rl import stream_reward
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.metrics import stream_metrics
-from memsearcher_jax.rl.stream_reward import StreamRewardFn
+from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -33,9 +31,7 @@ from tests.support import byte_tokenizer
 
 AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=2_000)
 CONFIG = MemalphaConfig()
-PROMPTS = prompts.load(AGENT)
 TOKEN_COUNTER = byte_tokenizer()
-KEY = jax.random.key(0)
 STREAM = Stream(
     "generated",
     ("Ann works for Belkan Mills. It rained all day long, and all night.", "Bob lives in Kelford, a town by the sea."),
@@ -54,10 +50,11 @@ def insert(content, store="semantic_memory"):
 def trajectory(*replies, stream=STREAM, config=CONFIG):
     """The trajectory of the workflow when the policy gives these replies."""
     waiting = iter(replies)
-    workflow = memalpha(stream, agent=AGENT, config=config, prompts=PROMPTS, token_counter=TOKEN_COUNTER)
+    problem = Problem.of_stream("s", stream)
+    workflow = Memalpha(AGENT, memalpha=config).start(problem, TOKEN_COUNTER)
     outcome = run_workflow(workflow, lambda request: next(waiting), search=None)
     context = Context((1, 2), (0.0, -0.5), (False, True))
-    return Trajectory(Problem.of_stream("s", stream), 0, outcome, (context,) * len(outcome.turns), "")
+    return Trajectory(problem, 0, outcome, (context,) * len(outcome.turns), "")
 
 
 def completions(*replies):
@@ -70,7 +67,7 @@ class ReadingAnswerer:
     def __init__(self, *failing):
         self.failing, self.prompts = failing, []
 
-    def complete(self, prompts, key):
+    def __call__(self, prompts, draws):
         self.prompts += prompts
         texts = [prompt["memory"] + prompt["question"] for prompt in prompts]
         return [
@@ -85,7 +82,7 @@ class Judge:
     def __init__(self, **replies):
         self.replies, self.prompts = replies, []
 
-    def complete(self, prompts, key):
+    def __call__(self, prompts, draws):
         self.prompts += prompts
         valid = Completion('```json\n{"VALID": true}\n```')
         return [
@@ -94,8 +91,13 @@ class Judge:
 
 
 def score(*trajectories, answerer=None, judge=None, config=CONFIG, evaluation=False):
-    reward_fn = StreamRewardFn(config, PROMPTS, TOKEN_COUNTER, answerer or ReadingAnswerer(), judge, evaluation)
-    return reward_fn(trajectories, KEY, lambda line: None)
+    completers = Completers(answerer or ReadingAnswerer(), judge)
+    agent = Memalpha(AGENT, memalpha=config)
+    return agent.rewards(trajectories, TOKEN_COUNTER, completers, lambda line: None, evaluation=evaluation)
+
+
+def metrics_of(batch):
+    return trajectory_metrics(list(map(summarize_trajectory, batch)), Memalpha(AGENT))
 
 
 def test_rewards_of_a_stream_by_hand():
@@ -144,7 +146,7 @@ def test_a_trajectory_without_answers_has_no_reward_and_is_not_trained():
     assert batch[0].trajectory.outcome.counts["answers_failed"] == 2
     for baseline in ("pooled", "position", "trajectory"):
         assert len(multi_context_advantages(batch, [0, 0], RLConfig(advantage_scope=baseline))) == 2
-    summary = stream_metrics([summarize_trajectory(scored) for scored in batch])
+    summary = metrics_of(batch)
     assert (summary["unscored"], summary["accuracy"], summary["answers_failed"]) == (
         0.5,
         batch[1].scores["accuracy"],
@@ -162,15 +164,11 @@ def test_an_unavailable_answerer_ends_the_run():
 
 def test_a_failure_at_the_end_of_many_prompts_does_not_end_the_run(monkeypatch):
     """The last chunk holds one prompt, and that fails."""
-    monkeypatch.setattr(stream_reward, "CHUNK", 3)
-    prompts = iter([*map(str, range(18)), "bad"])
-    completed = stream_reward._complete(FailingCompleter(), prompts, KEY, lambda line: None, "answers")
-    assert [bool(one.error) for one in completed] == [False] * 18 + [True]
-
-
-class FailingCompleter:
-    def complete(self, prompts, key):
-        return [Completion(error="down") if prompt == "bad" else Completion(prompt) for prompt in prompts]
+    monkeypatch.setattr(memalpha_agent, "CHUNK", 3)
+    last = replace(STREAM, questions=(*STREAM.questions, StreamQuestion("Why?", "no reason")))
+    read = [trajectory(*completions("Done", "Done"))] * 8 + [trajectory(*completions("Done", "Done"), stream=last)]
+    batch = score(*read, answerer=ReadingAnswerer("Why?"))
+    assert [one.trajectory.outcome.counts["answers_failed"] for one in batch] == [0] * 8 + [1]
 
 
 def test_a_failed_verdict_is_counted_and_excluded_from_means():
@@ -218,7 +216,7 @@ def test_a_partly_read_stream_has_no_reward():
     assert [math.isnan(scored.reward) for scored in batch] == [True, False, True]
     assert batch[0].reason == "the stream was not read to its end: context_full"
     assert [len(scored.context_rewards) for scored in batch] == [1, 2, 0]
-    summary = stream_metrics([summarize_trajectory(scored) for scored in batch])
+    summary = metrics_of(batch)
     assert summary["stop/fault"] == pytest.approx(1 / 3) and summary["unscored"] == pytest.approx(2 / 3)
 
 
@@ -231,7 +229,7 @@ def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
 
 
 def test_questions_are_answered_in_chunks(monkeypatch):
-    monkeypatch.setattr(stream_reward, "CHUNK", 3)
+    monkeypatch.setattr(memalpha_agent, "CHUNK", 3)
     answerer = ReadingAnswerer()
     batch = score(*[trajectory(*completions(insert("Kelford"), "Done"))] * 4, answerer=answerer)
     assert [scored.scores["accuracy"] for scored in batch] == [0.5] * 4 and len(answerer.prompts) == 8

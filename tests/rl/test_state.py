@@ -1,0 +1,17 @@
+"""Where a run begins after rollbacks; tests/test_story.py restores whole runs."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.rl import state
+
+
+def test_each_rollback_multiplies_the_learning_rate():
+    config = RunConfig()
+    config = replace(config, training=replace(config.training, learning_rate=2e-6))
+    run, trainer = SimpleNamespace(config=config), SimpleNamespace(with_learning_rate=lambda rate: rate)
+    assert state.after_rollbacks(run, trainer, 0) is trainer
+    assert state.after_rollbacks(run, trainer, 2) == pytest.approx(0.09 * 2e-6)
