@@ -30,46 +30,28 @@ from memsearcher_jax.report.statistics import (
 )
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
-SCORES = {
-    "exact_match": "EM",
-    "f1": "F1",
-    "cover_exact_match": "cover-EM",
-    "precision": "precision",
-    "recall": "recall",
-    "accuracy": "accuracy",
-}
-"""The scores of an answer or, last, of a stream, with their labels."""
-EFFORT = {
-    "turns": "turns",
-    "searches": "searches",
-    "tokens_per_turn": "tokens per turn",
-    "mean_peak_context_tokens": "mean peak context",
-    "peak_context_tokens": "largest context",
-    "memory_tokens": "memory tokens",
-}
-"""The cost of an answer or of reading a stream, with labels."""
-MEMORY = {
-    "stream_tokens": "stream tokens",
-    "memory_tokens/core": "core memory",
-    "memory_tokens/semantic": "semantic memory",
-    "memory_tokens/episodic": "episodic memory",
-    "compression": "compression",
-}
+SCORES = ("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy")
+"""The scores of an answer and, last, of a stream."""
+CONTEXT = ("tokens_per_turn", "mean_peak_context_tokens", "peak_context_tokens")
+EFFORT = ("turns", "searches", *CONTEXT, "memory_tokens")
+"""The cost of an answer or of reading a stream."""
+MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memory_tokens/episodic", "compression")
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
-CALLS = {
-    "calls": "tool calls",
-    "calls_ok_share": "successful calls",
-    "calls_skipped_share": "skipped calls",
-    "calls_failed_share": "failed calls",
+CALLS = ("calls", "calls_ok_share", "calls_skipped_share", "calls_failed_share")
+SHOWN = (*SCORES, "reward", "answered", *EFFORT, *MEMORY, *CALLS)
+LABELS = {
+    **{"exact_match": "EM", "f1": "F1", "cover_exact_match": "cover-EM"},
+    **{"mean_peak_context_tokens": "mean peak context", "peak_context_tokens": "largest context"},
+    **{"calls_ok_share": "successful calls", "calls_skipped_share": "skipped calls"},
+    **{"calls_failed_share": "failed calls", "macro": "average"},
 }
-LABELS = SCORES | {"reward": "reward", "answered": "answered"} | EFFORT | MEMORY | CALLS
-AVERAGES = {
-    "macro": "average",
-    "in_distribution": "in distribution",
-    "out_of_distribution": "out of distribution",
-    "gap": "gap",
-}
+"""Of names that do not explain themselves."""
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
+
+
+def label(name: str) -> str:
+    """How tables and plots call a number."""
+    return LABELS.get(name, name.replace("memory_tokens/", "tokens of ").replace("_", " "))
 
 
 def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
@@ -89,7 +71,7 @@ def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
 
 
 def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Means over the trajectories that have a number (tokens per turn: over turns), the names of `LABELS` first.
+    """Means over the trajectories that have a number (tokens per turn: over turns), the names of `SHOWN` first.
 
     A count that only some trajectories have is 0 for the others.
     """
@@ -105,7 +87,7 @@ def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     means["tokens_per_turn"] = mean(lengths) if lengths else 0.0
     means["mean_peak_context_tokens"] = means.pop("peak_context_tokens", math.nan)
     means["peak_context_tokens"] = float(max(lengths, default=0))
-    return {name: means[name] for name in (*LABELS, *means) if name in means}
+    return {name: means[name] for name in (*SHOWN, *means) if name in means}
 
 
 def summarize_evaluation(
@@ -173,26 +155,26 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
     if len(evaluation["benchmarks"]) == 1:
         averages.pop("macro")
     names = [name for name in SCORES if any(name in one["scores"] for one in results.values())]
-    table = make_table("", "questions", *(SCORES[name] for name in names))
-    for label, result in results.items():
-        table.add_row(safe_text(label), f"{result['questions']:,}", *_score_cells(result["scores"], names))
+    table = make_table("", "questions", *map(label, names))
+    for group, result in results.items():
+        table.add_row(safe_text(group), f"{result['questions']:,}", *_score_cells(result["scores"], names))
     if averages:
         table.add_row()
-    for label, scores in averages.items():
-        table.add_row(AVERAGES[label], "", *_score_cells(scores, names))
+    for name, scores in averages.items():
+        table.add_row(label(name), "", *_score_cells(scores, names))
     console.print(table)
     console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions\n", style="dim"))
-    for labels in (EFFORT, MEMORY, CALLS):
-        known = {name: label for name, label in labels.items() if any(name in one for one in results.values())}
+    for columns in (EFFORT, MEMORY, CALLS):
+        known = [name for name in columns if any(name in one for one in results.values())]
         if known:
-            table = make_table("", *(label.replace(" ", "\n", 1) for label in known.values()))
-            for label, result in results.items():
+            table = make_table("", *(label(name).replace(" ", "\n", 1) for name in known))
+            for group, result in results.items():
                 values = {name: math.nan if result.get(name) is None else result[name] for name in known}
-                table.add_row(safe_text(label), *(format_metric(name, value, 3) for name, value in values.items()))
+                table.add_row(safe_text(group), *(format_metric(name, value, 3) for name, value in values.items()))
             console.print(table)
             console.print()
-    for label, result in results.items():
-        console.print(safe_text(f"{label}: {', '.join(_remarks(result))}"))
+    for group, result in results.items():
+        console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
 
 
 def nan_to_none(value: Any) -> Any:

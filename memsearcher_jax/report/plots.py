@@ -182,7 +182,7 @@ def style_axes(axes: Axes, x_label: str, y_min: float | None) -> None:
     low, high = axes.dataLim.intervaly
     if y_min is not None and y_min <= low <= high:
         # The margin at the top is one of the whole axis: a flat line far above y_min would otherwise reach its title.
-        axes.set_ylim(y_min, y_min + 1.12 * (high - y_min) if high > y_min else y_min + 1)
+        axes.set_ylim(y_min, y_min + 1.12 * ((high - y_min) or 1))
 
 
 def series(steps: Sequence[Metrics], name: str) -> tuple[np.ndarray, np.ndarray, int]:

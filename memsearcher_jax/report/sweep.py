@@ -13,7 +13,7 @@ from rich.console import Console
 
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import format_metric, make_table, percent, safe_text
-from memsearcher_jax.report.evaluation import LABELS
+from memsearcher_jax.report.evaluation import label
 from memsearcher_jax.report.plots import COLORS, FAINT, INK, style_axes
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, Interval, mean
 
@@ -53,7 +53,7 @@ class SweepPoint:
 def show_sweep(setting: str, points: Sequence[SweepPoint], console: Console) -> None:
     """Print a table with a row per value of the setting."""
     scores = [name for name in SCORES if any(name in point.scores for point in points)]
-    labels = (LABELS[name].replace(" ", "\n", 1) for name in (*scores, *points[0].effort))
+    labels = (label(name).replace(" ", "\n", 1) for name in (*scores, *points[0].effort))
     table = make_table(setting.replace(".", ".\n"), "n", *labels)
     for point in points:
         means = [percent(point.scores[name].mean) if name in point.scores else "?" for name in scores]
@@ -78,15 +78,15 @@ def plot_sweep(path: Path, setting: str, points: Sequence[SweepPoint]) -> None:
                 x, interval = point.effort[tokens], point.scores[score]
                 axes.plot([x, x], [interval.low, interval.high], color=FAINT, linewidth=1.2)
                 axes.plot(x, interval.mean, "o", color=COLORS[0], markersize=5)
-                label = safe_text(point.value).plain
-                axes.annotate(label, (x, interval.mean), (5, 4), textcoords="offset points", parse_math=False)
-        style_axes(axes, LABELS[tokens], 0.0)
-        title = f"{LABELS[score]}, {CONFIDENCE_LEVEL:.0%} interval, by {safe_text(setting).plain}"
+                value = safe_text(point.value).plain
+                axes.annotate(value, (x, interval.mean), (5, 4), textcoords="offset points", parse_math=False)
+        style_axes(axes, label(tokens), 0.0)
+        title = f"{label(score)}, {CONFIDENCE_LEVEL:.0%} interval, by {safe_text(setting).plain}"
         axes.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False)
     if curves:
         for number, point in enumerate(points):
-            label, color = f"{setting} {safe_text(point.value).plain}", COLORS[number % len(COLORS)]
-            grid[-1].plot(range(len(point.curve)), point.curve, color=color, label=label)
+            value, color = f"{setting} {safe_text(point.value).plain}", COLORS[number % len(COLORS)]
+            grid[-1].plot(range(len(point.curve)), point.curve, color=color, label=value)
         style_axes(grid[-1], "step", 0.0)
         grid[-1].set_title("exact match or reward of a step, running mean", loc="left", fontsize=10, color=INK)
         for text in grid[-1].legend(fontsize=8.5, frameon=False).get_texts():

@@ -12,7 +12,7 @@ from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_metric, percent, safe_text
-from memsearcher_jax.report.evaluation import LABELS, summarize
+from memsearcher_jax.report.evaluation import SHOWN, label, summarize
 from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, correct_counts
 from memsearcher_jax.report.statistics import mean, wilson_interval
@@ -69,11 +69,11 @@ def table(
         for first, *others in rows
     )
     footer = f'<p class="note">{escape_html(note)}</p>' if note else ""
-    label = escape_html(caption)
+    title = escape_html(caption)
     # A wide table scrolls in its own frame; tabindex makes it reachable by keyboard.
     element = (
-        f'<div class="table" tabindex="0" role="region" aria-label="{label}"><table>'
-        f"<caption>{label}</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{footer}</div>"
+        f'<div class="table" tabindex="0" role="region" aria-label="{title}"><table>'
+        f"<caption>{title}</caption><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>{footer}</div>"
     )
     return element if len(rows) <= max_rows else fold(caption, element)
 
@@ -87,9 +87,9 @@ def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
     others = summarize(other.summaries) if other else {}
     cells = []
     for name, value in summarize(group.summaries).items():
-        if label := LABELS.get(name):
+        if name in SHOWN:
             below = f"<small>{format_metric(name, others[name])} in the other</small>" if name in others else ""
-            cells.append(f"<div><dt>{escape_html(label)}</dt><dd>{format_metric(name, value)}{below}</dd></div>")
+            cells.append(f"<div><dt>{escape_html(label(name))}</dt><dd>{format_metric(name, value)}{below}</dd></div>")
     note = f"Means over {len(group.summaries):,} trajectories: {group.label}{f'; {other.label}' if other else ''}."
     return f'<dl class="tiles">{"".join(cells)}</dl><p class="note">{escape_html(note)}</p>'
 
@@ -181,7 +181,7 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
     datasets = sorted({summary.dataset for summary in summaries})
     if len(datasets) < 2:
         return ""
-    columns, rows = [name for name in summarize(summaries) if name in LABELS], []
+    columns, rows = [name for name in summarize(summaries) if name in SHOWN], []
     for group in groups:
         for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
@@ -191,7 +191,7 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
                     title += f" <small>{escape_html(group.label)}</small>"
                 cells = [format_metric(column, metrics.get(column, math.nan)) for column in columns]
                 rows.append([title, f"{len(chosen):,}", *cells])
-    return table("Results by dataset", ("dataset", "questions", *(LABELS[name] for name in columns)), rows)
+    return table("Results by dataset", ("dataset", "questions", *map(label, columns)), rows)
 
 
 def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
@@ -225,8 +225,8 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
 
     rows = []
     for name in sorted(first | second, key=equal):
-        label = escape_html(name) if equal(name) else f"<mark>{escape_html(name)}</mark>"
-        rows.append((label, *(escape_html(one.get(name, "–")) for one in (first, second))))
+        heading = escape_html(name) if equal(name) else f"<mark>{escape_html(name)}</mark>"
+        rows.append((heading, *(escape_html(one.get(name, "–")) for one in (first, second))))
     return table("Settings, differences first", ("setting", "this run", "the other"), rows, max_rows=len(rows))
 
 
