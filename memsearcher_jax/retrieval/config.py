@@ -38,7 +38,7 @@ class RetrievalConfig:
     """Dimensions of a hashed vector; halving them costs recall, see retrieval/hashing_encoder.py."""
     encoder_prompts: Literal["auto", "e5", "none"] = "auto"
     """Prefixes of queries and passages: `query: ` and `passage: ` (e5), none, or those in the encoder's folder (auto),
-    which are E5's if the folder defines none and its name contains e5."""
+    which are E5's if the folder defines none and has the name of a published E5, such as e5-base-v2."""
     encoder_dtype: Literal["float32", "bfloat16"] = "float32"
     """Computation type of an encoder from a folder; its vectors are float32 in any case."""
     encoder_device: Literal["default", "cpu"] = "default"

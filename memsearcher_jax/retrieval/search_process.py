@@ -1,11 +1,9 @@
 """Search in a process of its own: a search that hangs in a library or on a disk ends only with its process.
 
-The child opens the index and searches one batch at a time. It answers after every 64 queries, which is its heartbeat:
-when no answer comes in time, or the child dies, the search fails, and another child opens the index. The text encoder
-stays in the parent, which has the accelerators, and the child gets vectors. A child ends when its parent does. Messages
-are lines of JSON.
-
-python -m memsearcher_jax.retrieval.search_process    # the child; requests come on stdin
+The child opens the index and searches 64 queries at a time. Its answers are its heartbeat: when one does not come in
+time, or the child dies, the search fails, and another child opens the index. The text encoder stays in the parent,
+which has the accelerators, and the child gets vectors. A child ends when its parent does. Messages are lines of JSON
+over a socket, whose number is the child's argument.
 """
 
 from __future__ import annotations
@@ -15,11 +13,12 @@ import json
 import logging
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.types import Passage
 
 COMMAND = (sys.executable, "-m", "memsearcher_jax.retrieval.search_process")
-QUERIES_PER_ANSWER = 64
+QUERIES_PER_MESSAGE = 64
 REOPEN_TIMEOUT = 600.0  # seconds in which a child that replaces another must have opened the index
 ERRORS = {"OSError": OSError, "ValueError": ValueError}  # whose messages are for users
 
@@ -85,10 +84,7 @@ class SearchProcess:
           TimeoutError: the child did not answer in time, or died.
           SearchRestarting: the child is being replaced, or is busy with another search.
         """
-        message: dict[str, Any] = {"queries": queries, "top_n": top_n}
-        if self._model:
-            vectors_QD = self._model.queries(queries)
-            message |= {"vectors": base64.b64encode(vectors_QD.tobytes()).decode(), "size": vectors_QD.shape[1]}
+        vectors_QD = self._model.queries(queries) if self._model else None
         if not self._lock.acquire(timeout=self._timeout):
             raise SearchRestarting(f"the search process has been busy for {self._timeout:g} s")
         try:
@@ -96,11 +92,18 @@ class SearchProcess:
                 self._replace().join(self._timeout)
                 if not self.is_healthy:
                     raise SearchRestarting("the search process is being restarted")
-            answers = self._child.call(message, -(-len(queries) // QUERIES_PER_ANSWER), self._timeout)
-            return [[Passage(*passage) for passage in ranking] for answer in answers for ranking in answer["results"]]
+            found: list[list[Passage]] = []
+            for start in range(0, len(queries), QUERIES_PER_MESSAGE):
+                part = slice(start, start + QUERIES_PER_MESSAGE)
+                message: dict[str, Any] = {"queries": queries[part], "top_n": top_n}
+                if vectors_QD is not None:
+                    sent = base64.b64encode(vectors_QD[part].tobytes()).decode()
+                    message |= {"vectors": sent, "size": vectors_QD.shape[1]}
+                rankings = self._child.call(message, self._timeout)
+                found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
+            return found
         except TimeoutError:
-            self._child.process.kill()
-            self._child.process.wait()
+            _kill([self._child.process])
             self._replace()
             raise
         finally:
@@ -109,8 +112,7 @@ class SearchProcess:
     def _open(self, timeout: float | None) -> None:
         child = _Child(self._command)
         self._processes[:] = [child.process]
-        (answer,) = child.call(self._request, 1, timeout)
-        self.info: dict[str, Any] = answer["info"]
+        self.info: dict[str, Any] = child.call(self._request, timeout)
         self._child = child
 
     def _replace(self) -> threading.Thread:
@@ -131,46 +133,33 @@ class SearchProcess:
 
 
 class _Child:
-    """A process and the lines that it writes."""
+    """A process, and the socket to it."""
 
     def __init__(self, command: Sequence[str]):
-        # Ctrl-C of a terminal reaches all processes of a session, and the parent decides when this one ends.
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
-        self._lines = queue.SimpleQueue[bytes]()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            # Ctrl-C of a terminal reaches all processes of its session, and the parent decides when this one ends.
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno())], pass_fds=(theirs.fileno(),), stdout=2, start_new_session=True
+            )
+        self._lines = self._socket.makefile("rb")
 
-    def call(self, message: dict[str, Any], answers: int, timeout: float | None) -> list[dict[str, Any]]:
-        """Send a request, and return its answers. Raises TimeoutError, or the error that the child reports."""
-        # A child that hangs does not read, and then a write blocks.
-        line = json.dumps(message).encode() + b"\n"
-        threading.Thread(target=self._write, args=(line,), daemon=True).start()
-        received = []
-        for _ in range(answers):
-            try:
-                line = self._lines.get(timeout=timeout)
-            except queue.Empty:
-                raise TimeoutError(f"the search has no answer within {timeout:g} s") from None
-            if not line.endswith(b"\n"):
-                raise TimeoutError(f"the search process ended with status {self.process.wait()}")
-            received.append(answer := json.loads(line))
-            if "error" in answer:
-                raise ERRORS.get(answer["error"], RuntimeError)(answer["message"])
-        return received
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(b"")
-
-    def _write(self, line: bytes) -> None:
-        assert self.process.stdin
+    def call(self, message: dict[str, Any], timeout: float | None) -> Any:
+        """Send a request, and return its result. Raises TimeoutError, or the error that the child reports."""
+        self._socket.settimeout(timeout)
         try:
-            self.process.stdin.write(line)
-            self.process.stdin.flush()
-        except OSError:  # the child died, which `call` notices
-            pass
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            line = self._lines.readline()
+        except TimeoutError:
+            raise TimeoutError(f"the search has no answer within {timeout:g} s") from None
+        except ConnectionError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise TimeoutError(f"the search process ended with status {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ERRORS.get(answer["error"], RuntimeError)(answer["message"])
+        return answer["result"]
 
 
 def _kill(processes: list[subprocess.Popen]) -> None:
@@ -181,64 +170,46 @@ def _kill(processes: list[subprocess.Popen]) -> None:
 
 def main() -> None:
     """The child."""
-    stdout = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries that print must not disturb the messages
     # bm25s imports JAX if it is installed, which takes seconds and claims accelerators, and searches with it.
     sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]
-    requests = queue.SimpleQueue[bytes]()
-    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
-
-    def answer(value: dict[str, Any]) -> None:
-        stdout.write(json.dumps(value).encode() + b"\n")
-        stdout.flush()
-
-    vectors = [np.zeros((0, 0), np.float32)]  # of the queries that are being searched
-    try:
-        source = _open_source(json.loads(requests.get()), vectors)
-        answer({"info": source.info})
-    except Exception as error:
-        answer(_report(error))
-        return
-    while True:
-        try:
-            for found in _search(source, json.loads(requests.get()), vectors):
-                answer({"results": found})
-        except Exception as error:
-            answer(_report(error))
-
-
-def _report(error: Exception) -> dict[str, str]:
-    kind = next((name for name, known in ERRORS.items() if isinstance(error, known)), "")
-    if not kind:
-        log.error("the search failed", exc_info=error)
-    return {"error": kind, "message": str(error) if kind else f"{type(error).__name__}: {error}"}
-
-
-def _receive(requests: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    os._exit(0)  # the parent ended, and the search may hang
-
-
-def _open_source(request: dict[str, Any], vectors: list[np.ndarray]) -> Any:
     from memsearcher_jax.retrieval.search import open_source  # that imports this module
 
-    def sent(texts: list[str]) -> np.ndarray:
-        return vectors[0]
+    parent = socket.socket(fileno=int(sys.argv[1]))
+    requests = queue.SimpleQueue[bytes]()
+    threading.Thread(target=_receive, args=(parent, requests), daemon=True).start()
+    vectors_QD = np.zeros((0, 0), np.float32)  # of the queries that are being searched
 
-    model = TextEncoder(request["encoder"], sent, sent) if request["encoder"] else None
-    return open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), (), model)
+    def sent_vectors(texts: list[str]) -> np.ndarray:
+        return vectors_QD
+
+    source = None
+    while True:
+        request = json.loads(requests.get())
+        try:
+            if source is None:
+                name = request["encoder"]
+                model = TextEncoder(name, sent_vectors, sent_vectors) if name else None
+                source = open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), (), model)
+                result: Any = source.info
+            else:
+                if "vectors" in request:
+                    sent = np.frombuffer(base64.b64decode(request["vectors"]), np.float32)
+                    vectors_QD = sent.reshape(-1, request["size"])
+                found = source.search(request["queries"], request["top_n"])
+                result = [[(passage.id, passage.contents, passage.score) for passage in ranking] for ranking in found]
+            answer = {"result": result}
+        except Exception as error:
+            kind = next((name for name, known in ERRORS.items() if isinstance(error, known)), "")
+            if not kind:
+                log.exception("the search failed")
+            answer = {"error": kind, "message": str(error) if kind else f"{type(error).__name__}: {error}"}
+        parent.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _search(source: Any, request: dict[str, Any], vectors: list[np.ndarray]) -> Iterator[list]:
-    queries = request["queries"]
-    for start in range(0, len(queries), QUERIES_PER_ANSWER):
-        part = slice(start, start + QUERIES_PER_ANSWER)
-        if "vectors" in request:
-            all_QD = np.frombuffer(base64.b64decode(request["vectors"]), np.float32).reshape(-1, request["size"])
-            vectors[0] = all_QD[part]
-        found = source.search(queries[part], request["top_n"])
-        yield [[(passage.id, passage.contents, passage.score) for passage in ranking] for ranking in found]
+def _receive(parent: socket.socket, requests: queue.SimpleQueue[bytes]) -> None:
+    for line in parent.makefile("rb"):
+        requests.put(line)
+    os._exit(0)  # the parent ended, and the search may hang
 
 
 if __name__ == "__main__":

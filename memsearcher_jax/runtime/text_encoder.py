@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +29,8 @@ from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 
 E5_PROMPTS = ("query: ", "passage: ")
+E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
+"""The models of intfloat on the Hub that were trained with these prompts; those that follow instructions were not."""
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
@@ -136,18 +140,23 @@ def load_embedder(config: RetrievalConfig) -> TextEmbedder:
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:
-    """Return the config with the prompts that `retrieval.encoder_prompts` selects.
+    """Return the config with the prompts that `retrieval.encoder_prompts` selects, and say on stderr which these are.
 
-    E5's folders do not define their prompts, and its vectors are worse without: "auto" decides by the folder's name.
+    E5's folders do not define their prompts, and its vectors are worse without: "auto" knows the published by name.
     """
-    defined = config.query_prompt or config.passage_prompt
     folder = folder.resolve()
     # In the Hub's cache: models--OWNER--NAME/snapshots/COMMIT.
-    name = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
-    if choice == "auto" and (defined or "e5" not in name.lower()):
-        return config
-    query, passage = ("", "") if choice == "none" else E5_PROMPTS
-    return replace(config, query_prompt=query, passage_prompt=passage)
+    name = folder.parents[1].name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
+    reason = f"retrieval.encoder_prompts {choice}"
+    if choice == "auto" and (config.query_prompt or config.passage_prompt):
+        reason = "as its folder defines"
+    elif choice == "none" or (choice == "auto" and not E5_NAME.fullmatch(name)):
+        config = replace(config, query_prompt="", passage_prompt="")
+    else:
+        config = replace(config, query_prompt=E5_PROMPTS[0], passage_prompt=E5_PROMPTS[1])
+    chosen = f"{config.query_prompt!r} and {config.passage_prompt!r}" if config.query_prompt else "none"
+    print(f"encoder {name}: prefixes of queries and passages: {chosen} ({reason})", file=sys.stderr, flush=True)
+    return config
 
 
 def _read_tokenizer(folder: Path, config: EncoderConfig) -> str:

@@ -14,7 +14,7 @@ import pytest
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.search import open_searcher, open_source
-from memsearcher_jax.retrieval.search_process import QUERIES_PER_ANSWER, SearchProcess, SearchRestarting
+from memsearcher_jax.retrieval.search_process import QUERIES_PER_MESSAGE, SearchProcess, SearchRestarting
 
 TOWNS = ["Oslo", "Turin", "Lyon", "Bari"]
 
@@ -34,7 +34,7 @@ def embed(texts):
 @pytest.mark.parametrize("model", [None, TextEncoder("model", embed, embed)])
 def test_results_are_those_of_a_search_in_this_process(config, tmp_path, method, model):
     config = replace(config, method=method, encoder="folder" if model else "hashing")
-    queries = [f"{town} {number} \ud800" for number in range(QUERIES_PER_ANSWER) for town in TOWNS]
+    queries = [f"{town} {number} \ud800" for number in range(QUERIES_PER_MESSAGE) for town in TOWNS]
     searcher = open_searcher(config, tmp_path / "index", (), lambda _: model)
     assert isinstance(searcher.source, SearchProcess)
     expected = open_source(config, tmp_path / "index", (), model)
@@ -55,7 +55,7 @@ def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, mess
     source._timeout = 0.3
     with pytest.raises((TimeoutError, SearchRestarting), match=message):
         os.kill(source._child.process.pid, number)
-        source.search(["Oslo " * 100_000], 1)  # more than a pipe holds
+        source.search(["Oslo " * 100_000], 1)  # more than a socket holds
     assert not source.is_healthy
     source._opening.join(60)
     assert source.is_healthy
@@ -64,14 +64,13 @@ def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, mess
 
 
 FAKE = """
-import json, sys, time
-print(json.dumps({"info": {}}), flush=True)
-sys.stdin.readline()
-for line in sys.stdin:
-    queries = json.loads(line)["queries"]
-    for start in range(0, len(queries), 64):
-        time.sleep(0.3)
-        print(json.dumps({"results": [[["0", query, 1.0]] for query in queries[start : start + 64]]}), flush=True)
+import json, socket, sys, time
+parent = socket.socket(fileno=int(sys.argv[1]))
+for line in parent.makefile():
+    time.sleep(0.3)
+    request = json.loads(line)
+    answer = {"result": [[["0", query, 1.0]] for query in request.get("queries", [])]}
+    parent.sendall(json.dumps(answer).encode() + b"\\n")
 """
 
 

@@ -119,18 +119,37 @@ def test_batches_share_a_few_compiled_shapes(folder, compilations):
     assert 1 <= sum("encode" in name for name in compiled) <= 2 * 4
 
 
-def test_prompts_are_prepended_and_detected(folder, tmp_path):
+def test_prompts_are_prepended(folder, tmp_path):
     plain, e5 = load(folder), load(folder, encoder_prompts="e5")
     np.testing.assert_allclose(e5.passages(["town"]), plain.passages(["passage: town"]), atol=1e-6)
     np.testing.assert_allclose(e5.queries(["town"]), plain.queries(["query: town"]), atol=1e-6)
     assert plain.name != e5.name, "other prompts give other vectors"
     shutil.copytree(folder, tmp_path / "e5-tiny-v2")
-    named = load(tmp_path / "e5-tiny-v2")
-    assert (named.config.query_prompt, named.config.passage_prompt) == ("query: ", "passage: ")
-    assert named.name == e5.name, "the name of the folder is not part of the embedder name"
-    assert load(tmp_path / "e5-tiny-v2", encoder_prompts="none").config.query_prompt == ""
-    (tmp_path / "e5-tiny-v2" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "a: "}}')
-    assert load(tmp_path / "e5-tiny-v2").config.query_prompt == "a: "
+    assert load(tmp_path / "e5-tiny-v2").name == e5.name, "the name of the folder is not part of the embedder name"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_e5"),
+    [
+        ("e5-base-v2", True),
+        ("multilingual-e5-large", True),
+        ("E5-small", True),
+        ("models--intfloat--e5-base-v2/snapshots/0a1b", True),
+        ("multilingual-e5-large-instruct", False),
+        ("minilm-finetune5", False),
+        ("e5", False),
+        ("models--me--not-e5-base-v2/snapshots/0a1b", False),
+    ],
+)
+def test_published_e5_models_get_their_prompts(name, is_e5, tmp_path, capsys):
+    def prompts(choice, config=SHAPE):
+        chosen = text_encoder.with_prompts(config, tmp_path / name, choice)
+        assert capsys.readouterr().err.count("prefixes of queries and passages: ") == 1
+        return chosen.query_prompt, chosen.passage_prompt
+
+    assert prompts("auto") == (("query: ", "passage: ") if is_e5 else ("", ""))
+    assert prompts("none") == ("", "") and prompts("e5") == ("query: ", "passage: ")
+    assert prompts("auto", replace(SHAPE, query_prompt="a: ")) == ("a: ", ""), "those of the folder"
 
 
 def test_the_embedder_name_depends_on_the_weights(folder):
