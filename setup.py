@@ -35,7 +35,7 @@ GCS = ["gcsfs>=2026.9,<2027"]
 DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
 WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55", "mcp>=2.3,<3"]
-GGUF = ["torch>=2.13,<2.14", "gguf>=0.19,<0.20", "accelerate>=1,<2"]  # transformers reads GGUF with all three
+GGUF = ["gguf>=0.19,<0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda12]"],
@@ -52,6 +52,7 @@ EXTRAS = {
         *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
         *(*SERVE, "openai>=3.54,<4"),
         *DOCUMENTS,
+        *GGUF,
         *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],
     "serve": SERVE,
@@ -62,7 +63,7 @@ EXTRAS = {
     "wandb": WANDB,
     "bench": ["faiss-cpu>=1.15.1,<2"],
     "gguf": GGUF,
-    "parity": [*GGUF, "peft>=0.21.2,<0.22"],
+    "parity": ["torch>=2.13,<2.14", "accelerate>=1,<2", "peft>=0.21.2,<0.22"],
 }
 
 # Presets and commands are top-level directories of a checkout and subpackages of a wheel.

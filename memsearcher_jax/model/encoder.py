@@ -23,7 +23,8 @@ from jax import Array
 
 from memsearcher_jax.model.hf_config import (
     SIZES,
-    check_supported,
+    SUPPORTED,
+    check_settings,
     read_json,
     read_settings,
     read_sizes,
@@ -46,15 +47,18 @@ ACTIVATION_FUNCTIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_t
 FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
 """model_type -> 1 where positions start after the padding id (RoBERTa), 0 where they start at 0."""
 
-SUPPORTED = {
-    "position_embedding_type": ("absolute", None),
-    "is_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "quantization_config": (None,),
-}
-"""Settings that change the numbers -> the values that this encoder implements."""
-
 ENCODER_SIZES = SIZES | {"positions": "max_position_embeddings", "types": "type_vocab_size"}
+
+SUPPORTED_ENCODER = SUPPORTED | {"position_embedding_type": ("absolute", None), "is_causal": (False, None)}
+"""Settings that change the numbers -> the values that this encoder implements, by default the first."""
+
+READ_OR_HARMLESS = {
+    *(*ENCODER_SIZES.values(), "model_type", "hidden_act", "layer_norm_eps", "pad_token_id"),
+    *("attention_probs_dropout_prob", "classifier_dropout", "directionality", "dtype", "gradient_checkpointing"),
+    *("hidden_dropout_prob", "output_past", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type", "tie_word_embeddings", "torch_dtype"),
+}
+"""Keys of config.json that are read here, and those of dropout, the pooler and the type of the weights."""
 
 MODULES = {"Transformer", "Pooling", "Normalize"}
 """Supported modules of a sentence-transformers encoder; vectors are normalised in any case."""
@@ -167,7 +171,7 @@ def read_config(directory: str | Path) -> EncoderConfig:
     model_type, activation = settings.model_type, getattr(settings, "hidden_act", None)
     if model_type not in FAMILIES:
         raise ValueError(f"{path}: model_type is {model_type!r}, expected one of {', '.join(FAMILIES)}")
-    check_supported(path, settings, SUPPORTED)
+    check_settings(path, settings, SUPPORTED_ENCODER, READ_OR_HARMLESS)
     if activation not in ACTIVATIONS:
         raise ValueError(f"{path}: hidden_act is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
     sizes = read_sizes(path, settings, ENCODER_SIZES)

@@ -1,8 +1,13 @@
-"""GGUF files to Hugging Face folders. The quantised weights are read by transformers, and written as float32."""
+"""GGUF files to Hugging Face folders: every key and tensor is read, or known to change nothing, or refused by name.
+
+Weights become float32. Names and layouts are those of llama.cpp, which writes the queries and keys of a llama model
+with the two halves of a head interleaved.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +15,164 @@ import numpy as np
 
 from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.hf_config import parse_config
+from memsearcher_jax.model.hf_config import ARCHITECTURES, check_heads, transformers
 
-LIBRARIES = ("torch", "accelerate", "gguf")  # the extra `gguf`
-SCALED_ROPE = "rope_freqs.weight"
+SIZES = {
+    "layers": "block_count",
+    "max_positions": "context_length",
+    "embed_size": "embedding_length",
+    "ffn_size": "feed_forward_length",
+    "heads": "attention.head_count",
+}
+"""Field of `ModelConfig` -> the key that states it, after "llama." or "qwen2."."""
+
+READ = (*SIZES.values(), "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon")
+READ = {*READ, "rope.freq_base"}
+
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (1.0, 0.0),
+    "split.count": (0, 1),
+}
+"""Other keys that may change the numbers -> the values that do not."""
+
+HARMLESS = re.compile(r"(GGUF|general|quantize|tokenizer)\.|split\.(no|tensors\.count)$")
+"""Descriptions of the file and its author; `_read_tokenizer` accounts for the keys of the tokenizer."""
+
+HARMLESS_TOKENIZER = re.compile(r"ggml\.\w+_token_id|chat_templates?(\.\w+)?|huggingface\.json|ggml\.token_type_count")
+"""Ids of tokens that no template here uses, further templates, and a copy of what the other keys describe."""
+
+TENSORS = {
+    "embed": "token_embd.weight",
+    "layers.attention_norm": "blk.{}.attn_norm.weight",
+    "layers.wq": "blk.{}.attn_q.weight",
+    "layers.wk": "blk.{}.attn_k.weight",
+    "layers.wv": "blk.{}.attn_v.weight",
+    "layers.wo": "blk.{}.attn_output.weight",
+    "layers.bq": "blk.{}.attn_q.bias",
+    "layers.bk": "blk.{}.attn_k.bias",
+    "layers.bv": "blk.{}.attn_v.bias",
+    "layers.q_norm": "blk.{}.attn_q_norm.weight",
+    "layers.k_norm": "blk.{}.attn_k_norm.weight",
+    "layers.ffn_norm": "blk.{}.ffn_norm.weight",
+    "layers.gate": "blk.{}.ffn_gate.weight",
+    "layers.up": "blk.{}.ffn_up.weight",
+    "layers.down": "blk.{}.ffn_down.weight",
+    "final_norm": "output_norm.weight",
+    "unembed": "output.weight",
+}
+"""Parameter path -> tensor name, in which {} is the layer."""
 
 
 def convert(file: Path, directory: Path) -> ModelConfig:
     """Writes the Hugging Face folder of a GGUF file: config, float32 weights, tokenizer and chat template.
 
-    The complete model is in memory. Raises FileNotFoundError or ValueError, in one line, for a file that is missing,
-    damaged or of an unsupported model, and without the libraries of the extra `gguf`.
+    One tensor is in memory at a time. Raises FileNotFoundError or ValueError, in one line, for a file that is missing,
+    damaged, incomplete or of an unsupported model, and without the library of the extra `gguf`.
     """
-    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"GGUF files need {', '.join(missing)}: pip install 'memsearcher_jax[gguf]'")
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError("GGUF files need gguf: pip install 'memsearcher_jax[gguf]'")
+    from gguf import GGUFReader, dequantize
 
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
     try:
-        names = {tensor.name for tensor in GGUFReader(file).tensors}
-        source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
-        tokenizer: Any = AutoTokenizer.from_pretrained(**source)
-    except Exception as error:  # the two libraries raise any type for a damaged file
+        reader = GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        stored = {tensor.name: tensor for tensor in reader.tensors}
+    except Exception as error:  # the library raises any type for a damaged file
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{file} cannot be read as GGUF ({type(error).__name__}: {reason})") from error
-    config = parse_config(file, _rounded(model.config))
-    if SCALED_ROPE in names and config.rope_scaling.factor == 1:
-        raise ValueError(f"{file} scales its rotary frequencies, which transformers does not read from GGUF")
-    tensors = model.state_dict()
+    shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in stored.items()}
+    config = _read_config(file, fields, shapes)
+    _check_tensors(file, config, shapes)
+    tokenizer = _read_tokenizer(file, fields)
 
     def read(path: str, layer: int | None) -> np.ndarray:
-        return tensors[weights.NAMES[path].format(layer)].numpy()
+        name = TENSORS[path].format(layer)
+        value = dequantize(stored[name].data, stored[name].tensor_type).reshape(shapes[name])
+        heads = {"layers.wq": config.heads, "layers.wk": config.kv_heads}.get(path)
+        if config.family != "llama" or heads is None:
+            return value
+        return value.reshape(heads, -1, 2, config.embed_size).swapaxes(1, 2).reshape(value.shape)
 
-    end_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    end_ids = tuple(dict.fromkeys(id for id in ends if id is not None))
     weights.save_streamed(directory, config, read, tokenizer, end_ids=end_ids)
     return config
 
 
-def _rounded(config: Any) -> Any:
-    """The config with the shortest decimals of its numbers, which GGUF holds as float32: the published ones."""
-    config.rms_norm_eps = _shortest(config.rms_norm_eps)
-    config.rope_parameters = {name: _shortest(value) for name, value in config.rope_parameters.items()}
-    config.quantization_config = None
-    return config
+def _read_config(file: Path, fields: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
+    family = fields.get("general.architecture")
+    if family not in ARCHITECTURES:
+        raise ValueError(f"{file}: general.architecture is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
+    prefix = f"{family}."
+    own = {name.removeprefix(prefix): value for name, value in fields.items() if not HARMLESS.match(name)}
+    if missing := [key for key in (*SIZES.values(), "attention.layer_norm_rms_epsilon") if key not in own]:
+        raise ValueError(f"{file} lacks the key {prefix}{missing[0]}")
+    sizes = {field: int(own[key]) for field, key in SIZES.items()}
+    kv_heads = int(own.get("attention.head_count_kv", sizes["heads"]))
+    check_heads(file, sizes["heads"], kv_heads)
+    head_size = int(own.get("attention.key_length", sizes["embed_size"] // sizes["heads"]))
+    if "token_embd.weight" not in shapes:
+        raise ValueError(f"{file}: the tensor token_embd.weight is missing")
+    vocab_size = shapes["token_embd.weight"][0]
+    stated = {"attention.value_length": (head_size,), "rope.dimension_count": (head_size,), "vocab_size": (vocab_size,)}
+    for key, value in own.items():
+        accepted = (SUPPORTED | stated).get(key)
+        if accepted and value not in accepted:
+            raise ValueError(f"{file}: {prefix}{key} = {value!r} is not supported, only {accepted[0]!r} is")
+        if not accepted and key not in READ:
+            raise ValueError(f"{file}: the key {key} is not known: this program may read the file wrongly")
+    return ModelConfig(
+        **sizes,
+        vocab_size=vocab_size,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        rope_theta=_shortest(own.get("rope.freq_base", 10_000.0)),
+        norm_eps=_shortest(own["attention.layer_norm_rms_epsilon"]),
+        tie_embeddings="output.weight" not in shapes,
+        family=family,
+    )
 
 
-def _shortest(value: Any) -> Any:
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+def _check_tensors(file: Path, config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raises ValueError unless the file holds the tensors of this model and no others."""
+    expected = {TENSORS[one.path].format(one.layer): one.shape for one in weights.tensors(config)}
+    for name, shape in expected.items():
+        if shapes.get(name) != shape:
+            found = f"is {list(shapes[name])}" if name in shapes else "is missing"
+            raise ValueError(f"{file}: the tensor {name} {found}, but its keys imply {list(shape)}")
+    if unexpected := sorted(shapes.keys() - expected.keys()):
+        raise ValueError(f"{file} holds {unexpected[0]}, which a {config.family} model here does not have")
+
+
+def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
+    """The tokenizer of transformers that the file describes."""
+    transformers()
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    found = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
+    parts, settings = (
+        {name: found.pop(key) for key, name in GGUF_TOKENIZER_MAPPING[group].items() if key in found}
+        for group in ("tokenizer", "tokenizer_config")
+    )
+    if unknown := [key for key in found if not HARMLESS_TOKENIZER.fullmatch(key)]:
+        raise ValueError(f"{file}: the key tokenizer.{unknown[0]} is not known: this program may read the file wrongly")
+    specials = {f"{name}_token": parts.get(f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
+    settings |= {name: None if id is None else parts["tokens"][id] for name, id in specials.items()}
+    try:
+        backend, _ = convert_gguf_tokenizer(fields["general.architecture"], parts)
+    except Exception as error:  # of many types
+        raise ValueError(f"{file}: its tokenizer cannot be read: {' '.join(str(error).split())[:200]}") from error
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal of a number that GGUF holds as float32: the published one."""
+    return float(str(np.float32(value)))

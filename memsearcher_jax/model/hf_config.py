@@ -1,10 +1,13 @@
-"""config.json of Hugging Face folders: read for a decoder and written back. Unsupported settings raise, by name."""
+"""config.json of Hugging Face folders: read for a decoder and written back.
+
+Every key is read, or known to change nothing, or refused by name.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,17 +28,41 @@ SIZES = {
 
 DECODER_SIZES = SIZES | {"kv_heads": "num_key_value_heads", "max_positions": "max_position_embeddings"}
 
-SUPPORTED = {
-    "hidden_act": ("silu", None),
-    "use_sliding_window": (False, None),
+OFF = (False, None)
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"), OFF),
+    "is_causal": (True, None),
+    "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
-"""Settings that change the numbers -> the values that this model implements."""
+"""Settings that change the numbers of any model -> the values that both models here implement, by default the first."""
+
+SUPPORTED_DECODER = SUPPORTED | {
+    "is_decoder": (False, True, None),
+    "hidden_act": ("silu", None),
+    "use_sliding_window": OFF,
+    "use_mrope": OFF,
+    "rope_interleaved": OFF,
+}
 
 SUPPORTED_BY_FAMILY = {
     "qwen2": {},
-    "qwen3": {"attention_bias": (False, None)},
-    "llama": {"attention_bias": (False, None), "mlp_bias": (False, None), "pretraining_tp": (1, None)},
+    "qwen3": {"attention_bias": OFF},
+    "llama": {"attention_bias": OFF, "mlp_bias": OFF, "pretraining_tp": (1, None)},
+}
+
+HARMLESS = {
+    *("architectures", "attention_dropout", "attn_implementation", "_attn_implementation", "attn_implementation"),
+    *("chunk_size_feed_forward", "finetuning_task", "id2label", "initializer_range", "is_llama_config", "label2id"),
+    *("max_window_layers", "_name_or_path", "output_attentions", "problem_type", "return_dict", "sliding_window"),
+    *("task_specific_params", "tf_legacy_loss", "tokenizer_class", "torchscript", "transformers_version"),
+    *("unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache"),
+}
+"""Keys of any model that do not change its numbers, besides those of generation, such as eos_token_id."""
+
+READ_DECODER = {
+    *(*DECODER_SIZES.values(), "model_type", "head_dim", "rms_norm_eps", "tie_word_embeddings", "layer_types"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype"),
 }
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -70,27 +97,21 @@ def read_config(directory: str | Path) -> ModelConfig:
     Float16 becomes float32, which represents it exactly. Settings that a folder does not determine keep their defaults.
     Raises FileNotFoundError without folder or config.json, ValueError for an unsupported model.
     """
-    return parse_config(*read_settings(directory))
-
-
-def parse_config(path: Path, settings: Any) -> ModelConfig:
-    """The model of a config of transformers; `path` names it in errors. Raises as `read_config`."""
+    path, settings = read_settings(directory)
     family = settings.model_type
     if family not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
-    check_supported(path, settings, SUPPORTED | SUPPORTED_BY_FAMILY[family])
+    check_settings(path, settings, SUPPORTED_DECODER | SUPPORTED_BY_FAMILY[family], READ_DECODER)
     if sliding := set(getattr(settings, "layer_types", None) or ()) - {"full_attention"}:
         raise ValueError(f"{path}: layer_types has {min(sliding)!r}, only 'full_attention' is supported")
     sizes = read_sizes(path, settings, DECODER_SIZES)
-    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
-    if heads % kv_heads:
-        raise ValueError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if (head_size := getattr(settings, "head_dim", None) or sizes["embed_size"] // heads) < 2:
+    check_heads(path, sizes["heads"], sizes["kv_heads"])
+    if (head_size := getattr(settings, "head_dim", None) or sizes["embed_size"] // sizes["heads"]) < 2:
         raise ValueError(f"{path}: head_dim is {head_size}, expected at least 2")
     return ModelConfig(
         **sizes,
         head_size=head_size,
-        **_rope(path, settings.rope_parameters),
+        **_rope(path, settings.rope_parameters, read_json(path)),
         norm_eps=settings.rms_norm_eps,
         tie_embeddings=settings.tie_word_embeddings,
         family=family,
@@ -148,11 +169,25 @@ def read_sizes(path: Path, settings: Any, keys: Mapping[str, str]) -> dict[str, 
     return sizes
 
 
-def check_supported(path: Path, settings: Any, supported: Mapping[str, Iterable]) -> None:
-    """Raises ValueError for the first setting with a value that is not among the supported ones."""
+def check_heads(path: Path, heads: int, kv_heads: int) -> None:
+    """Raises ValueError unless every kv head has equally many query heads."""
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+
+
+def check_settings(path: Path, settings: Any, supported: Mapping[str, Sequence], read: Collection[str]) -> None:
+    """Raises ValueError for the first setting with a value that is not supported, and for a key that is not known.
+
+    `read`: the keys that the caller reads.
+    """
     for key, values in supported.items():
-        if (value := getattr(settings, key, None)) not in values:
-            raise ValueError(f"{path}: {key} = {value!r} is not supported, only {next(iter(values))!r} is")
+        if (value := getattr(settings, key, values[0])) not in values:
+            raise ValueError(f"{path}: {key} = {value!r} is not supported, only {values[0]!r} is")
+    known = {*supported, *read, *HARMLESS, *transformers().GenerationConfig().to_dict()}
+    if unknown := sorted(read_json(path).keys() - known):
+        raise ValueError(
+            f"{path}: {unknown[0]} is not known, and the model may depend on it: remove it there if it does not"
+        )
 
 
 def resolve_inside(directory: Path, name: str, *, named_by: Path) -> Path:
@@ -178,11 +213,18 @@ def write_json(path: Path, value: Settings) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _rope(path: Path, rope: Settings) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling` of rope_parameters."""
+def _rope(path: Path, rope: Settings, stored: Settings) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` of rope_parameters, with which the older keys of the file must agree."""
     kind, scaling = rope.get("rope_type"), RopeScaling()
-    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+    known |= {*SCALING.values()} if kind == "llama3" else set()
+    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1 or rope.keys() - known:
         raise ValueError(f"{path}: rope_parameters = {json.dumps(rope)} is not supported, only default and llama3 are")
+    places = [{"rope_theta": stored.get("rope_theta")}, stored.get("rope_scaling"), stored.get("rope_parameters")]
+    for key, value in (item for place in places for item in (place or {}).items()):
+        other = rope.get("rope_type" if key == "type" else key)
+        if value is not None and value != other:
+            raise ValueError(f"{path}: {key} is {value} in one place and {other} in another: correct it")
     if kind == "llama3":
         scaling = RopeScaling(**{field: rope[key] for field, key in SCALING.items()})
         if scaling.low_frequency_factor >= scaling.high_frequency_factor:

@@ -176,7 +176,7 @@ def test_unsupported_llama_settings_are_refused_by_name(settings, message, read)
         {"rope_theta": 5e5},
         {"rope_theta": 500_000, "rope_scaling": None},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-        {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
         {"rope_theta": 5e5, "rope_scaling": {"type": "default"}},
     ],
 )
@@ -221,6 +221,15 @@ def test_a_written_config_is_read_back(variant, read):
         ({"rope_theta": None}, "rope_theta is None, expected a positive number"),
         ({"rope_theta": -1e6}, "rope_theta is -1000000.0, expected a positive number"),
         ({"rms_norm_eps": "small"}, "field 'rms_norm_eps'.*small"),
+        ({"is_causal": False}, "is_causal = False is not supported, only True is"),
+        ({"attention_sinks": 4}, "attention_sinks is not known, and the model may depend on it"),
+        ({"auto_map": {"AutoModel": "modeling.Own"}}, "auto_map is not known"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 1000000.0 in one place and 10000.0 in another"),
+        (
+            {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},
+            "rope_type is yarn in one place and default in another",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e6, "factor": 4.0}}, "rope_parameters = .*factor"),
     ],
 )
 def test_unsupported_models_are_refused_by_name(settings, message, read):
