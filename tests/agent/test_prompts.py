@@ -9,11 +9,12 @@ import pytest
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.types import TextSpan
+from tests.agent.conftest import agent_of
 
 SETS = {name: "memsearcher" for name in ("memsearcher", "brief", "terse")} | {
     style + workflow: workflow for workflow in ("react", "direct", "rag") for style in ("", "brief_", "terse_")
 }
-SEARCH_R1 = ("search_r1", "brief_search_r1", "terse_search_r1")  # tests/agent/test_search_r1.py
+SEARCH_R1 = ("search_r1", "brief_search_r1", "terse_search_r1")
 TAUGHT = [name for name in SETS if not name.startswith("terse")]  # sets that explain the protocol to any model
 CALLING = ("memsearcher", "react")  # workflows with a tool
 
@@ -45,11 +46,8 @@ def test_initial_prompt(name):
     assert text.count("<|im_start|>") == 3
 
 
-def test_empty_memory_leaves_two_spaces():
+def test_a_memory_slot_is_there_only_for_a_memory():
     assert "<memory>  </memory>" in str(prompts.load(config("memsearcher")).initial_prompt("q"))
-
-
-def test_react_prompts_have_no_memory():
     opening = prompts.load(config("react")).initial_prompt("who?")
     assert (opening["bridge"], opening["memory"]) == ("", "")
 
@@ -129,6 +127,15 @@ def test_template_tokens_bound_a_turn(name, token_counter):
         used = sum(token_counter.count(text) for text in (opening["prefix"], opening["bridge"], opening["suffix"]))
         used += sum(token_counter.count(span.text) for span in shown if span.trusted)
         assert chosen.template_tokens(calls, token_counter) == used
+
+
+@pytest.mark.parametrize("name", SEARCH_R1)
+def test_template_tokens_of_search_r1_bound_a_turn(name, token_counter):
+    chosen = agent_of("search_r1", prompts=name).prompts
+    spans = (*chosen.initial_prompt("").segments, *chosen.information(""))
+    bound = chosen.template_tokens(1, token_counter)
+    assert sum(token_counter.count(span.text) for span in spans if span.trusted) <= bound
+    assert token_counter.count(str(chosen.initial_prompt(""))) + token_counter.count(chosen.invalid[0]) <= bound + 1
 
 
 def test_a_folder_replaces_the_packaged_set(folder):

@@ -1,8 +1,6 @@
 """BM25 over a store's items: the recorded scores, scores by hand, and the order of equal scores."""
 
 import math
-import random
-import time
 
 import pytest
 from hypothesis import given
@@ -66,27 +64,6 @@ def test_search_matches_the_text_of_items(token_counter):
     assert bm25.search(memory, Store.SEMANTIC, "5") == ()
     with pytest.raises(ValueError, match="core memory has no items"):
         bm25.search(memory, Store.CORE, "5")
-
-
-@pytest.mark.slow
-def test_a_long_memory_is_indexed_and_searched_in_time():
-    """130,000 tokens: 4,000 items of 26 words, about 1.25 tokens each, with word frequencies as in language."""
-    draw = random.Random(0)
-    vocabulary = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
-    weights = [1 / rank for rank in range(1, 20_001)]
-    items = [" ".join(draw.choices(vocabulary, weights, k=26)) for _ in range(4_000)]
-    began = time.process_time()
-    index = BM25Index.build(items)
-    built = 1e3 * (time.process_time() - began)
-    ranked = []
-    for _ in range(20):
-        query = " ".join(draw.choices(vocabulary, weights, k=15))
-        began = time.process_time()
-        index.rank(query)
-        ranked.append(1e3 * (time.process_time() - began))
-    median = sorted(ranked)[10]
-    print(f"\nbuild {built:.1f} ms, rank {median:.1f} ms")
-    assert median < 50
 
 
 def memory_of(case) -> Memory:
