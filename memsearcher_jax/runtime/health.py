@@ -112,14 +112,16 @@ class HealthMonitor:
         """How many limits the metrics of a step exceed."""
         return len(dict(self._exceeded(metrics)))
 
+    @property
+    def _can_roll_back(self) -> bool:
+        return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
+
     def _demand_rollback(self, message: str) -> bool:
-        if not self.rolls_back:
-            return False
+        if not self.rolls_back or self._can_roll_back:
+            return self.rolls_back
         if self.state.best_step is None:
             raise RunEnded(EndReason.COLLAPSE, f"{message}; no checkpoint was evaluated that could be restored")
-        if self.state.rollbacks == MAX_ROLLBACKS:
-            raise RunEnded(EndReason.COLLAPSE, f"{message}, after {self.state.rollbacks} rollbacks")
-        return True
+        raise RunEnded(EndReason.COLLAPSE, f"{message}, after {self.state.rollbacks} rollbacks")
 
     def _roll_back(self, step: int) -> bool:
         state = self.state
@@ -149,10 +151,10 @@ class HealthMonitor:
         if state.consecutive_skips < MAX_SKIPPED_UPDATES:
             return False
         message = f"step {step}: {state.consecutive_skips:.0f} consecutive updates had a gradient that is not finite"
-        # Skipped updates leave the weights as they were.
-        if not self.rolls_back:
+        # Skipped updates leave the weights as they were, so these are not suspect.
+        if not self._can_roll_back:
             raise RunEnded(EndReason.FAILURE, message)
-        return self._demand_rollback(message)
+        return True
 
     def _check_outage(self, step: int, metrics: Mapping[str, float]) -> bool:
         if not self.is_outage(metrics):

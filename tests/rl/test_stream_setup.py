@@ -1,29 +1,31 @@
 """Streams with the real rollout driver and engine: contexts, rewards from frozen weights, examples; early checks."""
 
-import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import pytest
 
-from memsearcher_jax.agent.memalpha import prompts
 from memsearcher_jax.agent.memalpha.memory import Store
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.config import check
+from memsearcher_jax.config import agent_of, check
 from memsearcher_jax.data.synthetic.streams import make_streams
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl import setup, stream_reward
+from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.advantages import multi_context_advantages
+from memsearcher_jax.rl.completers import open_completers
 from memsearcher_jax.rl.config import CompleterConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Problem, StopReason, Stream, StreamQuestion
 
 PRESET = cli.load_preset("tiny_memalpha")
 TOKENIZER = setup.open_tokenizer(PRESET.model)
-PROMPTS = prompts.load(PRESET.agent)
+AGENT = agent_of(PRESET)
+PROMPTS = AGENT.prompts
 STREAMS = make_streams(
     replace(PRESET.data.streams, train_streams=2, test_streams=0, train_chunks=3, statements=2, questions=3)
 )["train"]
@@ -54,17 +56,16 @@ def params():
 
 def test_streams_are_read_questioned_and_trained(mesh, params):
     config = small(judge=CompleterConfig(backend="initial_policy"))
-    engine = Engine(config.model, config.sampling, TOKENIZER.stop_ids, mesh)
-    factory = setup.workflow_factory(config, PROMPTS, TOKENIZER)
-    driver = RolloutDriver(WorkflowExecutor(engine, TOKENIZER), factory)
+    engine, agent = Engine(config.model, config.sampling, TOKENIZER.stop_ids, mesh), agent_of(config)
+    driver = RolloutDriver(engine, TOKENIZER, partial(agent.start, token_counter=TOKENIZER))
     loads = []
 
     def frozen():
         loads.append(1)
         return params
 
-    reward_fn = stream_reward.open_stream_reward_fn(config, PROMPTS, TOKENIZER, mesh, frozen)
-    trajectories, _ = driver.rollout(make_jobs(STREAMS, 2), params, KEY, lambda line: None)
+    reward_fn = RewardFn(agent, TOKENIZER, *open_completers(config, agent, TOKENIZER, mesh, frozen))
+    trajectories, _ = driver.trajectories(make_jobs(STREAMS, 2), params, KEY, lambda line: None)
     batch = reward_fn(trajectories, KEY, lambda line: None)
     assert loads == [1], "answers and verdicts come from one copy of the weights"
     assert engine.scheduler.free_slots == [0, 1, 2, 3]
@@ -96,23 +97,22 @@ def test_streams_are_read_questioned_and_trained(mesh, params):
 
 def test_the_context_check_is_exact():
     config = PRESET
-    setup.open_prompts(config, TOKENIZER)
 
-    def with_context(tokens):
-        return replace(config, sampling=replace(config.sampling, context_tokens=tokens))
+    def check_contexts(config=config, **sampling):
+        config = replace(config, sampling=replace(config.sampling, **sampling))
+        setup.check_contexts(config, agent_of(config), TOKENIZER)
 
-    with pytest.raises(ValueError, match="a context may need") as refusal:
-        setup.open_prompts(with_context(1), TOKENIZER)
-    needed = int(re.search(r"need (\d+) tokens", str(refusal.value))[1])
-    setup.open_prompts(with_context(needed), TOKENIZER)
-    with pytest.raises(ValueError, match="raise it or lower one of these"):
-        setup.open_prompts(with_context(needed - 1), TOKENIZER)
+    check_contexts()
+    needed = AGENT.longest_context(TOKENIZER)
+    check_contexts(context_tokens=needed)
+    with pytest.raises(ValueError, match=rf"may need {needed} tokens .*raise it or lower one of these"):
+        check_contexts(context_tokens=needed - 1)
     memory, chunk = (
         TOKENIZER.clip("seven " * limit, limit) for limit in (config.agent.memory_tokens, config.memalpha.chunk_tokens)
     )
     longest = sum(map(len, TOKENIZER.prompt(PROMPTS.chunk_prompt(memory, chunk)))) + config.agent.completion_tokens
     assert longest <= needed <= config.sampling.context_tokens
-    answer = stream_reward.answer_context_tokens(config, PROMPTS, TOKENIZER)
+    answer = AGENT.completer_tokens(TOKENIZER, judge=config.judge.backend == "initial_policy")
     question_prompt = PROMPTS.answer_prompt(
         TOKENIZER.clip("seven " * 999, config.memalpha.answer_memory_tokens),
         TOKENIZER.clip("seven " * 99, config.agent.question_tokens),
@@ -120,33 +120,27 @@ def test_the_context_check_is_exact():
     assert sum(map(len, TOKENIZER.prompt(question_prompt))) + config.memalpha.answer_tokens < answer
     shorter = replace(config, model=replace(config.model, max_positions=answer - 1))
     with pytest.raises(ValueError, match=f"may need {answer} tokens .* but model.max_positions is {answer - 1}"):
-        setup.open_prompts(shorter, TOKENIZER)
-    remote_answerer = replace(shorter, answerer=CompleterConfig(backend="openai", url="http://h", model="m"))
-    setup.open_prompts(remote_answerer, TOKENIZER)
+        check_contexts(shorter)
+    check_contexts(replace(shorter, answerer=CompleterConfig(backend="openai", url="http://h", model="m")))
 
 
 def test_unreadable_or_unjudgeable_problems_are_errors():
-    with pytest.raises(ValueError, match=r"answers of lme_train are scored by a judge, and judge.backend is none"):
-        stream = Stream("lme_train", ("a chunk",), (StreamQuestion("q", "a"),))
-        setup.check_problems([Problem.of_stream("1", stream)], PRESET, TOKENIZER)
-    with pytest.raises(ValueError, match="has a chunk of"):
-        long = Stream("squad", ("word " * 500,), (StreamQuestion("q", "a"),))
-        setup.check_problems([Problem.of_stream("1", long)], PRESET, TOKENIZER)
-    setup.check_problems(STREAMS, PRESET, TOKENIZER)
+    question = StreamQuestion("q", "a")
+    for problem, message in (
+        (Problem.of_stream("1", Stream("lme_train", ("a chunk",), (question,))), "answers of lme_train are scored by"),
+        (Problem.of_stream("1", Stream("squad", ("word " * 500,), (question,))), "has a chunk of"),
+        (Problem("1", "Who?", ("a",)), "problem '1' is not a stream"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AGENT.check_problems([problem], TOKENIZER.count, has_judge=False)
+    AGENT.check_problems(STREAMS, TOKENIZER.count, has_judge=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            {
-                "agent": {
-                    "workflow": "memsearcher",
-                    "memory_tokens": 32,
-                    "completion_tokens": 16,
-                    "observation_tokens": 32,
-                }
-            },
+            {"agent": dict(workflow="memsearcher", memory_tokens=32, completion_tokens=16, observation_tokens=32)},
             "agent.workflow memsearcher cannot read data.synthetic streams",
         ),
         (

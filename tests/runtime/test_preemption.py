@@ -10,25 +10,28 @@ import time
 import jax
 import pytest
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import interrupts
 from memsearcher_jax.runtime import preemption
-from memsearcher_jax.runtime.distributed import Hosts, Interrupted, Stopped
+from memsearcher_jax.runtime.distributed import Hosts, Interrupted
+from memsearcher_jax.runtime.ending import EndReason
 
 
-def test_sigterm_interrupts_a_rollout_and_exits_with_85(capsys):
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 85), ("Ctrl-C", 130)])
+def test_a_signal_interrupts_a_rollout_and_has_a_status(name, status, capsys):
+    number = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}[name]
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end, preemption.joined() as hosts:
         hosts.check()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         for _ in range(100):
             if hosts.stopping.is_set():
                 break
             time.sleep(0.05)
         with pytest.raises(Interrupted):
             hosts.check()
-        raise hosts.stopped(7)
-    assert end.value.code == 85
-    assert capsys.readouterr().err == "stopped after step 7 (SIGTERM on host 0); checkpoint saved\n"
+        raise hosts.ended()
+    assert end.value.code == status
+    assert capsys.readouterr().err.endswith(f"{name}\n")
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -66,16 +69,21 @@ def test_loss_of_another_host_differs_from_a_local_error():
         assert not preemption._is_host_loss(local)
 
 
-def test_a_stop_names_its_reason():
+def test_the_reason_that_counts_most_is_named():
     hosts = Hosts()
-    hosts.stop("SIGTERM on host 3")
-    hosts.stop("later")
-    assert isinstance(hosts.stopped(2), Stopped)
-    assert str(hosts.stopped(2)) == "stopped after step 2 (SIGTERM on host 3); checkpoint saved"
+    for reason, message in (
+        (EndReason.SIGNAL, "SIGTERM on host 3"),
+        (EndReason.FAILURE, "KeyError: 'x'"),
+        (EndReason.OUTAGE, "no answer"),
+    ):
+        hosts.stop(reason, message)
+    assert (str(hosts.ended()), hosts.ended().reason) == ("KeyError: 'x'", EndReason.FAILURE)
 
 
-def test_the_exit_statuses_differ():
-    assert cli.INTERRUPTED != preemption.STOPPED
+def test_only_a_stop_from_outside_asks_for_a_restart():
+    assert {reason for reason in EndReason if reason.status == 85} == {EndReason.SIGNAL, EndReason.OUTAGE}
+    assert EndReason.INTERRUPT.status == interrupts.INTERRUPTED
+    assert [reason for reason in EndReason if reason.weights_are_suspect] == [EndReason.COLLAPSE]
 
 
 JOIN = """
