@@ -45,24 +45,12 @@ def test_the_lock_outlives_the_start(tmp_path):
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_shards_share_a_directory_but_not_a_shard(tmp_path):
-    with contextlib.ExitStack() as jobs:
-        for shard in ((0, 2), (1, 2)):
-            jobs.enter_context(outputs.new_output_dir(tmp_path / "e", "evaluate", shard=shard))
-        with pytest.raises(ValueError, match="writing shard 1/2 of --out"), outputs.output_lock(tmp_path / "e", (1, 2)):
-            pass
-        with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "e"):
-            pass
-    assert list((tmp_path / "e").iterdir()) == []
-
-
 def test_a_running_evaluation_is_not_resumed(scripted, refused, snapshot):
     answer = ["No.</think>\n\\boxed{unknown}"]
     _, out = scripted(lambda problem: ScriptedPolicy(answer), "--evaluation.max_questions", "2")
     before = snapshot(out)
     with outputs.output_lock(out):
         assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out)])
-        assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out), "--shard", "0/2"])
     assert snapshot(out) == before
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memsearcher_jax.launch import ask, build_index, cli, evaluate, serve_search, tpu_train
+from memsearcher_jax.launch import ask, build_index, cli, evaluate, preconditions, serve_search, tpu_train
 from memsearcher_jax.launch.pod import jobset
 
 PUBLISHED = sorted(name for name in cli.presets() if cli.load_preset(name).published_model)
@@ -43,12 +43,12 @@ def test_only_missing_inputs_are_named(refused, monkeypatch):
 @pytest.mark.parametrize("retrieval", ["--retrieval.url http://h:1", "--retrieval.method bm25 --retrieval.corpus c"])
 def test_an_encoder_is_needed_only_where_vectors_are_searched(retrieval):
     flags = cli.parse(tpu_train.Train, ["--config", "qwen7b", *GIVEN[:4], *retrieval.split()])
-    cli.require_inputs(flags.run, questions="data.train")
+    preconditions.require_inputs(flags.run, questions="data.train")
 
 
 def test_a_smoke_test_needs_nothing():
     run = cli.parse(tpu_train.Train, ["--config", "qwen7b", "--smoke_test"]).run
-    cli.require_inputs(run, questions="data.train", accelerator=True)
+    preconditions.require_inputs(run, questions="data.train", accelerator=True)
     assert run.retrieval.encoder == "hashing"
     assert cli.parse(tpu_train.Train, ["--config", "qwen7b", "--smoke_test", *GIVEN]).run.retrieval.encoder == "e5"
 
