@@ -18,9 +18,9 @@ MAX_QUERY_CHARS = 4_000
 class RetrievalConfig:
     """What is searched, and how."""
 
-    url: tuple[str, ...] = ()
-    """Address of a search service, such as http://host:8000, with a corpus, an index and a method of its own. Several
-    services with shards of one corpus are searched together. Empty: search in this process."""
+    url: str = ""
+    """Address of a search service, such as http://host:8000, with a corpus, an index and a method of its own. Empty:
+    search on this host."""
     corpus: str = ""
     """A JSONL file of {"id", "contents"} passages, plain or .gz, or hf://datasets/OWNER/NAME/FILE; empty: the synthetic
     encyclopedia."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,13 +42,12 @@ class LocalSource:
 
     corpus: Corpus
     retriever: Retriever
-    scale: str = ""  # scores of sources with the same scale are comparable
     is_healthy: bool = True
 
     @property
     def info(self) -> dict[str, Any]:
         """What a search service says about itself."""
-        return {"passages": len(self.corpus), "scale": self.scale}
+        return {"passages": len(self.corpus)}
 
     def close(self) -> None:
         """A `SearchProcess` needs it."""
@@ -62,39 +58,6 @@ class LocalSource:
             [self.corpus.passage(row, score) for row, score in zip(ids_N, scores_N, strict=True) if row >= 0]
             for ids_N, scores_N in zip(ids_QN.tolist(), scores_QN.tolist(), strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class ShardedSource:
-    """Searches one corpus in several sources, usually services, whose scores are comparable.
-
-    The result is that of one source with all passages, with ties in the order of the shards. If one shard fails, the
-    search fails: results from part of a corpus would look complete.
-    """
-
-    shards: tuple[Source, ...]
-
-    def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        calls = [_call_in_thread(shard.search, queries, top_n) for shard in self.shards]
-        results = [call.result() for call in calls]
-        return [
-            sorted(chain(*rankings), key=lambda passage: -passage.score)[:top_n]
-            for rankings in zip(*results, strict=True)
-        ]
-
-
-def _call_in_thread(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """The threads of an executor are joined when the process ends: a slow shard would keep the process alive."""
-    future = Future[Any]()
-
-    def call() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return future
 
 
 @dataclass(frozen=True)
@@ -182,7 +145,12 @@ def open_searcher(
     """
     source: Source
     if config.url:
-        source = _remote(config, max_outage)
+        if config.corpus or config.index:
+            raise ValueError(
+                "retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index"
+            )
+        source = SearchClient(config.url, CallPolicy(config.timeout, config.max_attempts))
+        source.check(max_outage)
     else:
         model = _load_model(config, load_encoder)
         if not config.corpus and not config.index:
@@ -204,21 +172,6 @@ def _load_model(
     return load_encoder(config)
 
 
-def _remote(config: RetrievalConfig, max_outage: float) -> Source:
-    if config.corpus or config.index:
-        raise ValueError("retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index")
-    policy = CallPolicy(config.timeout, config.max_attempts)
-    clients = [SearchClient(url, policy) for url in config.url]
-    scales = [client.check(max_outage).get("scale") for client in clients]
-    for client, scale in zip(clients[1:], scales[1:], strict=True):
-        if not scale or scale != scales[0]:
-            raise ValueError(
-                f"the scores of {clients[0].url} ({scales[0]}) and {client.url} ({scale}) are not comparable: serve "
-                "the shards of a corpus with retrieval.method dense and the same encoder folder"
-            )
-    return clients[0] if len(clients) == 1 else ShardedSource(tuple(clients))
-
-
 def open_source(
     config: RetrievalConfig, directory: Path, passages: Iterable[Passage] = (), model: TextEncoder | None = None
 ) -> LocalSource:
@@ -228,24 +181,22 @@ def open_source(
     corpus = read_corpus(config.corpus) if config.corpus else None
     if corpus is None and not config.index:
         corpus = make_corpus(passages)
-    scale, retrievers = "", []
+    retrievers = []
     if config.method != "bm25":
         dense, stored = _open_dense(config, corpus, directory, model)
-        corpus, scale = stored.corpus, f"dense/{stored.manifest['config']['encoder']}"
+        corpus = stored.corpus
         retrievers.append(dense)
     corpus = corpus or open_index_corpus(Path(config.index))
     if config.method != "dense":
         retrievers.append(open_bm25(corpus, _derived_dir(config, directory, BM25)))
-    if config.method != "dense" or config.encoder == HASHING:
-        scale = f"{config.method}/{corpus.checksum}"  # word weights depend on the corpus
     if len(retrievers) == 1:
-        return LocalSource(corpus, retrievers[0], scale)
+        return LocalSource(corpus, retrievers[0])
     retrievers.append(open_bm25(corpus, _derived_dir(config, directory, TITLES), "title"))
     links = open_title_links(corpus, _derived_dir(config, directory, LINKS))
     hybrid = HybridRetriever(
         tuple(retrievers), WEIGHTS, linked_rows=lambda row: links.linked_rows(corpus.contents[row])
     )
-    return LocalSource(corpus, hybrid, scale)
+    return LocalSource(corpus, hybrid)
 
 
 def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:

@@ -60,6 +60,6 @@ def without_local_files(config: RunConfig) -> RunConfig:
         agent=replace(config.agent, prompts=config.agent.prompts if config.agent.prompts in packaged() else TEMPLATES),
         data=replace(data, train=tuple(by_name[0]), test=tuple(by_name[1]), mixture="", root=""),
         retrieval=replace(
-            retrieval, corpus="", index="", url=(), encoder=HASHING if retrieval.encoder == HASHING else ""
+            retrieval, corpus="", index="", url="", encoder=HASHING if retrieval.encoder == HASHING else ""
         ),
     )

@@ -129,7 +129,7 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
     with service as (process, url), ThreadPoolExecutor(8) as pool:
         results = post(url, "/search", {"query": "17 mills", "top_n": 2})
         assert {"id": "17", "contents": '"Town 17"\nTown 17 has 17 mills.'} in results
-        searcher = open_searcher(RetrievalConfig(url=(url,)), tmp_path / "unused", ())
+        searcher = open_searcher(RetrievalConfig(url=url), tmp_path / "unused", ())
         (hits,) = searcher.search(["17 mills"], 2)
         assert [hit.id for hit in hits] == [passage["id"] for passage in results]
         assert get(url, "/health")["passages"] == 20
@@ -213,7 +213,6 @@ def test_the_service_searches_with_a_text_encoder(corpus, tmp_path):
     with run_service("--retrieval.corpus", corpus, "--retrieval.encoder", folder) as (_, url):
         results = post(url, "/search", {"query": "How many mills are there in Town 17?", "top_n": 1})
         assert results[0]["id"] == "17"
-        assert get(url, "/health")["scale"].startswith("dense/bert-6x384/")
 
 
 @pytest.mark.parametrize(

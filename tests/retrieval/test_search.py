@@ -220,26 +220,6 @@ def test_bm25_over_an_index_needs_neither_encoder_nor_vectors(tmp_path):
         open_searcher(config, tmp_path / "index", ())
 
 
-def test_the_scale_of_scores(tmp_path):
-    """Scores by words depend on the corpus, those of a model on the model only."""
-
-    def load(config):
-        def embed(texts):
-            return np.ones((len(texts), 2), np.float32)
-
-        return TextEncoder(f"model:{config.encoder}", embed, embed)
-
-    def scale(passages, **changes):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        config = replace(SMALL, index_type="exact", **changes)
-        return open_searcher(config, folder, passages, load).source.scale
-
-    parts = PASSAGES[:2], PASSAGES[2:]
-    assert scale(parts[0], encoder="x") == scale(parts[1], encoder="x") == "dense/model:x"
-    for changes in ({}, {"method": "bm25"}, {"method": "hybrid"}, {"method": "hybrid", "encoder": "x"}):
-        assert scale(parts[0], **changes) == scale(parts[0], **changes) != scale(parts[1], **changes)
-
-
 def test_a_configured_index_is_not_changed(tmp_path):
     """A hybrid search writes its BM25 index into the run's folder, and uses one in the configured index."""
     open_searcher(SMALL, tmp_path / "theirs", PASSAGES)

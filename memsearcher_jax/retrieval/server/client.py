@@ -246,21 +246,20 @@ class SearchClient(JsonClient):
         except (KeyError, TypeError, ValueError) as error:
             raise RequestRejected(f"{self.url} did not return passages ({error})") from error
 
-    def check(self, max_outage: float = 0.0) -> dict[str, Any]:
-        """Return the service's /health, repeated for `max_outage` seconds while the service is unavailable.
+    def check(self, max_outage: float = 0.0) -> None:
+        """Request the service's /health, for `max_outage` seconds while the service is unavailable.
 
         Raises ServiceUnavailable or RequestRejected.
         """
         deadline = time.monotonic() + max_outage
         while True:
             try:
-                health = self.request_once("GET", "/health", None)
+                self.request_once("GET", "/health", None)
+                return
             except ServiceUnavailable:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(1.0)
-            else:
-                return health if isinstance(health, dict) else {}
 
 
 def clean_query(query: str) -> str:

@@ -280,7 +280,7 @@ def test_an_address_with_a_path_and_one_without_a_server(serving):
 def test_a_searcher_over_a_service(serving, tmp_path):
     """It batches, caches, and checks that the service is available before the run starts."""
     url, requests = serving(answering({"status": "healthy"}), good)
-    searcher = open_searcher(RetrievalConfig(url=(url,), max_batch_size=2), tmp_path / "index", ())
+    searcher = open_searcher(RetrievalConfig(url=url, max_batch_size=2), tmp_path / "index", ())
     found = searcher.search(["a", "", "b", "a", "c"], 1)
     assert [hits[0].title if hits else None for hits in found] == ["a", None, "b", "a", "c"]
     assert [request["query"] for request in requests] == [["a", "b"], ["c"]]
@@ -299,21 +299,4 @@ def test_a_searcher_over_a_service(serving, tmp_path):
 def test_an_unavailable_service_is_an_error_at_once(serving, tmp_path, changes, message):
     url, _ = serving(status(503))
     with pytest.raises((OSError, ValueError), match=message):
-        open_searcher(RetrievalConfig(url=(url,), **changes), tmp_path / "index", ())
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [({"scale": "dense/a"}, {"scale": "dense/b"}), ({}, {}), ({"scale": "dense/a"}, ["healthy"])]
-)
-def test_shards_with_incomparable_scores_are_rejected(serving, tmp_path, first, second):
-    urls = tuple(serving(answering(health))[0] for health in (first, second))
-    with pytest.raises(ValueError, match=f"the scores of {urls[0]} .* and {urls[1]} .* are not comparable"):
-        open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
-
-
-def test_services_with_shards_of_a_corpus(serving, tmp_path):
-    health = answering({"scale": "dense/a"})
-    urls = tuple(serving(health, good)[0] for _ in range(2))
-    searcher = open_searcher(RetrievalConfig(url=urls), tmp_path / "index", ())
-    (hits,) = searcher.search(["Who?"], 5)
-    assert [(hit.title, hit.score) for hit in hits] == [("Who?", 0.5), ("Who?", 0.5)]
+        open_searcher(RetrievalConfig(url=url, **changes), tmp_path / "index", ())
