@@ -96,12 +96,6 @@ def untuned_settings(rows: int, size: int) -> TreeSettings:
     return TreeSettings(leaves, max(2, -(-size // MAX_BLOCKS)), leaves_searched=leaves)
 
 
-def file_bytes(rows: int, size: int, settings: TreeSettings) -> int:
-    """The size of a tree's files: vectors in bfloat16, codes and the leaf of each row; centres in tagged float64."""
-    codes = -(-size // settings.block_size)
-    return rows * (2 * size + codes + 4) + settings.leaves * size * 9
-
-
 def build_tree(vectors_RD: np.ndarray, settings: TreeSettings) -> ScannIndex:
     """Train and fill a tree.
 

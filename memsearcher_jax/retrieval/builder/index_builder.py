@@ -143,7 +143,6 @@ def build_index(
         if precomputed is not None:
             _check_precomputed(precomputed, corpus, encoder)
         shards = _start(staging, corpus, config, embed(0, 1).shape[1], precomputed is not None)
-        _check_disk_space(staging, shards, config)
         _write_shards(shards, embed, corpus, config.batch_size, shard, on_progress)
         if shard.index:
             return
@@ -258,7 +257,7 @@ def _build_tree(
     on_progress: ProgressFn,
 ) -> dict[str, Any]:
     """Return the tree's entries of the manifest: its settings, and its recall on held-out probes and their number."""
-    if not _needs_tree(config, shards.rows):
+    if config.index_type != "scann" or shards.rows < scann_index.MIN_TREE_ROWS:
         return {"tree": None, "recall": 1.0, "measured_on": 0}
     if not (staging / MEASURED).exists():
         on_progress("building the tree", 0, 0)
@@ -289,28 +288,9 @@ def _build_tree(
     return json.loads((staging / MEASURED).read_text())
 
 
-def _needs_tree(config: IndexConfig, rows: int) -> bool:
-    return config.index_type == "scann" and rows >= scann_index.MIN_TREE_ROWS
-
-
 def _float32_file(shards: EmbeddingShards, path: Path) -> np.ndarray:
     """Memory-map all vectors from one file: ScaNN keeps copies in memory while it trains."""
     with path.open("wb") as file:
         for vectors_BD in shards.blocks():
             file.write(vectors_BD.data)
     return np.memmap(path, np.float32, mode="r", shape=shards.shape)
-
-
-def _check_disk_space(staging: Path, shards: EmbeddingShards, config: IndexConfig) -> None:
-    """Raises OSError before work whose result does not fit on the disk."""
-    missing_rows = sum(len(shards.row_range(shard)) for shard in shards.missing())
-    needed = missing_rows * shards.size * (4 if config.dtype == "float32" else 2)
-    if _needs_tree(config, shards.rows) and not (staging / MEASURED).exists():
-        needed += shards.rows * shards.size * 4  # the float32 file for ScaNN
-        needed += scann_index.file_bytes(*shards.shape, scann_index.untuned_settings(*shards.shape))
-    free = shutil.disk_usage(staging).free
-    if needed > free:
-        raise OSError(
-            f"{staging}: needs {needed / 1e9:,.4g} GB, but the disk has {free / 1e9:,.4g} GB free: free some space, or "
-            "build on another disk"
-        )
