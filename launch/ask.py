@@ -22,15 +22,15 @@ from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent, ReadingAgent
 from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.config import agent_of
-from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.report import console as show
-from memsearcher_jax.retrieval.documents import (
+from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     WORD_TOKENS,
     find_documents,
     join_texts,
     read_passages,
 )
+from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.report import console as show
 from memsearcher_jax.types import (
     Completion,
     Generate,

@@ -18,10 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.ranges import Count
-from memsearcher_jax.retrieval.documents import (
+from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     READERS,
     WORD,
@@ -29,6 +26,9 @@ from memsearcher_jax.retrieval.documents import (
     find_documents,
     read_passages,
 )
+from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.ranges import Count
 
 
 @dataclass(frozen=True)

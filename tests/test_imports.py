@@ -12,13 +12,14 @@ PACKAGE = "memsearcher_jax"
 
 # What a package may import in addition to itself and the standard library: modules of this package or distributions.
 # A name includes all its submodules.
-TYPES, JSONL, RANGES, LOCK = (f"{PACKAGE}.{name}" for name in ("types", "jsonl", "ranges", "file_lock"))
+NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer")
+TYPES, JSONL, RANGES, LOCK, ANALYZER = (f"{PACKAGE}.{name}" for name in NAMES)
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
     "agent": {TYPES, RANGES, "json_repair", "pyrsistent", "rouge_score"},
-    "data": {TYPES, JSONL, RANGES, "numpy", "pyarrow", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, RANGES, LOCK, "numpy", "scann", "bm25s", "fastapi", "pydantic", "starlette", "uvicorn"}
-    | {"bs4", "markdown_it", "pypdf"},
+    "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
+    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s"}
+    | {"fastapi", "pydantic", "starlette", "uvicorn"},
     # The only package that imports flax; gguf is for GGUF files.
     "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers", "gguf"},
     "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
@@ -32,6 +33,7 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
     JSONL,
     RANGES,
     LOCK,
+    ANALYZER,
     "numpy",
     "jax",
 }
@@ -45,6 +47,7 @@ PACKAGES["serving"] = (
 )
 MODULES = {
     "__init__": set(),
+    "analyzer": set(),
     "file_lock": set(),
     "jsonl": set(),
     "types": set(),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from memsearcher_jax.retrieval import analyzer
+from memsearcher_jax import analyzer
 from memsearcher_jax.retrieval.builder.build_dir import open_derived
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.fusion import Ranking, pad_rankings, top_k

@@ -16,7 +16,7 @@ from itertools import chain
 
 import numpy as np
 
-from memsearcher_jax.retrieval import analyzer
+from memsearcher_jax import analyzer
 
 Encoder = Callable[[list[str]], np.ndarray]
 """Texts to float32 [len(texts), D]. Rows have L2 norm 1, or are zero for a text without content."""

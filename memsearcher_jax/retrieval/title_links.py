@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memsearcher_jax.retrieval.analyzer import fold
+from memsearcher_jax.analyzer import fold
 from memsearcher_jax.retrieval.builder.build_dir import open_derived, save_array
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.types import plain_title

@@ -21,7 +21,7 @@ from typing import Any
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.run import starts_turn
-from memsearcher_jax.retrieval.documents import WORD_TOKENS, join_texts, split_text
+from memsearcher_jax.data.documents import WORD_TOKENS, join_texts, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.retrieval.analyzer import words
+from memsearcher_jax.analyzer import words
 from memsearcher_jax.retrieval.bm25 import _terms, open_bm25
 from memsearcher_jax.retrieval.corpus import make_corpus
 from memsearcher_jax.types import Passage

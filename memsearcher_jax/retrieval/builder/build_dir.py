@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memsearcher_jax import file_lock
-from memsearcher_jax.retrieval import analyzer
+from memsearcher_jax import analyzer, file_lock
 
 MANIFEST = "manifest.json"
 BM25 = "bm25"  # folder of the indexes of words and titles, in the folder of the vectors

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsearcher_jax.data.documents import WORD, UnreadableDocument, find_documents, read_passages, split_text
 from memsearcher_jax.retrieval.corpus import read_corpus
-from memsearcher_jax.retrieval.documents import WORD, UnreadableDocument, find_documents, read_passages, split_text
 
 pytest.importorskip("pypdf")
 pytest.importorskip("bs4")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from memsearcher_jax.retrieval.analyzer import SPACELESS
+from memsearcher_jax.analyzer import SPACELESS
 from memsearcher_jax.types import TokenCounter
 
 DOCUMENT_LIBRARIES = ("markdown_it", "bs4", "pypdf")  # the extra `documents`

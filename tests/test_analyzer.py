@@ -4,7 +4,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.retrieval.analyzer import fold, words
+from memsearcher_jax.analyzer import fold, words
 
 
 @given(st.text(st.characters(max_codepoint=127)))
