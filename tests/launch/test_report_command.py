@@ -6,20 +6,14 @@ import shutil
 import pytest
 
 from memsearcher_jax.launch import report
-from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import METRICS_FILE
-from memsearcher_jax.logs.trajectories import compress_trajectories
-from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
+from tests.samples import scored, write_shard
 
 
 @pytest.fixture
 def evaluated(tmp_path):
     """The folder of an evaluation of three questions."""
-    outcome = Outcome(StopReason.ANSWERED, "Ada", (Turn("", "\\boxed{Ada}"),))
-    problems = [Problem(f"q{number}", "Who?", ("Ada",)) for number in range(3)]
-    trajectories = [Trajectory(problem, 0, outcome, (Context((1,), (0.0,), (True,)),), "") for problem in problems]
-    scored = [ScoredTrajectory(trajectory, 1.0, scores={"exact_match": 1.0}) for trajectory in trajectories]
-    atomic_write(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(scored))
+    write_shard(tmp_path / "ev", [scored(id=f"q{number}") for number in range(3)])
     (tmp_path / "ev" / "results.json").write_text(json.dumps({"metrics": {"exact_match": 1.0}}))
     return tmp_path / "ev"
 

@@ -10,13 +10,10 @@ from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
-from memsearcher_jax.types import Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
+from memsearcher_jax.types import Turn
+from tests.samples import scored
 
-
-def scored(number):
-    outcome = Outcome(StopReason.ANSWERED, "Bern", (Turn("", "a"), Turn("Bern lies on the Aare", "b")))
-    problem = Problem(str(number), f"Question {number}?", ("Berne", "Bern"))
-    return ScoredTrajectory(Trajectory(problem, 0, outcome, (), ""), 0.5, "")
+TURNS = (Turn("", "a"), Turn("Bern lies on the Aare", "b"))
 
 
 @pytest.fixture
@@ -71,7 +68,8 @@ def records(run):
 
 def test_weights_and_biases_gets_settings_metrics_and_trajectories(tmp_path, wandb):
     run = tmp_path / "run"
-    atomic_write(step_path(run, 1), compress_trajectories([scored(number) for number in range(40)]))
+    rows = [scored(0.5, TURNS, question=f"Question {number}?", golden=("Berne", "Bern")) for number in range(40)]
+    atomic_write(step_path(run, 1), compress_trajectories(rows))
     with MetricsWriter(run, trackers=("wandb",), settings={"rl": {"steps": 2}}) as writer:
         writer.write(0, {"reward": 0.25})
         writer.write(1, {"reward": 0.5})
@@ -82,7 +80,7 @@ def test_weights_and_biases_gets_settings_metrics_and_trajectories(tmp_path, wan
     content = json.loads(table.read_text())
     assert tuple(content["columns"]) == trackers.TABLE_COLUMNS
     assert len(content["data"]) == trackers.TABLE_ROWS
-    expected = ["Question 0?", "Berne | Bern", "Bern", 0.5, "answered", 2, 0, "Bern lies on the Aare"]
+    expected = ["Question 0?", "Berne | Bern", "Ada", 0.5, "answered", 2, 0, "Bern lies on the Aare"]
     assert content["data"][0] == expected
     assert not (run / "tensorboard").exists()
 

@@ -31,6 +31,7 @@ from memsearcher_jax.types import (
     Trajectory,
     Turn,
 )
+from tests import samples
 
 # A model can write lone surrogates and line separators, which break careless writers.
 text = st.text() | st.sampled_from(["\ud800", "a\u2028b\x85c\r\n", "\x1b[31m", "<|im_end|>"])
@@ -77,11 +78,8 @@ scored = st.builds(
 
 
 def simple(**changes):
-    problem = Problem("q1", "Who?", ("Ada",), changes.pop("metadata", {}))
     context = Context((1, 2), (0.0, -0.5), (False, True))
-    return ScoredTrajectory(
-        Trajectory(problem, 0, Outcome(StopReason.ANSWERED, "Ada"), (context,), "text"), 1.0, "correct", **changes
-    )
+    return samples.scored(turns=(), contexts=(context,), transcript="text", **changes)
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,13 +19,12 @@ from memsearcher_jax.logs.trajectories import (
     read_trajectories,
     truncate_incomplete,
 )
-from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
+from memsearcher_jax.types import Turn
+from tests import samples
 
 
 def scored(number):
-    outcome = Outcome(StopReason.ANSWERED, "Ada", (Turn("", f"reply {number} \ud800 é"),))
-    context = Context((1, number), (0.0, -0.5), (False, True))
-    return ScoredTrajectory(Trajectory(Problem(f"q{number}", "Who?", ("Ada",)), 0, outcome, (context,), "text"), 1.0)
+    return samples.scored(turns=(Turn("", f"reply {number} \ud800 é"),), id=f"q{number}")
 
 
 def write(path, numbers):

@@ -32,6 +32,7 @@ from memsearcher_jax.types import (
     Trajectory,
     Turn,
 )
+from tests.samples import context, scored, write_shard
 
 EVIL = [
     '<img src=x onerror="alert(1)">',
@@ -43,31 +44,8 @@ EVIL = [
 ]
 
 
-def context(tokens, sampled=1):
-    return Context(tuple(range(tokens)), (0.0,) * tokens, (False,) * (tokens - sampled) + (True,) * sampled)
-
-
-ANSWERED = Turn("", "I know.</think> \\boxed{Ada}")
-
-
-def scored(correct=True, turns=(ANSWERED,), **changes):
-    problem = Problem(
-        changes.pop("id", "q1"),
-        changes.pop("question", "Who wrote it?"),
-        changes.pop("golden", ("Ada",)),
-        changes.pop("metadata", {}),
-    )
-    outcome = Outcome(changes.pop("stop", StopReason.ANSWERED), changes.pop("answer", "Ada"), tuple(turns))
-    contexts = changes.pop("contexts", tuple(context(10 * (number + 1)) for number in range(len(turns))))
-    trajectory = Trajectory(problem, 0, outcome, contexts, "")
-    score = {"exact_match": float(correct), "f1": float(correct), "cover_exact_match": float(correct)}
-    return ScoredTrajectory(
-        trajectory, changes.pop("reward", float(correct)), changes.pop("reason", ""), score, **changes
-    )
-
-
 def evaluation(folder, trajectories, *, results=None, settings=None):
-    atomic_write(folder / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(trajectories))
+    write_shard(folder, trajectories)
     if results is not None:
         (folder / "results.json").write_text(json.dumps(results))
     (folder / "run.json").write_text(json.dumps(settings or {"agent": {"workflow": "memsearcher"}}))

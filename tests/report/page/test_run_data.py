@@ -22,15 +22,8 @@ from memsearcher_jax.report.page.run_data import (
     read_run,
 )
 from memsearcher_jax.report.plots import Panel
-from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory, Turn
-
-
-def scored():
-    problem, turn = Problem("q1", "Who?", ("Ada",)), Turn("", "\\boxed{Ada}")
-    trajectory = Trajectory(
-        problem, 0, Outcome(StopReason.ANSWERED, "Ada", (turn,)), (Context((1,), (0.0,), (True,)),), ""
-    )
-    return ScoredTrajectory(trajectory, 1.0, "", {"exact_match": 1.0})
+from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory, Turn
+from tests.samples import scored, write_shard
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30))
@@ -73,7 +66,7 @@ def test_evenly_spaced_steps_of_a_long_run_are_read(tmp_path):
 
 
 def test_runs_with_equal_names_get_distinct_labels(tmp_path):
-    atomic_write(tmp_path / "ev" / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories([scored()]))
+    write_shard(tmp_path / "ev", [scored()])
     (tmp_path / "ev" / "run.json").write_text(json.dumps({"agent": {"workflow": "memsearcher"}}))
     run = read_run(tmp_path / "ev", max_trajectories=5)
     assert distinct_labels(run, run) == ("memsearcher (ev) 1", "memsearcher (ev) 2")
