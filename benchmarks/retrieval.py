@@ -26,7 +26,7 @@ import tyro
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.scann_index import TOP, recall_at_n
-from memsearcher_jax.retrieval.search import Searcher, open_searcher
+from memsearcher_jax.retrieval.search import Searcher, open_source
 from memsearcher_jax.runtime import text_encoder
 
 RECALL = 0.95
@@ -111,23 +111,23 @@ def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list
         "BM25": replace(config, method="bm25"),
         "hybrid": replace(config, method="hybrid"),
     }
-    open_searcher(config, folder, (), text_encoder.load)  # builds the index if it is missing
     questions = {
         dataset: list(map(json.loads, (wiki / dataset / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
         for dataset in QUESTIONS
     }
-    searchers = {method: open_searcher(settings, folder, (), text_encoder.load) for method, settings in methods.items()}
-    source = searchers["hybrid"].source
+    model = text_encoder.load(config)
+    open_source(config, folder, (), model)  # builds the index if it is missing
+    sources = {method: open_source(settings, folder, (), model) for method, settings in methods.items()}
+    vectors_RD, hybrid = sources[f"{name} exact"].retriever.index.vectors_RD, sources["hybrid"]
     for weight in LINK_WEIGHTS:
-        retriever = replace(source.retriever, link_weight=weight)
-        searchers[f"hybrid, links x {weight:g}"] = Searcher(replace(source, retriever=retriever))
+        retriever = replace(hybrid.retriever, link_weight=weight)
+        sources[f"hybrid, links x {weight:g}"] = replace(hybrid, retriever=retriever)
     table = []
-    for method, searcher in searchers.items():
-        shares = {dataset: _support(searcher, rows) for dataset, rows in questions.items()}
+    for method, source in sources.items():
+        shares = {dataset: _support(Searcher(source), rows) for dataset, rows in questions.items()}
         table.append({"method": method} | shares)
         print(f"{method:18}", "  ".join(f"{dataset} {share:.3f}" for dataset, share in shares.items()), flush=True)
-    queries_QD = text_encoder.load(config).queries([row["question"] for rows in questions.values() for row in rows])
-    vectors_RD = searchers[f"{name} exact"].source.retriever.index.vectors_RD
+    queries_QD = model.queries([row["question"] for rows in questions.values() for row in rows])
     return Dataset(f"{wiki.name}, {name}", vectors_RD, queries_QD), table
 
 

@@ -98,9 +98,9 @@ def measure(load: Load, questions: Sequence[str], url: str, server: int) -> dict
         run = partial(run_client, address, load, questions, deadline)
         clients = [pool.submit(run, number) for number in range(load.clients)]
         time.sleep(load.seconds / 2)
-        middle = common.memory_mb(server, "VmRSS")
+        middle = memory_mb(server)
         time.sleep(max(0.0, deadline - time.monotonic()))
-        end = common.memory_mb(server, "VmRSS")
+        end = memory_mb(server)
     took = time.monotonic() - started
     results = [result for client in clients for result in client.result()]
     seconds_R = np.array([result for result in results if isinstance(result, float)])
@@ -121,6 +121,12 @@ def measure(load: Load, questions: Sequence[str], url: str, server: int) -> dict
         "memory_middle": middle,
         "memory_end": end,
     }
+
+
+def memory_mb(server: int) -> float:
+    """Of the service and the process that searches for it."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return sum(common.memory_mb(process, "VmRSS") for process in (server, *map(int, children)))
 
 
 def run_client(address: str, load: Load, questions: Sequence[str], deadline: float, number: int) -> list[float | str]:
