@@ -169,7 +169,10 @@ def save_streamed(
 
 
 def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelConfig) -> None:
-    """Raises ValueError for the first field in which the model in `folder` differs; settings of a run may differ."""
+    """Raises ValueError for the first field in which the model in `folder` differs; settings of a run may differ.
+
+    Also if it was trained on fewer positions than `expected` allows contexts to have.
+    """
     for name in SAME_MODEL:
         ours, theirs = getattr(expected, name), getattr(actual, name)
         if ours != theirs:
@@ -177,6 +180,11 @@ def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelCon
                 f"{folder} holds a checkpoint of another model: {name} is {theirs} there, but {ours} in this run: "
                 "choose its preset with --config, or other weights"
             )
+    if actual.max_positions < expected.max_positions:
+        raise ValueError(
+            f"{folder} was trained on {actual.max_positions} positions, and model.max_positions is "
+            f"{expected.max_positions}: set --model.max_positions {actual.max_positions}"
+        )
 
 
 def tensors(config: ModelConfig) -> list[Tensor]:

@@ -18,7 +18,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
-from memsearcher_jax.model.hf_config import transformers
+from memsearcher_jax.agent.protocol import THINK
+from memsearcher_jax.model.hf_config import read_json, transformers
 from memsearcher_jax.types import Completion, FinishReason, Prompt, TextSpan
 
 CHATML_TOKENS = IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -44,13 +45,18 @@ class ChatTokenizer:
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}: set --model.tokenizer to a folder that has one")
-        # Encoding is left to tokenizer.json alone: AutoTokenizer would replace its pre-tokenizer by the family's.
+        # AutoTokenizer would replace the pre-tokenizer of tokenizer.json by the family's.
         try:
-            tokenizer = cls(file.read_text(encoding="utf-8"), str(folder))
             library = transformers().PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-            ends = _generation_ends(Path(folder))
+            # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
+            tokenizer = cls(library.backend_tokenizer.to_str(), str(folder))
+            ends = _end_ids(Path(folder) / "generation_config.json")
         except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
             raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        if unknown := [id for id in ends if id not in tokenizer._specials]:
+            raise ValueError(
+                f"{folder}: generation_config.json ends replies with {unknown[0]}, which is no special token"
+            )
         known, markup, end = tokenizer._specials.values(), CHATML, IM_END
         if library.chat_template:
             *opening, after_reply = _render(library, folder)
@@ -59,6 +65,13 @@ class ChatTokenizer:
         names = (end, library.eos_token, END_OF_TEXT, *map(tokenizer.id_to_token, ends))
         end_tokens = tuple(name for name in dict.fromkeys(names) if name in known)
         tokenizer = replace(tokenizer, markup=markup, end_tokens=end_tokens)
+        # transformers reads config.json where there is no generation_config.json; a run folder keeps neither.
+        unused = set(_end_ids(Path(folder) / "config.json")) - set(map(tokenizer._template.token_to_id, end_tokens))
+        if unused and not (Path(folder) / "generation_config.json").is_file():
+            raise ValueError(
+                f"{folder}: config.json ends replies with token {min(unused)}, and the files of the tokenizer do not: "
+                "add a generation_config.json that does"
+            )
         if end not in known or not tokenizer._starts:
             raise ValueError(
                 f"the tokenizer in {folder} has no {IM_START} and {IM_END}, nor a chat template with special tokens "
@@ -221,20 +234,25 @@ def _render(library: Any, folder: str | Path) -> list[str]:
     except Exception as error:  # of jinja, or of the template itself
         reason = " ".join(str(error).split())
         raise ValueError(f"the chat template in {folder} renders no system message and turns: {reason}") from error
+    # Templates of reasoning models open a thought in the generation prompt; agents open theirs, where they want one.
+    assistant = re.sub(rf"{re.escape(THINK)}\s*$", "", assistant)
+    if THINK in assistant:
+        raise ValueError(f"the chat template in {folder} ends a thought before each reply: choose one that does not")
     return [system, user, assistant, after_reply]
 
 
-def _generation_ends(folder: Path) -> list[int]:
-    """`eos_token_id` of generation_config.json."""
-    if not (folder / "generation_config.json").is_file():
-        return []
-    ids = transformers().GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+def _end_ids(file: Path) -> list[int]:
+    """`eos_token_id` of a file, if there is one."""
+    ids = read_json(file).get("eos_token_id") if file.is_file() else None
     return [ids] if isinstance(ids, int) else ids or []
 
 
 @lru_cache(maxsize=4)  # half a second for a tokenizer of 150,000 tokens
 def _parse(definition: str, *, special_tokens_are_text: bool) -> Tokenizer:
     tokenizer = Tokenizer.from_str(definition)
+    # Published files carry both; transformers ignores them unless it is called with them.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     tokenizer.encode_special_tokens = special_tokens_are_text
     return tokenizer
 

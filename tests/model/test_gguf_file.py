@@ -26,12 +26,6 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_needs_a_directory_to_write(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        import_gguf.main([str(tmp_path / "x.gguf")])
-    assert "missing: --out" in capsys.readouterr().err
-
-
 @pytest.fixture
 def libraries():
     return tuple(pytest.importorskip(name) for name in ("torch", "transformers", "gguf", "accelerate"))

@@ -319,3 +319,6 @@ def test_another_model_is_refused_by_its_first_difference(base):
         weights.check_same_model("old", replace(base, tie_embeddings=True), base)
     with pytest.raises(ValueError, match="vocab_size is 152064 there, but 96"):
         weights.check_same_model("old", base, ModelConfig())
+    with pytest.raises(ValueError, match="old was trained on 8 positions, .* 16: set --model.max_positions 8"):
+        weights.check_same_model("old", replace(base, max_positions=16), replace(base, max_positions=8))
+    weights.check_same_model("old", replace(base, max_positions=8), replace(base, max_positions=16))

@@ -184,6 +184,13 @@ def test_the_chat_template_of_qwen_is_chatml(tmp_path):
     assert tokenizer.extra_markup_tokens == 0
 
 
+def test_a_thought_that_the_template_opens_is_left_to_the_agent(tmp_path):
+    """Otherwise a reply would begin with two, and a rewritten memory with one."""
+    template = QWEN_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    assert template != QWEN_TEMPLATE
+    assert ChatTokenizer.load(write_tokenizer(tmp_path, template, eos_token="<|im_end|>")).markup == CHATML
+
+
 def test_prompts_have_the_markup_of_the_models_chat_template(llama):
     """The ids are those of transformers for the same messages."""
     tokenizer = ChatTokenizer.load(llama)
@@ -248,6 +255,10 @@ def test_budgets_count_the_text_that_a_chat_template_adds(llama):
         ("{% for message in messages %}- {{ message.content }}{% endfor %}", "nor a chat template with special tokens"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "renders no system message and turns: .*unsafe"),
         ("{{ messages.append(messages[0]) }}", "renders no system message and turns: .*unsafe"),
+        (
+            QWEN_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n\\n</think>' }}"),
+            "ends a thought before each",
+        ),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_one_line(template, message, tmp_path):
@@ -255,6 +266,65 @@ def test_a_chat_template_that_cannot_be_used_is_one_line(template, message, tmp_
     with pytest.raises(ValueError, match=message) as error:
         ChatTokenizer.load(write_tokenizer(tmp_path, template))
     assert "\n" not in str(error.value)
+
+
+ENDS = {"<|im_end|>": 258, "<|endoftext|>": 256, "<|extra|>": 259, "!": 33}
+TRUNCATION = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+PADDING = {"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 256, "pad_type_id": 0}
+ends = st.none() | st.sampled_from(sorted(ENDS)) | st.lists(st.sampled_from(sorted(ENDS)), min_size=1, unique=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    text=hostile,
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "truncation": st.just(TRUNCATION),
+            "padding": st.just(PADDING | {"pad_token": "<|endoftext|>"}),
+            "normalizer": st.sampled_from([{"type": "NFC"}, {"type": "Lowercase"}]),
+        },
+    ),
+    named=st.fixed_dictionaries(
+        {"eos_token": st.sampled_from(["<|im_end|>", "<|endoftext|>"])},
+        optional={
+            "additional_special_tokens": st.just(["<|extra|>"]),
+            "model_max_length": st.just(5),
+            "add_bos_token": st.booleans(),
+            "bos_token": st.just("<|im_start|>"),
+            "padding_side": st.just("left"),
+        },
+    ),
+    generation=ends,
+    config=ends,
+)
+def test_a_published_folder_has_the_effect_that_it_has_in_transformers_or_is_refused(
+    tmp_path_factory, text, fields, named, generation, config
+):
+    folder = tmp_path_factory.mktemp("folder")
+    write_tokenizer(folder, QWEN_TEMPLATE, **named)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    for name, ends in (("generation_config.json", generation), ("config.json", config)):
+        if ends is not None:
+            ids = ENDS[ends] if isinstance(ends, str) else [ENDS[end] for end in ends]
+            (folder / name).write_text(json.dumps({"eos_token_id": ids}))
+    library = transformers().PreTrainedTokenizerFast.from_pretrained(folder)
+    stated = generation if generation is not None else config
+    stops = {stated} if isinstance(stated, str) else set(stated or ())
+    try:
+        tokenizer = ChatTokenizer.load(folder)
+    except ValueError as error:
+        assert "\n" not in str(error) and "ends replies with" in str(error)
+        specials = {"<|im_end|>", "<|endoftext|>", *(named.get("additional_special_tokens") or ())}
+        assert stops - specials or generation is None
+        return
+    assert stops <= set(tokenizer.end_tokens) and named["eos_token"] in tokenizer.end_tokens
+    ids = library(text, add_special_tokens=False).input_ids
+    assert list(tokenizer.encode_trusted(text)) == ids
+    outside = library(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert list(tokenizer.encode_untrusted(text)) == outside
+    assert tokenizer.count(text) == len(outside)
 
 
 def test_the_ids_are_those_of_tokenizer_json_whatever_the_model():
