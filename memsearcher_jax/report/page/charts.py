@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memsearcher_jax.logs.metrics import Metrics
+from memsearcher_jax.report.console import safe_text
 from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts, tokens_by_turn
 from memsearcher_jax.report.page.tables import escape_html
 from memsearcher_jax.report.plots import COLORS, FAINT, GRID, INK, Legend, Panel, draw_curves, draw_dots, style_axes
@@ -46,13 +47,10 @@ def chart(title: str, unit: str, draw: Draw) -> str:
     drawn = np.isfinite(axes.dataLim.get_points()).all()
     body = inline_svg(content.getvalue(), title) if drawn else '<p class="none">No data.</p>'
     note = f' <em class="alarm">{non_finite} not finite</em>' if non_finite else ""
-    items = "".join(
-        f'<li><span class="key c{VARIABLES[color.lower()][1:]}"></span>{escape_html(label)}</li>'
-        for label, color in legend
-    )
+    keys = [f'<span class="key {VARIABLES[color.lower()]}"></span>{escape_html(label)}' for label, color in legend]
     return (
         f"<figure><figcaption><b>{escape_html(title)}</b> <span>{escape_html(unit)}</span>{note}</figcaption>{body}"
-        + (f'<ul class="legend">{items}</ul>' if len(legend) > 1 and drawn else "")
+        + (f'<ul class="legend"><li>{"</li><li>".join(keys)}</li></ul>' if len(keys) > 1 and drawn else "")
         + "</figure>"
     )
 
@@ -62,7 +60,7 @@ def inline_svg(svg: str, title: str) -> str:
     svg = " ".join(svg[svg.index("<svg") :].split())
     view_box = re.search(r'viewBox="[^"]*"', svg)
     body = re.sub(r"<defs> <style.*?</style> </defs>", "", svg[svg.index(">") + 1 :])
-    body = re.sub(r'<g id="tip: ([^"]*)">', r"<g><title>\1</title>", body)
+    body = re.sub(r'<g id="tip: ([^"]*)">', lambda tip: f"<g><title>{safe_text(tip[1]).plain}</title>", body)
     body = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), re.sub(r'<g id="[^"]*">', "<g>", body))
     return f'<svg class="chart" {view_box and view_box[0]} role="img" aria-label="{escape_html(title)}">{body}'
 

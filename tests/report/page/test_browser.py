@@ -9,22 +9,10 @@ import time
 
 import pytest
 
-from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import (
-    Context,
-    Outcome,
-    Passage,
-    Problem,
-    Query,
-    ScoredTrajectory,
-    SearchResult,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, Turn
+from tests.samples import scored, write_shard
 
 pytestmark = pytest.mark.slow
 selenium = pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[browser]'")
@@ -62,18 +50,23 @@ def trajectory(number):
     turns = (searched, Turn(before, f"again {text}</think>call", rewrite="r", new_memory=after), Turn(after, "done"))
     stop, correct = stops[number % 4], number % 4 == 0
     question = EVIL if number == 0 else f"Question number {number}?"
-    problem = Problem(f"id{number}", question, (text,), {"source": datasets[number % 3]})
-    contexts = (Context((1, 2), (0.0, 0.0), (False, True)),) * 3
-    outcome = Outcome(stop, text if stop is StopReason.ANSWERED else "", turns)
-    return ScoredTrajectory(
-        Trajectory(problem, 0, outcome, contexts, ""), float(correct), text, {"exact_match": float(correct)}
+    return scored(
+        correct,
+        turns,
+        id=f"id{number}",
+        question=question,
+        golden=(text,),
+        metadata={"source": datasets[number % 3]},
+        stop=stop,
+        answer=text if stop is StopReason.ANSWERED else "",
+        reason=text,
     )
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    atomic_write(folder / "trajectories" / "shard_0000.jsonl.gz", compress_trajectories(map(trajectory, range(COUNT))))
+    write_shard(folder, map(trajectory, range(COUNT)))
     (folder / "results.json").write_text(json.dumps({"metrics": {"exact_match": 0.25}}))
     write_page(folder, folder / "page.html")
     return (folder / "page.html").as_uri()
