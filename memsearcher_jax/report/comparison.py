@@ -186,7 +186,8 @@ def _paired_metrics(pairs: Sequence[tuple[AnsweredQuestion, AnsweredQuestion]], 
         if values:
             # Each metric has its own generator, so its numbers do not depend on the other metrics.
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            compared[name] = asdict(paired_comparison(*zip(*values, strict=True), rng))
+            first_N, second_N = zip(*values, strict=True)
+            compared[name] = asdict(paired_comparison(first_N, second_N, rng))
     return compared
 
 
