@@ -66,8 +66,10 @@ def prepare(
     `max_outage`: seconds to wait for a search service that is down. `weights`: whether those in model.path are read.
     Repositories of the Hub are downloaded. Raises ValueError or OSError in one line that names the setting or file.
     """
+    if not weights:
+        config = replace(config, model=replace(config.model, path="", adapter=""))
     config = hub.local(config)
-    if config.model.path and weights:
+    if config.model.path:
         load_weights.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
     meshes = open_meshes(config)

@@ -1,6 +1,7 @@
 """What a run was given, by content: hashes of its inputs, and copies of the small ones in its folder. No JAX here.
 
-    RUN/inputs.json        {"hashes": {input: hash}, "copies": {path in the settings: copy}, "program": [...]}
+    RUN/inputs.json        {"hashes": {input: hash}, "copies": {path in the settings: copy}, "program": [...]}; the copy
+                           of a corpus is the index that the run has built of it
     RUN/inputs/            templates and question files, as they were when the run began
 
 `program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
@@ -10,6 +11,7 @@ distances. Synthetic data follows from the settings, and an index verifies itsel
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -56,19 +58,24 @@ def read_inputs(folder: Path) -> Inputs:
 def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
     """Copies the templates and question files of a run that starts or goes on in `folder`, and writes inputs.json.
 
-    `step`: of the checkpoint in model.path, if that is a run.
+    What the run has been given before stays as it was then. `step`: of the checkpoint in model.path, if that is a run.
     """
-    earlier, copies = read_inputs(folder), {}
+    earlier = read_inputs(folder)
+    copies = dict(earlier.copies)
     for original, files in _small_inputs(config).items():
+        if original in copies:
+            continue
         target = folder / COPIES / hashlib.sha256(original.encode()).hexdigest()[:12]
         for relative, file in files.items():
             (target / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target / relative)
         copy = target / next(iter(files)) if Path(original).is_file() else target
         copies[original] = copy.relative_to(folder).as_posix()
+    if config.retrieval.corpus and not config.retrieval.index and (folder / INDEX / MANIFEST).is_file():
+        copies[config.retrieval.corpus] = INDEX
     program = _program()
     programs = [*earlier.program, program] if program not in earlier.program else earlier.program
-    inputs = Inputs(input_hashes(config, step), copies, programs)
+    inputs = Inputs(input_hashes(config, step) | earlier.hashes, copies, programs)
     atomic_write(folder / INPUTS_FILE, (json.dumps(vars(inputs), indent=2) + "\n").encode())
     return inputs
 
@@ -76,11 +83,10 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
     copies = {original: str((folder / copy).absolute()) for original, copy in read_inputs(folder).copies.items()}
-    config = _with_paths(config, lambda path: copies.get(path, path))
     retrieval = config.retrieval
-    if retrieval.corpus and not retrieval.index and (folder / INDEX / MANIFEST).is_file():
-        retrieval = replace(retrieval, corpus="", index=str((folder / INDEX).absolute()))
-    return replace(config, retrieval=retrieval)
+    if index := copies.pop(retrieval.corpus, ""):
+        retrieval = replace(retrieval, corpus="", index=retrieval.index or index)
+    return _with_paths(replace(config, retrieval=retrieval), lambda path: copies.get(path, path))
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -120,6 +126,8 @@ def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | No
             notes.append(f"{original} has changed since the run began, which goes on with its own copy")
     for name in ("retrieval.corpus", "model.path", "model.adapter"):
         if name == "retrieval.corpus" and own.retrieval.corpus != config.retrieval.corpus:
+            if now.get(name, "") != stored.hashes[name]:
+                notes.append(f"{name} has changed since the run began, which goes on with its own index")
             continue
         if stored.hashes.get(name) and name in now and now[name] != stored.hashes[name]:
             raise ValueError(f"{name} has changed since the run in {folder} began: restore it, or start a new run")
@@ -150,10 +158,11 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
     data, root = config.data, hub.local_root(config.data.root)
     for split, entries in (("train", data.train_entries), ("test", data.test)):
         for entry in entries:
-            path, benchmark = resolve(entry, split, root)
-            name = f"{benchmark}/{path.name}" if benchmark else path.name
-            if path.is_file():
-                found.setdefault(data.root if benchmark else entry, {})[name] = path
+            with contextlib.suppress(FileNotFoundError):
+                path, benchmark = resolve(entry, split, root)
+                name = f"{benchmark}/{path.name}" if benchmark else path.name
+                if path.is_file():
+                    found.setdefault(data.root if benchmark else entry, {})[name] = path
     return found
 
 

@@ -1,0 +1,140 @@
+"""What a run was given: hashes, copies that a resumed run reads, and the program."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.launch import cli
+from memsearcher_jax.runtime import inputs
+from memsearcher_jax.runtime.inputs import check_inputs, fingerprint, input_hashes, keep_inputs, with_own_inputs
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A config with files of every kind, all in one folder."""
+    for name in ("templates/system.txt", "nq/train.jsonl", "test.jsonl", "corpus.jsonl", "weights/model.safetensors"):
+        file = tmp_path / "given" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    config, folder = RunConfig(), str(tmp_path / "given")
+    return replace(
+        config,
+        agent=replace(config.agent, prompts=f"{folder}/templates"),
+        data=replace(config.data, test=(f"{folder}/test.jsonl",), root=folder, mixture="nq=2"),
+        retrieval=replace(config.retrieval, corpus=f"{folder}/corpus.jsonl"),
+        model=replace(config.model, path=f"{folder}/weights", adapter=f"{folder}/weights"),
+    )
+
+
+@pytest.fixture
+def run(given, tmp_path):
+    """The folder of a run that has built its index."""
+    folder = tmp_path / "run"
+    (folder / "index").mkdir(parents=True)
+    (folder / "index" / "manifest.json").write_text("{}")
+    keep_inputs(folder, given, None)
+    return folder
+
+
+def names_in(config):
+    """The paths that a config names."""
+    data = config.data
+    return config.agent.prompts, data.root, data.mixture, *data.test, config.retrieval.corpus, config.retrieval.index
+
+
+@pytest.mark.parametrize("change", ["edit", "remove"])
+def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_path):
+    """Also when it is resumed again, and in another place."""
+    for file in [file for file in (tmp_path / "given").rglob("*.*") if file.suffix != ".safetensors"]:
+        file.unlink() if change == "remove" else file.write_text("edited")
+    for _ in range(2):
+        assert len(check_inputs(inputs.read_inputs(run), run, given, None, weights=True)) == 4
+        keep_inputs(run, given, None)
+    run = run.rename(tmp_path / "moved")
+    own = with_own_inputs(run, given)
+    root = Path(own.data.root)
+    assert (root / "nq" / "train.jsonl").read_text() == "nq/train.jsonl"
+    assert Path(own.agent.prompts, "system.txt").read_text() == "templates/system.txt"
+    assert Path(own.data.test[0]).read_text() == "test.jsonl"
+    assert (own.retrieval.corpus, own.retrieval.index) == ("", str(run / "index"))
+    assert (own.data.mixture, own.model) == ("nq=2", given.model)
+
+
+def test_nothing_is_said_of_what_has_not_changed(given, run):
+    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
+    assert names_in(with_own_inputs(run.parent, given)) == names_in(given), "a folder without inputs.json"
+
+
+def test_other_settings_name_other_files(given, run, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("other")
+    changed = replace(given, data=replace(given.data, test=(str(other),)))
+    changed = replace(changed, retrieval=replace(given.retrieval, corpus=str(other)))
+    own = with_own_inputs(run, changed)
+    assert own.data.test == (str(other),) and own.retrieval.corpus == str(other)
+    with pytest.raises(ValueError, match=r"retrieval\.corpus has changed since the run in"):
+        check_inputs(inputs.read_inputs(run), run, changed, None, weights=True)
+
+
+def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
+    weights = tmp_path / "given" / "weights" / "model.safetensors"
+    weights.write_text("others")
+    stored = inputs.read_inputs(run)
+    assert check_inputs(stored, run, given, None, weights=False) == [], "they are not read"
+    with pytest.raises(ValueError, match=r"model\.path has changed since the run in .* restore it, or start a new run"):
+        check_inputs(stored, run, given, None, weights=True)
+    next((run / "inputs").rglob("system.txt")).write_text("edited")
+    with pytest.raises(ValueError, match=r"run/inputs/\w+ was changed: restore it"):
+        check_inputs(stored, run, given, None, weights=False)
+
+
+def test_hashes_name_every_input(given, tmp_path):
+    folder = str(tmp_path / "given")
+    data = {f"{folder}/templates", folder, f"{folder}/test.jsonl"}
+    hashes = input_hashes(given)
+    assert set(hashes) == data | {"retrieval.corpus", "model.path", "model.adapter"}
+    assert all(len(one) == 64 for one in hashes.values())
+    assert set(input_hashes(given, weights=False)) == data | {"retrieval.corpus"}
+    assert input_hashes(cli.load_preset("tiny")).keys() == {"model.path"}, (
+        "packaged templates have the program's commit"
+    )
+
+
+def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # "" outside a checkout
+    first = keep_inputs(tmp_path, RunConfig(), None)
+    assert [one["commit"].removesuffix("+changes") for one in first.program] == [commit]
+    monkeypatch.setattr(inputs, "_program", lambda: {"version": "9", "commit": "c"})
+    for _ in range(2):
+        assert [one["commit"] for one in keep_inputs(tmp_path, RunConfig(), None).program][1:] == ["c"]
+    (tmp_path / "inputs.json").write_text("{")
+    with pytest.raises(ValueError, match=r"inputs\.json"):
+        inputs.read_inputs(tmp_path)
+
+
+def test_installed_programs_have_a_version_and_no_commit(tmp_path):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "inputs.py").write_text("installed inside the repository of someone else")
+    assert inputs._commit(tmp_path / "inputs.py") == ""
+
+
+def test_a_fingerprint_depends_on_every_file_and_on_blocks_of_large_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "_BLOCK", 4)
+    monkeypatch.setattr(inputs, "_BLOCKS", 3)
+    small, large = tmp_path / "a", tmp_path / "b"
+    small.write_bytes(b"0123456789")
+    large.write_bytes(bytes(range(100)))
+    before = fingerprint([small, large])
+    assert before == fingerprint([large, small])
+    for file, position, changes in ((small, 9, True), (large, 0, True), (large, 99, True), (large, 30, False)):
+        content = file.read_bytes()
+        file.write_bytes(content[:position] + b"!" + content[position + 1 :])
+        assert (fingerprint([small, large]) != before) == changes
+        file.write_bytes(content)
+    large.write_bytes(bytes(range(101)))
+    assert fingerprint([small, large]) != before
+    assert fingerprint([]) == ""
