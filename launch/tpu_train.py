@@ -36,6 +36,7 @@ from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
 from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder, with_own_tokenizer
+from memsearcher_jax.training.config import learning_rate_plan
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.state import SavedProgress
@@ -123,7 +124,11 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 if remote:
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
-                print(f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}", file=sys.stderr)
+                rate = learning_rate_plan(run.config.training, steps)
+                print(
+                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}; {rate}",
+                    file=sys.stderr,
+                )
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),

@@ -67,6 +67,7 @@ class HealthMonitor:
     def __init__(self, config: HealthConfig, notify: Callable[[str], None], state: HealthState | None = None):
         self._config, self._notify = config, notify
         self.state = state or HealthState()
+        self._rate_is_zero = False
 
     @property
     def rolls_back(self) -> bool:
@@ -91,6 +92,7 @@ class HealthMonitor:
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
         """
+        self._check_learning_rate(step, metrics)
         must_roll_back = self._check_skipped(step, metrics)
         if self._check_outage(step, metrics):
             return must_roll_back and self._roll_back(step)
@@ -115,6 +117,11 @@ class HealthMonitor:
     @property
     def _can_roll_back(self) -> bool:
         return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
+
+    def _check_learning_rate(self, step: int, metrics: Mapping[str, float]) -> None:
+        if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
+            self._rate_is_zero = True
+            self._notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
 
     def _demand_rollback(self, message: str) -> bool:
         if not self.rolls_back or self._can_roll_back:
