@@ -126,7 +126,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
                 rate = learning_rate_plan(run.config.training, steps)
                 print(
-                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}; {rate}",
+                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}; the learning rate {rate}",
                     file=sys.stderr,
                 )
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
