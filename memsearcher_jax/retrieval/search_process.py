@@ -9,6 +9,7 @@ over a socket, whose number is the child's argument.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -29,7 +30,8 @@ from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.types import Passage
 
-COMMAND = (sys.executable, "-m", "memsearcher_jax.retrieval.search_process")
+# -P: a module in the working directory must not replace one of the libraries.
+COMMAND = (sys.executable, "-P", "-m", "memsearcher_jax.retrieval.search_process")
 QUERIES_PER_MESSAGE = 64
 REOPEN_TIMEOUT = 600.0  # seconds in which a child that replaces another must have opened the index
 ERRORS = {"OSError": OSError, "ValueError": ValueError}  # whose messages are for users
@@ -62,6 +64,7 @@ class SearchProcess:
     ):
         self._request = {"config": asdict(config), "directory": str(directory), "encoder": model.name if model else ""}
         self._model, self._timeout, self._command = model, timeout, command
+        self._working_dir = Path.cwd()  # to which paths of the settings are relative
         self._lock = threading.Lock()
         self._opening: threading.Thread | None = None
         self._processes: list[subprocess.Popen] = []
@@ -71,7 +74,7 @@ class SearchProcess:
     @property
     def is_healthy(self) -> bool:
         """Whether the child lives and has the index open."""
-        return self._child.process.poll() is None
+        return self._is_open and self._child.process.poll() is None
 
     def close(self) -> None:
         """Kill the child. A search in progress fails, and so does every later one."""
@@ -103,17 +106,18 @@ class SearchProcess:
                 found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
             return found
         except TimeoutError:
-            _kill([self._child.process])
+            self._is_open = False
+            _kill(self._processes)
             self._replace()
             raise
         finally:
             self._lock.release()
 
     def _open(self, timeout: float | None) -> None:
-        child = _Child(self._command)
+        child = _Child(self._command, self._working_dir)
         self._processes[:] = [child.process]
         self.info: dict[str, Any] = child.call(self._request, timeout)
-        self._child = child
+        self._child, self._is_open = child, True
 
     def _replace(self) -> threading.Thread:
         """Start another child, unless one is starting, and return the thread that waits for it."""
@@ -135,12 +139,16 @@ class SearchProcess:
 class _Child:
     """A process, and the socket to it."""
 
-    def __init__(self, command: Sequence[str]):
+    def __init__(self, command: Sequence[str], working_dir: Path):
         self._socket, theirs = socket.socketpair()
         with theirs:
             # Ctrl-C of a terminal reaches all processes of its session, and the parent decides when this one ends.
             self.process = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=(theirs.fileno(),), stdout=2, start_new_session=True
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdout=2,
+                cwd=working_dir,
+                start_new_session=True,
             )
         self._lines = self._socket.makefile("rb")
 
@@ -165,7 +173,8 @@ class _Child:
 def _kill(processes: list[subprocess.Popen]) -> None:
     for process in processes:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, which no signal interrupts
+            process.wait(1.0)
 
 
 def main() -> None:
