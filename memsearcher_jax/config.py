@@ -131,6 +131,11 @@ def _check_rl(config: RunConfig) -> None:
         "rl.advantage_scope to trajectory",
     )
     _require(
+        rl.refill == 0 or rl.epochs == 0,
+        f"rl.refill {rl.refill} takes more problems than a step counts, so that rl.epochs {rl.epochs} would end early: "
+        "set rl.epochs to 0 and rl.steps",
+    )
+    _require(
         config.health.on_collapse != "rollback" or rl.evaluate_every > 0,
         "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 makes "
         "none: set it",

@@ -29,7 +29,10 @@ def read_evaluation(folder: Path | None) -> dict[str, Any]:
     """Benchmark -> its results, of a directory that launch/evaluate.py wrote. Raises FileNotFoundError, ValueError."""
     if folder is None:
         return {}
-    return read_results(folder)["evaluation"]["benchmarks"]
+    results = read_results(folder)
+    if "evaluation" not in results:
+        raise ValueError(f"--evaluation {folder} is no evaluation: name a folder that launch/evaluate.py wrote")
+    return results["evaluation"]["benchmarks"]
 
 
 def write_model_card(

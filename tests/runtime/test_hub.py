@@ -169,7 +169,7 @@ def test_commands_take_repositories(hub, tmp_path, capsys):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A finished run as far as a model card reads it: settings, card, curves and an evaluation."""
+    """A finished run as far as a model card reads it: settings, program, results, curves and an evaluation."""
     folder = tmp_path / "run"
     folder.mkdir()
     run_dir.write_run_config(
@@ -177,8 +177,8 @@ def run(tmp_path, monkeypatch):
     )
     interval = {"mean": 0.5, "low": 0.4, "high": 0.6}
     results = {"steps": 30, "last_steps": 10, "metrics": {"reward": interval}}
-    card = {"program": [{"version": "0.2.0", "commit": "abc"}], "results": results}
-    (folder / "card.json").write_text(json.dumps(card))
+    (folder / "inputs.json").write_text(json.dumps({"program": [{"version": "0.2.0", "commit": "abc"}]}))
+    (folder / "results.json").write_text(json.dumps(results))
     (folder / "curves.png").write_bytes(b"png")
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
@@ -205,7 +205,7 @@ def test_a_model_card_is_made_from_the_run_and_its_evaluation(run, tmp_path):
 
 
 def test_an_evaluation_that_no_card_can_show_is_named(tmp_path):
-    for text, line in (("{", "results.json: not JSON"), ("{}", "is one of streams")):
+    for text, line in (("{", "results.json: not JSON"), ("{}", "is no evaluation")):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(ValueError, match=line):
             model_card.read_evaluation(tmp_path)
