@@ -48,12 +48,9 @@ def run_service(*flags, program=(PROGRAM,)):
 
 INVALID_REQUESTS = [
     ("/search", {"query": ""}, 400, "the query is empty"),
-    ("/batch_search", {"query": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 8192 are allowed"),
     ("/retrieve", {"queries": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 8192 are allowed"),
     ("/retrieve", {"queries": ["x" * 2_000] * 10_000}, 413, "the body is larger than 4194304 bytes"),
     ("/search", b'{"query": ', 422, "body: JSON decode error"),
-    ("/search", {"query": {"mills": 17}}, 422, "query: Input should be a valid string"),
-    ("/retrieve", {"queries": "mills"}, 422, "queries: Input should be a valid list"),
 ]
 
 
@@ -154,7 +151,7 @@ def test_a_hung_search_does_not_stop_the_service(corpus, tmp_path):
     with run_service(*flags, "--limits.search_timeout", "0.5") as (process, url), ThreadPoolExecutor(4) as pool:
         assert post(url, "/search", {"query": "17 mills", "top_n": 1})[0]["id"] == "17"
         os.kill(child_of(process.pid), signal.SIGSTOP)
-        hung = [pool.submit(post, url, "/search", {"query": f"{number} mills"}) for number in range(4)]
+        hung = [pool.submit(post, url, "/search", {"query": f"{number} mills"}) for number in range(2)]
         wait_until(lambda: get(url, "/health")["status"] == "degraded")
         assert all(answer.exception() is None or answer.exception().code == 503 for answer in hung)
         wait_until(lambda: get(url, "/health")["status"] == "healthy")

@@ -1,8 +1,6 @@
 import itertools
-import json
 import logging
 import math
-import shutil
 
 import bm25s
 import numpy as np
@@ -103,38 +101,6 @@ def test_an_index_of_titles(corpus, tmp_path):
 def test_ties_are_ordered_by_row(tmp_path):
     ranker = open_bm25(make_corpus(Passage(str(row), "same words here") for row in range(9)), tmp_path / "bm25")
     assert ranker.search(["words"], 4)[0].tolist() == [[0, 1, 2, 3]]
-
-
-def test_an_index_is_built_once_and_can_be_moved(corpus, bm25, tmp_path):
-    open_bm25(corpus, tmp_path / "bm25")
-    made = (tmp_path / "bm25" / "manifest.json").stat().st_mtime_ns
-    (tmp_path / "bm25").rename(tmp_path / "moved")
-    again = open_bm25(corpus, tmp_path / "moved")
-    assert (tmp_path / "moved" / "manifest.json").stat().st_mtime_ns == made
-    for mine, theirs in zip(again.search(["sea of Italy"], 3), bm25.search(["sea of Italy"], 3), strict=True):
-        assert mine.tolist() == theirs.tolist()
-
-
-def test_another_corpus_and_damaged_files_are_errors(corpus, tmp_path):
-    open_bm25(corpus, tmp_path / "bm25")
-    with pytest.raises(ValueError, match="was built from another corpus"):
-        open_bm25(make_corpus([Passage("0", "Oslo")]), tmp_path / "bm25")
-    manifest = json.loads((tmp_path / "bm25" / "manifest.json").read_text())
-    for name, content in [
-        ("manifest.json", "{"),
-        ("manifest.json", "[]"),
-        ("manifest.json", json.dumps(manifest | {"kind": "a BM25 index of each title"})),
-        ("manifest.json", json.dumps(manifest | {"format": 1})),
-        ("vocab.index.json", "{"),
-        ("data.csc.index.npy", "damaged"),
-        ("data.csc.index.npy", ""),
-    ]:
-        shutil.copytree(tmp_path / "bm25", tmp_path / "damaged")
-        (tmp_path / "damaged" / name).write_text(content)
-        with pytest.raises(ValueError, match=r"damaged: cannot be read as a BM25 index .* delete it") as caught:
-            open_bm25(corpus, tmp_path / "damaged")
-        assert "\n" not in str(caught.value)
-        shutil.rmtree(tmp_path / "damaged")
 
 
 def test_a_failed_build_leaves_no_files(corpus, tmp_path, monkeypatch):

@@ -13,12 +13,6 @@ def test_the_least_recently_used_entry_is_evicted():
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
 
 
-def test_a_cache_of_size_zero():
-    cache = LRUCache(0)
-    cache.put("a", 1)
-    assert cache.get("a") is None
-
-
 @given(st.integers(0, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 8))))
 def test_a_cache_is_bounded_and_correct(limit, steps):
     cache, truth = LRUCache(limit), {}

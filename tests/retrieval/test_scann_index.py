@@ -1,8 +1,5 @@
 """ScaNN against exact search: recall, tuning, and errors."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -87,18 +84,3 @@ def test_short_results_are_padded(tree):
 def test_untuned_settings_depend_on_rows_and_size(rows, size, leaves, block_size):
     settings = scann_index.untuned_settings(rows, size)
     assert (settings.leaves, settings.block_size) == (leaves, block_size)
-
-
-def test_a_full_disk_is_an_error(tmp_path):
-    """A limit on the file size in a subprocess simulates a full disk."""
-    program = (
-        "import resource, signal, sys; from pathlib import Path; import numpy as np\n"
-        "from memsearcher_jax.retrieval import scann_index\n"
-        "tree = scann_index.build_tree(np.eye(300, 64, dtype=np.float32), scann_index.TreeSettings(4, 2, 4))\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))\n"
-        "scann_index.save_tree(tree, Path(sys.argv[1]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "scann"], capture_output=True, text=True)
-    assert "OSError" in done.stderr
-    assert "ScaNN cannot write its files" in done.stderr

@@ -1,9 +1,4 @@
-"""Which titles a passage mentions, their order, and the stored folder."""
-
-import json
-import os
-import subprocess
-import sys
+"""Which titles a passage mentions, and their order."""
 
 import numpy as np
 import pytest
@@ -11,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.retrieval.corpus import make_corpus
-from memsearcher_jax.retrieval.title_links import MAX_TITLE_WORDS, MAX_WORDS, open_title_links, title_keys
+from memsearcher_jax.retrieval.title_links import MAX_TITLE_WORDS, MAX_WORDS, open_title_links
 from memsearcher_jax.types import Passage
 
 TITLES = [
@@ -94,45 +89,6 @@ def test_every_short_title_is_found_among_other_words(links, first, second):
     for title in (first, second):
         if title[0].isupper() and len(title.split()) <= MAX_TITLE_WORDS:
             assert title in [TITLES[row] for row in found]
-
-
-def test_keys_do_not_depend_on_the_process():
-    """Unlike `hash`."""
-    code = "from memsearcher_jax.retrieval.title_links import title_keys; print(title_keys('Lianna (film)'))"
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert found == [f"{title_keys('Lianna (film)')}\n"] * 2
-
-
-def test_a_folder_is_built_once_and_damage_is_an_error(corpus, tmp_path):
-    open_title_links(corpus, tmp_path / "links")
-    made = (tmp_path / "links" / "keys.npy").stat().st_mtime_ns
-    open_title_links(corpus, tmp_path / "links")
-    assert (tmp_path / "links" / "keys.npy").stat().st_mtime_ns == made
-    with pytest.raises(ValueError, match="was built from another corpus"):
-        open_title_links(make_corpus([Passage("0", "Oslo")]), tmp_path / "links")
-    manifest = json.loads((tmp_path / "links" / "manifest.json").read_text())
-    for name, content in [
-        ("manifest.json", "{"),
-        ("manifest.json", "[]"),
-        ("manifest.json", json.dumps(manifest | {"format": 0})),
-        ("keys.npy", "damaged"),
-        ("rows.npy", ""),
-    ]:
-        kept = (tmp_path / "links" / name).read_bytes()
-        (tmp_path / "links" / name).write_text(content)
-        with pytest.raises(ValueError, match=r"links: cannot be read as title links .* delete it") as caught:
-            open_title_links(corpus, tmp_path / "links")
-        assert "\n" not in str(caught.value)
-        (tmp_path / "links" / name).write_bytes(kept)
 
 
 def test_a_corpus_without_titles(tmp_path):

@@ -65,6 +65,9 @@ def test_an_interrupted_build_continues(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         build_index(CORPUS, first, tmp_path / "i", CONFIG)
     assert not (tmp_path / "i").exists()
+    for unfinished in (tmp_path / "i", staging_dir(tmp_path / "i")):
+        with pytest.raises(FileNotFoundError, match="not an index folder"):
+            reopen(unfinished)
     build_index(CORPUS, second, tmp_path / "i", CONFIG)
     assert second.texts == [CORPUS.contents[0], *CORPUS.texts(32, 40)], "the first text determines the size"
     np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
@@ -114,28 +117,6 @@ def test_a_build_survives_kills(tmp_path, corpus_file):
     exact = [open_index(tmp_path / name, encoder=NAME, index_type="exact").index for name in ("killed", "whole")]
     np.testing.assert_array_equal(exact[0].vectors_RD, exact[1].vectors_RD)
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
-
-
-def test_an_unfinished_build_cannot_be_opened(tmp_path):
-    program = (
-        "import os, sys; from pathlib import Path; import numpy as np\n"
-        "from memsearcher_jax.types import Passage\n"
-        "from memsearcher_jax.retrieval.builder.index_builder import build_index\n"
-        "from memsearcher_jax.retrieval.corpus import make_corpus\n"
-        "from memsearcher_jax.retrieval.index import IndexConfig\n"
-        "corpus = make_corpus(Passage(str(row), 'text') for row in range(4))\n"
-        "calls = []\n"
-        "def killed(texts):\n"
-        "    calls.append(texts)\n"
-        "    return np.ones((1, 8), np.float32) if len(calls) < 4 else os._exit(9)\n"
-        "build_index(corpus, killed, Path(sys.argv[1]), IndexConfig(encoder='e', batch_size=1, shard_rows=1))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "i")]).returncode == 9
-    left = staging_dir(tmp_path / "i")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [left.name, f"{left.name}.shard0.lock"]
-    for folder in (left, tmp_path / "i"):
-        with pytest.raises(FileNotFoundError, match="not an index folder"):
-            open_index(folder, encoder="e")
 
 
 def test_a_build_with_other_settings_is_an_error(tmp_path):
