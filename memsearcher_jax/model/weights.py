@@ -234,6 +234,7 @@ def _check_files(directory: Path, config: ModelConfig, files: Files) -> None:
     unexpected = {name for name in files.keys() - shapes.keys() if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and NAMES["unembed"] in unexpected:
         # Some trainers save the tied output layer, which is harmless while it equals the embedding.
+        check_tensors(directory, files, {NAMES["unembed"]: shapes[NAMES["embed"]]})
         embed, unembed = (files[NAMES[path]].get_tensor(NAMES[path]) for path in ("embed", "unembed"))
         if not np.array_equal(embed, unembed):
             raise ValueError(
