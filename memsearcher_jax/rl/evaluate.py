@@ -27,7 +27,6 @@ from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver, make
 from memsearcher_jax.rl.setup import Run, select_test_problems
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
@@ -102,17 +101,14 @@ class Evaluator:
             return self.evaluate(state, recovery, timer)
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
-        """The test metrics of the weights; none if the run is to stop, which the next step then does."""
+        """The test metrics of the weights. Raises RunEnded on all hosts if one of them is to stop."""
         jobs = missing_jobs(evaluation_problems(self.run), (), Shard(self.hosts.index, self.hosts.count))
         batch = None
         with self.hosts.guarded():
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
             batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-        try:
-            joined = exchange(self.hosts, batch)
-        except RunEnded:
-            return {}
+        joined = exchange(self.hosts, batch)
         metrics = trajectory_metrics(self._in_order(joined.summaries), self.run.agent)
         recovery.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}

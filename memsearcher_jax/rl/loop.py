@@ -39,10 +39,11 @@ def train(
                 metrics |= state.update(recovery.trainable(batch), timer)
                 state.publish(timer)
                 collector.commit()
+                recorder.keep(state.step, batch.trajectories)
                 state.step += 1
                 if recovery.check(state.step - 1, metrics):
                     recovery.restore_best(state, timer)
                     collector.restart(state.step - 1)
                 metrics |= evaluator.if_due(state, recovery, timer)
-                recorder.save_if_due(state, collector, recovery, batch, timer)
+                recorder.save_if_due(state, collector, recovery, timer)
     return metrics

@@ -12,7 +12,6 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.trajectories import step_path
-from memsearcher_jax.rl.batch import RolloutBatch
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.recovery import Recovery
@@ -71,14 +70,15 @@ class Recorder:
         if recovery.monitor.rolls_back and self.checkpoints.newest is None:
             self.save(state, collector, recovery)
 
-    def save_if_due(
-        self, state: RunState, collector: Collector, recovery: Recovery, batch: RolloutBatch, timer: Timer
-    ) -> None:
-        """Writes the step's trajectories, and a checkpoint where the settings ask for one. Every host must call it."""
+    def keep(self, step: int, trajectories: bytes) -> None:
+        """Takes the trajectories that a step has trained on, to write them."""
+        if self.hosts.first and trajectories:
+            self.trajectories[step_path(self.out, step)] = trajectories
+
+    def save_if_due(self, state: RunState, collector: Collector, recovery: Recovery, timer: Timer) -> None:
+        """Writes trajectories, and a checkpoint where the settings ask for one. Every host must call it."""
         settings = state.run.config.rl
         with timer("write"):
-            if self.hosts.first and batch.trajectories:
-                self.trajectories[step_path(self.out, state.step - 1)] = batch.trajectories
             self._write_trajectories()
             due = state.step in (settings.steps, recovery.best_step) or state.step % settings.checkpoint_every == 0
             if due or self._a_write_failed():
@@ -112,9 +112,15 @@ class Recorder:
         return b"\x01" in (self.hosts.exchange(bytes([self.unsaved is not None])) or ())
 
     def _save_last(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
-        """Waits until the newest state is written. Raises OSError if it cannot be."""
+        """Waits until the newest state is written; once more, where that fails. Raises OSError if it cannot be."""
         self._write_trajectories()
-        if state.step > (self.checkpoints.newest or 0) or self._a_write_failed():
+        if state.step > (self.checkpoints.newest or 0):
+            self.save(state, collector, recovery)
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            self._note_failure(error)
+        if self._failed_somewhere():
             self.save(state, collector, recovery)
         if self.unsaved is not None:
             raise self.unsaved

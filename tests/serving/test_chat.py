@@ -248,7 +248,7 @@ def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, que
     with pytest.raises(openai.APIError, match="TimeoutError: the index is gone"):
         list(ask(client, questions[0], stream=True))
     monkeypatch.undo()
-    engine = agent._driver.executor.engine
+    engine = agent._driver.engine
     with monkeypatch.context() as patch:
         patch.setattr(type(engine), "step", lambda self: 1 / 0)
         with pytest.raises(openai.InternalServerError, match=r"the engine failed \(ZeroDivisionError\)"):

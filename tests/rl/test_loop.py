@@ -1,0 +1,247 @@
+"""The loop with scripted collaborators: what is saved, and with which status, however a run ends."""
+
+import errno
+import math
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memsearcher import MemSearcher
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
+from memsearcher_jax.rl import loop, recorder
+from memsearcher_jax.rl.collector import Collector
+from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.rl.evaluate import Evaluator
+from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.recorder import Recorder
+from memsearcher_jax.rl.recovery import Recovery
+from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.ending import EndReason, RunEnded
+from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
+
+STEPS, FAULTY = 8, 4  # the faults of a test begin in step 4
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@dataclass
+class FakeCheckpoints:
+    """Checkpoints in memory; `failing` are the steps whose next save fails."""
+
+    saved: dict = field(default_factory=dict)
+    failing: set = field(default_factory=set)
+
+    @property
+    def newest(self):
+        return max(self.saved, default=None)
+
+    def save(self, step, train, model, meta):
+        if step in self.failing:
+            self.failing.remove(step)
+            raise FULL
+        self.saved[step] = (train, meta)
+
+    def check(self):
+        """No write is in the background."""
+
+    wait = check
+
+    def check_space(self, train):
+        """There is any amount."""
+
+
+class FakeState:
+    """The policy is the number of its updates."""
+
+    def __init__(self, config):
+        self.run, self.step, self.train, self.params = SimpleNamespace(config=config), 0, 0, {}
+        self.trained = []  # examples of each step
+        self.metrics = {}  # of an update
+
+    def publish(self, timer=None):
+        """Nothing samples."""
+
+    def update(self, examples, timer):
+        self.train, self.trained = self.train + 1, [*self.trained, len(examples)]
+        return {"updates": 1.0} | self.metrics
+
+    def restore(self, train, rollbacks):
+        self.train = train
+
+
+class Scripted:
+    """A run of the real loop; tests replace what fails."""
+
+    def __init__(self, out, health=None, **settings):
+        config = RunConfig(
+            rl=RLConfig(steps=STEPS, prompts_per_step=2, group_size=2, checkpoint_every=100, **settings),
+            health=health or HealthConfig(patience=2),
+            evaluation=EvaluationConfig(max_questions=3),
+        )
+        problems = tuple(Problem(f"q{number}", "Who?", ("a",)) for number in range(40))
+        run = SimpleNamespace(config=config, agent=MemSearcher(AgentConfig()), problems=SimpleNamespace(test=problems))
+        self.state, self.hosts, self.notes, self.out = FakeState(config), Hosts(), [], out
+        self.checkpoints, self.monitor = FakeCheckpoints(), HealthMonitor(config.health, self.notes.append)
+        self.in_rollout = self.in_rewards = self.in_evaluation = lambda: None
+        self.stop = StopReason.ANSWERED
+        driver = SimpleNamespace(engine=SimpleNamespace(release=lambda: None), trajectories=self.roll_out)
+        self.collector = Collector(run, driver, self.reward, ProblemLoader(problems, 0), self.hosts)
+        self.evaluator = Evaluator(run, driver, self.reward_evaluation, self.hosts)
+
+    def roll_out(self, jobs, params, key, notify, version=0):
+        if self.state.step >= FAULTY:
+            self.in_rollout()
+        stop = self.stop if self.state.step >= FAULTY else StopReason.ANSWERED
+        context = Context((1, 2), (0.0, -1.0), (False, True), version)
+        done = [Trajectory(job.problem, job.rollout, Outcome(stop, str(job.rollout)), (context,), "") for job in jobs]
+        return done, RolloutStats(seconds=1.0)
+
+    def reward(self, trajectories, key, notify):
+        if self.state.step >= FAULTY:
+            self.in_rewards()
+        rewards = [math.nan if one.outcome.stop.is_fault else float(one.outcome.answer) for one in trajectories]
+        return [ScoredTrajectory(one, reward) for one, reward in zip(trajectories, rewards, strict=True)]
+
+    def reward_evaluation(self, trajectories, key, notify):
+        if self.state.step >= FAULTY:
+            self.in_evaluation()
+        return self.reward(trajectories, key, notify)
+
+    def train(self):
+        progress = SimpleNamespace(activity=lambda text: None, advance=lambda metrics: None, note=self.notes.append)
+        with MetricsWriter(self.out, trackers=()) as self.writer:
+            self.recorder = Recorder(self.out, self.checkpoints, progress, self.hosts, {"of": "run"}, self.writer)
+            recovery = Recovery(self.monitor, self.checkpoints)
+            return loop.train(self.state, self.collector, recovery, self.evaluator, self.recorder)
+
+    def steps(self):
+        """The steps whose metrics, and those whose trajectories, are written."""
+        steps = [step["step"] for step in read_metrics(self.out / "metrics.jsonl")]
+        return steps, [step for step in range(STEPS) if step_path(self.out, step).is_file()]
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    return lambda *args, **settings: Scripted(tmp_path, *args, **settings)
+
+
+def refused():
+    raise ConnectionError("none of 16 answers came")
+
+
+def search_outage(run):
+    run.stop = StopReason.SEARCH_FAILED
+
+
+def answerer_outage(run):
+    run.in_rewards = refused
+
+
+def answerer_outage_in_an_evaluation(run):
+    run.in_evaluation = refused
+
+
+def error_in_a_rollout(run):
+    run.in_rollout = lambda: 1 / 0
+
+
+def interrupt(run):
+    run.in_rollout = lambda: run.hosts.stop(EndReason.INTERRUPT, "Ctrl-C") or run.hosts.check()
+
+
+def skipped_updates(run):
+    run.state.metrics = {"updates": 2.0, "skipped_updates": 2.0, "trailing_skipped_updates": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "step"),
+    [
+        (search_outage, 85, FAULTY + 2),  # patience is 2
+        (answerer_outage, 85, FAULTY),
+        (answerer_outage_in_an_evaluation, 85, FAULTY),
+        (error_in_a_rollout, 1, FAULTY),
+        (interrupt, 130, FAULTY),
+        (skipped_updates, 1, 4),  # all from the first step on
+    ],
+)
+def test_healthy_steps_survive_whatever_ends_the_run_from_outside(fault, status, step, scripted):
+    run = scripted(evaluate_every=2)
+    fault(run)
+    with pytest.raises(RunEnded, match=rf"^stopped after step {step} \(.*\); checkpoint saved$") as end:
+        run.train()
+    assert end.value.reason.status == status
+    (train, meta) = run.checkpoints.saved[step]
+    assert (train, meta["position"], meta["of"]) == (step, 2 * step, "run"), "of the step that comes next, nothing"
+    assert meta["health"].keys() == vars(HealthState()).keys()
+    assert run.steps() == (list(range(step)), list(range(step)))
+    assert run.state.trained[:4] == [4] * 4
+
+
+def test_an_outage_teaches_nothing(scripted):
+    """What it leaves of a step are the trajectories that did not search."""
+    run = scripted()
+    run.stop = StopReason.SEARCH_FAILED
+    with pytest.raises(RunEnded):
+        run.train()
+    assert run.state.trained == [4] * FAULTY + [0, 0]
+
+
+def test_weights_that_collapse_are_not_saved(scripted):
+    run = scripted(HealthConfig(max_kl=0.1, patience=3, on_collapse="stop"))
+    run.state.metrics = {"kl": 9.0}
+    with pytest.raises(RunEnded, match=r"stopped after step 3 \(step 2: kl .*\); the last checkpoint is intact"):
+        run.train()
+    assert run.checkpoints.saved == {} and run.steps()[0] == [0, 1, 2]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_written_after_the_next_step(scripted):
+    run = scripted()
+    run.state.run.config = replace(run.state.run.config, rl=replace(run.state.run.config.rl, checkpoint_every=4))
+    run.checkpoints.failing = {4, 8}
+    run.train()
+    assert set(run.checkpoints.saved) == {5, 8}, "the last one once more at the end"
+    assert run.checkpoints.saved[5][1]["position"] == 10
+    assert run.notes == ["not written yet, the next step tries again: No space left on device"]
+
+
+def test_a_disk_that_stays_full_is_an_error_at_the_end(scripted):
+    run = scripted()
+    run.checkpoints.save = lambda *_: (_ for _ in ()).throw(FULL)
+    with pytest.raises(OSError, match="No space left"):
+        run.train()
+    assert run.steps() == (list(range(STEPS)), list(range(STEPS)))
+
+
+def test_metrics_and_trajectories_that_cannot_be_written_are_written_later(scripted, monkeypatch):
+    run, failures = scripted(), {"trajectories": 3, "metrics": 2}
+
+    def fails(what):
+        failures[what] -= 1
+        if run.state.step > 1 and failures[what] >= 0:
+            raise FULL
+
+    write, flush = recorder.atomic_write, MetricsWriter.flush
+    monkeypatch.setattr(recorder, "atomic_write", lambda *args: fails("trajectories") or write(*args))
+    monkeypatch.setattr(MetricsWriter, "flush", lambda writer: fails("metrics") or flush(writer))
+    run.train()
+    assert run.steps() == (list(range(STEPS)), list(range(STEPS)))
+    assert [one.trajectory.rollout for one in read_trajectories(step_path(run.out, 2))] == [0, 1] * 2
+    assert len(run.notes) == 1
+
+
+def test_a_run_that_can_roll_back_begins_with_a_target(scripted):
+    """Also after a change of what is rewarded: none of the earlier evaluations is compared with."""
+    run = scripted(HealthConfig(on_collapse="rollback"), evaluate_every=100)
+    run.train()
+    assert run.monitor.state.best_step == 0 and 0 in run.checkpoints.saved
+    changed = scripted(HealthConfig(on_collapse="rollback"), evaluate_every=100)
+    changed.out = run.out / "changed"
+    changed.monitor.state, changed.state.step = run.monitor.state.without_rewards(), 5
+    changed.checkpoints.saved = {0: None, 5: None}
+    changed.train()
+    assert changed.monitor.state.best_step == 5
