@@ -224,7 +224,8 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
 def open_search(config: RunConfig, index: Path, max_outage: float = 0.0) -> Searcher:
     """What the config searches; an index that has to be built is kept at `index`."""
     passages = make_encyclopedia(config.data.encyclopedia).passages if has_synthetic_passages(config) else ()
-    return open_searcher(config.retrieval, index, passages, text_encoder.load, max_outage)
+    timeout = config.rl.search_timeout
+    return open_searcher(config.retrieval, index, passages, text_encoder.load, max_outage, timeout)
 
 
 def has_synthetic_passages(config: RunConfig) -> bool:
