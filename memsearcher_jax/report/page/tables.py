@@ -96,19 +96,14 @@ def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
 
 def results_table(run: RunData, other: RunData | None) -> str:
     """The metrics of an evaluation; with another one, also its metrics and the differences."""
-    first, second = (
-        {name: value for name, value in one.results.get("metrics", {}).items() if value is not None} if one else {}
-        for one in (run, other)
-    )
-    names = [name for name in (first | second) if not name.startswith(STOP_PREFIX)]
-    if not (other and second):
-        rows = [(_label(name), format_metric(name, first[name])) for name in names]
-        return table("Metrics", ("metric", "value"), rows)
+    found = [one.results.get("metrics", {}) for one in (run, other) if one]
+    known = [{name: value for name, value in one.items() if value is not None} for one in found]
     rows = []
-    for name in names:
-        values = [one.get(name, math.nan) for one in (first, second)]
-        rows.append((_label(name), *(format_metric(name, value) for value in (*values, values[0] - values[1]))))
-    return table("Metrics", ("metric", run.name, other.name, "difference"), rows)
+    for name in dict.fromkeys(name for one in known for name in one if not name.startswith(STOP_PREFIX)):
+        values = [one.get(name, math.nan) for one in known]
+        values += [values[0] - values[1]] if other else []
+        rows.append((_label(name), *(format_metric(name, value) for value in values)))
+    return table("Metrics", ("metric", *((run.name, other.name, "difference") if other else ("value",))), rows)
 
 
 def steps_tables(steps: Sequence[Metrics]) -> str:
