@@ -51,7 +51,8 @@ MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 def label(name: str) -> str:
     """How tables and plots call a number."""
-    return LABELS.get(name, name.replace("memory_tokens/", "tokens of ").replace("_", " "))
+    family, _, part = name.partition("/")
+    return LABELS.get(name, f"{part} {family}" if part else name).replace("_", " ")
 
 
 def numbers_of(summary: TrajectorySummary) -> dict[str, float]:

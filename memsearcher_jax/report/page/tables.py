@@ -19,7 +19,7 @@ from memsearcher_jax.report.statistics import mean, wilson_interval
 from memsearcher_jax.types import FAILURES
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
-MAX_ROWS = 24  # a longer table is folded
+MAX_ROWS = 60  # a longer table is folded
 MAIN, OTHER = "main", "other"
 FAMILIES = {
     OTHER: "Other metrics",
