@@ -8,17 +8,15 @@ Weights have the shapes of the Hugging Face files (output before input), stacked
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax import Array
 
 from memsearcher_jax.model.hf_config import (
@@ -71,36 +69,33 @@ POOLING_MODES: dict[str, Literal["mean", "cls"]] = {
 }
 """Mode in the settings of a Pooling module, which old files write as a flag -> `EncoderConfig.pooling`."""
 
-NAMES = {
-    "word": "embeddings.word_embeddings.weight",
-    "position": "embeddings.position_embeddings.weight",
-    "type": "embeddings.token_type_embeddings.weight",
-    "embed_scale": "embeddings.LayerNorm.weight",
-    "embed_shift": "embeddings.LayerNorm.bias",
-    "layers.wq": "encoder.layer.{}.attention.self.query.weight",
-    "layers.bq": "encoder.layer.{}.attention.self.query.bias",
-    "layers.wk": "encoder.layer.{}.attention.self.key.weight",
-    "layers.bk": "encoder.layer.{}.attention.self.key.bias",
-    "layers.wv": "encoder.layer.{}.attention.self.value.weight",
-    "layers.bv": "encoder.layer.{}.attention.self.value.bias",
-    "layers.wo": "encoder.layer.{}.attention.output.dense.weight",
-    "layers.bo": "encoder.layer.{}.attention.output.dense.bias",
-    "layers.attention_scale": "encoder.layer.{}.attention.output.LayerNorm.weight",
-    "layers.attention_shift": "encoder.layer.{}.attention.output.LayerNorm.bias",
-    "layers.up": "encoder.layer.{}.intermediate.dense.weight",
-    "layers.up_bias": "encoder.layer.{}.intermediate.dense.bias",
-    "layers.down": "encoder.layer.{}.output.dense.weight",
-    "layers.down_bias": "encoder.layer.{}.output.dense.bias",
-    "layers.ffn_scale": "encoder.layer.{}.output.LayerNorm.weight",
-    "layers.ffn_shift": "encoder.layer.{}.output.LayerNorm.bias",
+WEIGHTS = {
+    "word": ("embeddings.word_embeddings.weight", "vocab_size embed_size"),
+    "position": ("embeddings.position_embeddings.weight", "positions embed_size"),
+    "type": ("embeddings.token_type_embeddings.weight", "types embed_size"),
+    "embed_scale": ("embeddings.LayerNorm.weight", "embed_size"),
+    "embed_shift": ("embeddings.LayerNorm.bias", "embed_size"),
+    "layers.wq": ("encoder.layer.{}.attention.self.query.weight", "layers embed_size embed_size"),
+    "layers.bq": ("encoder.layer.{}.attention.self.query.bias", "layers embed_size"),
+    "layers.wk": ("encoder.layer.{}.attention.self.key.weight", "layers embed_size embed_size"),
+    "layers.bk": ("encoder.layer.{}.attention.self.key.bias", "layers embed_size"),
+    "layers.wv": ("encoder.layer.{}.attention.self.value.weight", "layers embed_size embed_size"),
+    "layers.bv": ("encoder.layer.{}.attention.self.value.bias", "layers embed_size"),
+    "layers.wo": ("encoder.layer.{}.attention.output.dense.weight", "layers embed_size embed_size"),
+    "layers.bo": ("encoder.layer.{}.attention.output.dense.bias", "layers embed_size"),
+    "layers.attention_scale": ("encoder.layer.{}.attention.output.LayerNorm.weight", "layers embed_size"),
+    "layers.attention_shift": ("encoder.layer.{}.attention.output.LayerNorm.bias", "layers embed_size"),
+    "layers.up": ("encoder.layer.{}.intermediate.dense.weight", "layers ffn_size embed_size"),
+    "layers.up_bias": ("encoder.layer.{}.intermediate.dense.bias", "layers ffn_size"),
+    "layers.down": ("encoder.layer.{}.output.dense.weight", "layers embed_size ffn_size"),
+    "layers.down_bias": ("encoder.layer.{}.output.dense.bias", "layers embed_size"),
+    "layers.ffn_scale": ("encoder.layer.{}.output.LayerNorm.weight", "layers embed_size"),
+    "layers.ffn_shift": ("encoder.layer.{}.output.LayerNorm.bias", "layers embed_size"),
 }
-"""Parameter path -> tensor name, in which {} is the layer."""
+"""Parameter path -> (tensor name, in which {} is the layer, fields of `EncoderConfig` that make the shape)."""
 
 PREFIXES = ("", "bert.", "roberta.")
 """Prefixes of all tensor names; a larger model saves its encoder under one."""
-
-NORMAL = nn.initializers.normal(0.02)
-ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
 
 
 @dataclass(frozen=True)
@@ -126,18 +121,18 @@ class EncoderConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-def init(key: Array, config: EncoderConfig) -> Params:
-    """Random float32 weights; the leaves under "layers" are stacked, [L, ...]."""
-    return dict(Bert(config).init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))["params"])
-
-
 def param_specs(config: EncoderConfig) -> Params:
-    """The tree of `init` with a `jax.ShapeDtypeStruct` in place of each array; allocates nothing."""
-    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+    """The shapes and types of the weights: a nested dict, whose leaves under "layers" are stacked."""
+    specs: Params = {"layers": {}}
+    for path, (_, axes) in WEIGHTS.items():
+        shape = tuple(getattr(config, axis) for axis in axes.split())
+        tree = specs["layers"] if path.startswith("layers.") else specs
+        tree[path.removeprefix("layers.")] = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return specs
 
 
 def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
-    """(config, params): float32 numpy arrays in the tree of `init`, for the caller to place on devices.
+    """(config, params): float32 numpy arrays in the tree of `param_specs`, for the caller to place on devices.
 
     Tensors outside the encoder, such as a pooler or a head, are not read.
     Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or another family of models.
@@ -146,12 +141,14 @@ def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
     config = read_config(directory)
     with ExitStack() as stack:
         files = open_files(directory, stack)
-        prefix = next((prefix for prefix in PREFIXES if prefix + NAMES["word"] in files), None)
+        prefix = next((prefix for prefix in PREFIXES if prefix + WEIGHTS["word"][0] in files), None)
         if prefix is None:
-            raise ValueError(f"{directory} lacks the tensor {NAMES['word']}: it holds no encoder of the BERT family")
+            raise ValueError(
+                f"{directory} lacks the tensor {WEIGHTS['word'][0]}: it holds no encoder of the BERT family"
+            )
 
         def load_weight(path: tuple, spec: jax.ShapeDtypeStruct) -> np.ndarray:
-            name = prefix + NAMES[param_path(path)]
+            name = prefix + WEIGHTS[param_path(path)][0]
             stacked = "{}" in name
             names = [name.format(layer) for layer in range(config.layers)] if stacked else [name]
             shape: tuple[int, ...] = spec.shape[1:] if stacked else spec.shape
@@ -198,7 +195,27 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
 
     The output at padding is undefined. T may be at most `config.positions - config.first_position`.
     """
-    return cast("Array", Bert(config).apply({"params": params}, ids_BT, length_B))
+    c = config
+    D, N, T = c.embed_size, c.heads, ids_BT.shape[1]
+    mask_BT = jnp.arange(T) < length_B[:, None]
+
+    def layer(x_BTD: Array, weights: Params) -> tuple[Array, None]:
+        """Attention, add, norm, feed-forward, add, norm."""
+        w = {name: x.astype(c.compute_dtype) for name, x in weights.items()}
+        qkv = (
+            jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{i}"].reshape(N, -1, D)) + w[f"b{i}"].reshape(N, -1) for i in "qkv"
+        )
+        out_BTNH = bidirectional_attention(*qkv, mask_BT)
+        x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]
+        x_BTD = layer_norm(x_BTD, w["attention_scale"], w["attention_shift"], c.norm_eps)
+        ffn_BTF = ACTIVATION_FUNCTIONS[c.activation](jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"])
+        x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, w["down"]) + w["down_bias"]
+        return layer_norm(x_BTD, w["ffn_scale"], w["ffn_shift"], c.norm_eps), None
+
+    w = {name: x.astype(c.compute_dtype) for name, x in params.items() if name != "layers"}
+    position_TD = w["position"][c.first_position : c.first_position + T]
+    x_BTD = layer_norm(w["word"][ids_BT] + position_TD + w["type"][0], w["embed_scale"], w["embed_shift"], c.norm_eps)
+    return jax.lax.scan(layer, x_BTD, params["layers"])[0]
 
 
 def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
@@ -210,68 +227,6 @@ def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array
         mask_BT = jnp.arange(ids_BT.shape[1]) < length_B[:, None]
         pooled_BD = jnp.sum(hidden_BTD * mask_BT[..., None], axis=1) / length_B[:, None]
     return pooled_BD / jnp.linalg.norm(pooled_BD, axis=-1, keepdims=True)
-
-
-class Block(nn.Module):
-    """One layer: attention, add, norm, feed-forward, add, norm."""
-
-    config: EncoderConfig
-
-    @nn.compact
-    def __call__(self, x_BTD: Array, mask_BT: Array) -> tuple[Array, None]:
-        c = self.config
-        D, F, N, H = c.embed_size, c.ffn_size, c.heads, c.embed_size // c.heads
-        weight = partial(_param, self)
-        wq_NHD, bq_NH = weight("wq", (D, D)).reshape(N, H, D), weight("bq", (D,), ZEROS).reshape(N, H)
-        wk_NHD, bk_NH = weight("wk", (D, D)).reshape(N, H, D), weight("bk", (D,), ZEROS).reshape(N, H)
-        wv_NHD, bv_NH = weight("wv", (D, D)).reshape(N, H, D), weight("bv", (D,), ZEROS).reshape(N, H)
-        wo_DNH, bo_D = weight("wo", (D, D)).reshape(D, N, H), weight("bo", (D,), ZEROS)
-        attention_scale_D = weight("attention_scale", (D,), ONES)
-        attention_shift_D = weight("attention_shift", (D,), ZEROS)
-        up_FD, up_bias_F = weight("up", (F, D)), weight("up_bias", (F,), ZEROS)
-        down_DF, down_bias_D = weight("down", (D, F)), weight("down_bias", (D,), ZEROS)
-        ffn_scale_D, ffn_shift_D = weight("ffn_scale", (D,), ONES), weight("ffn_shift", (D,), ZEROS)
-
-        q_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wq_NHD) + bq_NH
-        k_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wk_NHD) + bk_NH
-        v_BTNH = jnp.einsum("BTD,NHD->BTNH", x_BTD, wv_NHD) + bv_NH
-        out_BTNH = bidirectional_attention(q_BTNH, k_BTNH, v_BTNH, mask_BT)
-        x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, wo_DNH) + bo_D
-        x_BTD = layer_norm(x_BTD, attention_scale_D, attention_shift_D, c.norm_eps)
-
-        activation = ACTIVATION_FUNCTIONS[c.activation]
-        ffn_BTF = activation(jnp.einsum("BTD,FD->BTF", x_BTD, up_FD) + up_bias_F)
-        x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, down_DF) + down_bias_D
-        return layer_norm(x_BTD, ffn_scale_D, ffn_shift_D, c.norm_eps), None
-
-
-class Bert(nn.Module):
-    """Word, position and segment embeddings, their norm, the stacked layers in one scan."""
-
-    config: EncoderConfig
-
-    @nn.compact
-    def __call__(self, ids_BT: Array, length_B: Array) -> Array:
-        c = self.config
-        D, T = c.embed_size, ids_BT.shape[1]
-        weight = partial(_param, self)
-        word_VD = weight("word", (c.vocab_size, D))
-        position_TD = weight("position", (c.positions, D))[c.first_position : c.first_position + T]
-        type_D = weight("type", (c.types, D))[0]
-        scale_D, shift_D = weight("embed_scale", (D,), ONES), weight("embed_shift", (D,), ZEROS)
-
-        x_BTD = layer_norm(word_VD[ids_BT] + position_TD + type_D, scale_D, shift_D, c.norm_eps)
-        layers = nn.scan(
-            Block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]  # Flax annotates int
-            length=c.layers,
-            # The check traces the layer a second time; the initial weights of a seed depend on that.
-            check_constancy_invariants=self.is_initializing(),
-        )
-        x_BTD, _ = layers(c, name="layers")(x_BTD, jnp.arange(T) < length_B[:, None])
-        return x_BTD
 
 
 def bidirectional_attention(q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, mask_BT: Array) -> Array:
@@ -288,11 +243,6 @@ def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Arra
     centred_BTD = wide_BTD - jnp.mean(wide_BTD, axis=-1, keepdims=True)
     inverse_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(centred_BTD), axis=-1, keepdims=True) + eps)
     return (centred_BTD * inverse_BT1).astype(x_BTD.dtype) * scale_D + shift_D
-
-
-def _param(module: Block | Bert, name: str, shape: tuple[int, ...], init: Callable = NORMAL) -> Array:
-    """Declares a weight: float32 in params, compute_dtype in use."""
-    return module.param(name, init, shape, jnp.float32).astype(module.config.compute_dtype)
 
 
 def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:

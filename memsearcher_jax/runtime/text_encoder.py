@@ -50,7 +50,7 @@ def _encode_on(
 
 @dataclass(frozen=True)
 class TextEmbedder:
-    """An encoder with its tokenizer on a mesh. `params` is the tree of `encoder.init`, replicated on every device."""
+    """An encoder with its tokenizer on a mesh. `params` is the tree of `encoder.param_specs`, on every device."""
 
     name: str  # identifies the vectors: see `_encoder_name`
     config: EncoderConfig

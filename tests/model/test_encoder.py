@@ -76,7 +76,7 @@ def make_rows(rows, tokens, seed=0):
 
 
 def hf_tensors(config, params):
-    """The tensors of a Hugging Face folder, by name; written independently of `encoder.NAMES`."""
+    """The tensors of a Hugging Face folder, by name; written independently of `encoder.WEIGHTS`."""
     D, F = config.embed_size, config.ffn_size
     tensors = {
         "embeddings.word_embeddings.weight": params["word"],

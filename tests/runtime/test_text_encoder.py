@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from memsearcher_jax.model import encoder
-from memsearcher_jax.model.encoder import NAMES, EncoderConfig
+from memsearcher_jax.model.encoder import WEIGHTS, EncoderConfig
 from memsearcher_jax.model.qwen import param_path
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
@@ -66,7 +66,7 @@ def folder(tmp_path) -> Path:
         stacked = name.startswith("layers.")
         shape = file_shapes.get(name.rpartition(".")[2], weight.shape[1:] if stacked else weight.shape)
         for layer in range(SHAPE.layers if stacked else 1):
-            tensors[NAMES[name].format(layer)] = (0.3 * rng.standard_normal(shape)).astype(np.float32)
+            tensors[WEIGHTS[name][0].format(layer)] = (0.3 * rng.standard_normal(shape)).astype(np.float32)
     save_file(tensors, directory / "model.safetensors")
     return directory
 
