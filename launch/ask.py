@@ -25,6 +25,7 @@ from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     WORD_TOKENS,
+    UnreadableDocument,
     find_documents,
     join_texts,
     read_passages,
@@ -93,7 +94,8 @@ def main(argv: Sequence[str]) -> None:
                 if isinstance(agent, ReadingAgent):
                     tokenizer = setup.open_tokenizer(hub.local(flags.run).model)
                     problem = agent.text_problem(
-                        document_chunks(flags.files, agent.chunk_tokens, tokenizer), flags.question
+                        document_chunks(flags.files, agent.chunk_tokens, tokenizer, flags.run.data.malformed),
+                        flags.question,
                     )
                 index = preconditions.reusable_index(flags.run)
                 run = setup.prepare(flags.run, folder, training=False, questions=[problem], index=index)
@@ -135,17 +137,21 @@ def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     return answer
 
 
-def document_chunks(folder: Path, limit: int, token_counter: TokenCounter) -> tuple[str, ...]:
+def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malformed: str) -> tuple[str, ...]:
     """The texts of all documents in order, in chunks of at most `limit` tokens that end where a sentence ends.
 
-    Only longer sentences are cut. Raises ValueError for a directory without text.
+    Only longer sentences are cut. `malformed`: as data.malformed, of documents that cannot be read. Raises ValueError
+    for a directory without text.
     """
     documents, _ = find_documents(folder)
-    texts = [
-        row["contents"]
-        for document in documents
-        for row in read_passages(folder, document, max(1, limit // WORD_TOKENS))
-    ]
+    texts = list[str]()
+    for document in documents:
+        try:
+            texts += [row["contents"] for row in read_passages(folder, document, max(1, limit // WORD_TOKENS))]
+        except UnreadableDocument as error:
+            if malformed == "error":
+                raise UnreadableDocument(f"{error}; mend it, or leave it out with --data.malformed skip") from error
+            print(f"skipped {error}", file=sys.stderr)
     if not (read := join_texts(texts, limit, token_counter)):
         raise ValueError(f"--files {folder}: contains no document with text")
     return read

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
             if flags.run.data.is_synthetic:
                 script, run = streams if flags.run.data.synthetic == "streams" else search, open_run(flags.run)
             else:
-                script, run = questions, prepare(flags.run, out)
+                script, run = questions, prepare(flags.run, out, training=False)
                 questions.check(run)
             steps = flags.steps or STEPS.get(flags.config, 30)
             write(out / "held_out", 0, script.held_out(run))

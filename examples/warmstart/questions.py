@@ -32,6 +32,7 @@ UNKNOWN = "that person"
 NOTHING = "Nothing."
 """The memory of a script that gives up. It is not imitated."""
 LEADING_WORDS = 6
+PER_STEP = 12  # questions
 LONGEST_REPEATED = 120
 """Characters of a question that is repeated in the memory, before its answer."""
 DECIDED = {
@@ -184,8 +185,10 @@ def clause(text: str, name: str) -> str:
 
 
 def step(run: Run, number: int) -> list[ScoredTrajectory]:
-    """The demonstrations of 12 questions of data.train, and of one step of every second one."""
-    problems = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture).batch(12 * number, 12)
+    """The demonstrations of a few questions of data.train, and of one step of every second one."""
+    problems = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture).batch(
+        number * PER_STEP, PER_STEP
+    )
     # With whole questions alone a model learns to follow the link in any case; with all their steps, hardly ever.
     rng = named_rng(run.config.seed, "steps", number)
     others = [parts[rng.integers(len(parts))] for problem in problems[::2] if (parts := steps(problem))]

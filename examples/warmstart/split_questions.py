@@ -82,10 +82,11 @@ def split(problems: Sequence[Problem], sizes: Sequence[int], seed: int) -> list[
     """
     first: dict[str, int] = {}
     links = [(row, first.setdefault(key, row)) for row, problem in enumerate(problems) for key in keys(problem)]
-    rows, others = np.array(links).T
-    _, group_of = connected_components(coo_matrix((np.ones(len(rows)), (rows, others)), (len(problems),) * 2))
-    groups: list[list[Problem]] = [[] for _ in range(max(group_of) + 1)]
-    for problem, group in zip(problems, group_of, strict=True):
+    rows, others = np.array(links, int).reshape(-1, 2).T
+    shape = (len(problems) + 1,) * 2  # scipy needs a node
+    count, group_of = connected_components(coo_matrix((np.ones(len(rows)), (rows, others)), shape))
+    groups: list[list[Problem]] = [[] for _ in range(count - 1)]
+    for problem, group in zip(problems, group_of, strict=False):
         groups[group].append(problem)
     random.Random(seed).shuffle(groups)
     splits: list[list[Problem]] = []

@@ -11,9 +11,9 @@ syllables and never merged with a preceding space, quote or brace: a name has th
 query and an answer, and copying it is copying ids. And the fixed parts of a reply are one token each, so that most
 sampled tokens are decisions of the policy.
 
-In the second the fixed parts of calls and of the shown memory become one token each, and so do the words of streams that
-are several tokens otherwise. A small model takes long to learn copying, which the weights of assets/tiny can do; the
-embedding of a new token is the mean over the tokens that its text had before.
+In the second the fixed parts of calls and of the shown memory become one token each, and so do the words of streams
+that are several tokens otherwise. A small model takes long to learn copying, which the weights of assets/tiny can do;
+the embedding of a new token is the mean over the tokens that its text had before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Readers of problem files, as JSON Lines or parquet.
 
 - Questions as FlashRAG publishes them: `id`, `question`, `golden_answers` and optionally `metadata`.
-- Questions as Search-R1 writes them (parquet): the answers may be in `reward_model`, and `data_source` names the
-  dataset of a row.
+- Questions as Search-R1 and the original MemSearcher write them (parquet): the answers may be in `reward_model`, one of
+  them as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the
+  `index` of its `extra_info`, or by its number.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
   `questions_and_answers` (a JSON list of {question, answer}), `data_source`, `num_chunks` and `num_questions`. Their
   field `prompt` is not read.
@@ -22,7 +23,7 @@ from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
 MAX_DEPTH = 50  # of metadata
 PARQUET_COLUMNS = {
-    *("id", "question", "golden_answers", "metadata", "data_source", "reward_model"),
+    *("id", "question", "golden_answers", "metadata", "data_source", "reward_model", "extra_info"),
     *("instance_id", "chunks", "questions_and_answers", "num_chunks", "num_questions"),
 }
 
@@ -103,17 +104,26 @@ def _problem(where: str, row: bytes | dict[str, Any] | Exception) -> Problem:
 
 def _search_r1_problem(where: str, row: dict[str, Any]) -> Problem:
     source, reward = row.pop("data_source", None), row.pop("reward_model", None)
+    extra = row.pop("extra_info", None)
+    answers = "golden_answers"
     if row.get("golden_answers") is None and isinstance(reward, dict):
-        truth = reward.get("ground_truth")
-        row["golden_answers"] = truth.get("target") if isinstance(truth, dict) else truth
-    problem = _question_problem(where, row)
+        truth, answers = reward.get("ground_truth"), "reward_model.ground_truth"
+        truth = truth.get("target") if isinstance(truth, dict) else truth
+        row["golden_answers"] = [truth] if isinstance(truth, str) else truth
+    if row.get("id") is None:
+        extra = extra if isinstance(extra, dict) else {}
+        number = where.rpartition(":")[2] if extra.get("index") is None else extra["index"]
+        row["id"] = f"{extra['split']}_{number}" if extra.get("split") else str(number)
+    if "question" not in row:
+        raise MalformedRow(f'{where}: no field "question": add a column with the question alone, without a template')
+    problem = _question_problem(where, row, answers)
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
 
 
-def _question_problem(where: str, row: dict[str, Any]) -> Problem:
+def _question_problem(where: str, row: dict[str, Any], answers_field: str = "golden_answers") -> Problem:
     answers = row.get("golden_answers")
     if not isinstance(answers, list) or not answers:
-        raise MalformedRow(f'{where}: field "golden_answers" must be a list with at least one answer')
+        raise MalformedRow(f'{where}: field "{answers_field}" must be a list with at least one answer')
     metadata = row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
@@ -125,7 +135,7 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     problem = Problem(
         id=id_field(where, row),
         question=text_field(where, row, "question"),
-        golden_answers=tuple(checked_text(where, "golden_answers", answer) for answer in answers),
+        golden_answers=tuple(checked_text(where, answers_field, answer) for answer in answers),
         metadata=metadata or {},
     )
     try:

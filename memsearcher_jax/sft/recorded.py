@@ -126,10 +126,8 @@ def _example(where: str, context: Context, tokenizer: ChatTokenizer) -> Training
     ids = np.asarray(context.ids)
     if not len(ids) or ids.dtype.kind != "i" or context.sampled[0]:
         raise ValueError(f"{where}: a context must hold token ids, the first of which was not sampled")
-    if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-        raise ValueError(
-            f"{where}: {_other(tokenizer)} has ids below {tokenizer.vocab_size:,}, the file has {max(ids)}"
-        )
+    if (unknown := ids[(ids < 0) | (ids >= tokenizer.vocab_size)]).size:
+        raise ValueError(f"{where}: {_other(tokenizer)} has no token {unknown[0]}")
     return TrainingExample(ids.astype(np.int32), np.zeros(len(ids), np.float32), np.array(context.sampled, bool), 1.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from memsearcher_jax.data.benchmarks import HELD_OUT, SPLITS, resolve
-from memsearcher_jax.data.problems import DataConfig, check_questions, load
+from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.types import Problem
@@ -221,21 +221,39 @@ def test_reads_search_r1_parquet(tmp_path):
     ]
     assert read_problems(path) == expected
     assert list(load(DataConfig(train=(str(path),)), tmp_path / "data").train) == expected
-    only = [search_r1(golden_answers=..., reward_model={"ground_truth": ["Ann"]}, data_source=..., prompt=...)]
-    parquet.write_table(pa.Table.from_pylist(only), path)
-    assert read_problems(path) == [Problem("train_0", "Who?", ("Ann",))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "id"),
+    [
+        ({"data_source": ..., "prompt": ...}, "train_0"),
+        ({"reward_model": {"ground_truth": ["Ann"]}}, "nq/train_0"),
+        ({"reward_model": {"ground_truth": "Ann"}}, "nq/train_0"),
+        ({"reward_model": {"ground_truth": {"target": "Ann"}}}, "nq/train_0"),
+        # The files of the original MemSearcher have no ids, and Search-R1 asks for none.
+        ({"id": ..., "extra_info": {"split": "dev", "index": 0}}, "nq/dev_0"),
+        ({"id": ..., "extra_info": {"index": 7}}, "nq/7"),
+        ({"id": ..., "extra_info": None}, "nq/1"),
+    ],
+)
+def test_reads_parquet_rows_of_others(tmp_path, changes, id):
+    path = tmp_path / "train.parquet"
+    answer = {"golden_answers": ..., "reward_model": {"ground_truth": {"target": ["Ann"]}}}
+    parquet.write_table(pa.Table.from_pylist([search_r1(**answer | changes)]), path)
+    assert read_problems(path) == [Problem(id, "Who?", ("Ann",), {"source": "nq"} if "/" in id else {})]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"question": ...}, 'no field "question"'),
+        ({"question": ...}, 'no field "question": add a column with the question alone, without a template'),
         ({"question": None}, 'field "question" must be text, found NoneType'),
         ({"question": " "}, 'field "question" is empty'),
         ({"id": 1.5}, 'field "id" must be text, found float'),
         ({"golden_answers": []}, 'field "golden_answers" must be a list with at least one answer'),
         ({"golden_answers": None, "reward_model": None}, 'field "golden_answers" must be a list'),
-        ({"golden_answers": None, "reward_model": {"style": "rule"}}, 'field "golden_answers" must be a list'),
+        ({"golden_answers": None, "reward_model": {"style": 1}}, 'field "reward_model.ground_truth" must be a list'),
+        ({"golden_answers": None, "reward_model": {"ground_truth": " "}}, 'field "reward_model.ground_truth" is empty'),
         ({"golden_answers": [1]}, 'field "golden_answers" must be text, found int'),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
         ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata.day" must be a JSON value, found date'),
@@ -304,17 +322,6 @@ def test_only_the_first_malformed_rows_are_named_but_all_are_counted(tmp_path):
     path.write_bytes(row() + b"{\n" * 1_200)
     problems = load(DataConfig(train=(str(path),), malformed="skip"), tmp_path / "data")
     assert (len(problems.train), len(problems.skipped), problems.skipped_count) == (1, 1_000, 1_200)
-
-
-def test_check_questions_enforces_the_budget():
-    problems = [Problem(name, text, ("x",)) for name, text in (("a", "one"), ("b", "1 2 3 4"), ("c", "1 2 3 4 5"))]
-
-    def count_words(text):
-        return len(text.split())
-
-    check_questions(problems, count_words, 5)
-    with pytest.raises(ValueError, match=r'question "b" has 4 tokens and the budget is 3 \(2 such questions\)'):
-        check_questions(problems, count_words, 3)
 
 
 def test_tfds_is_imported_lazily_and_tensorflow_never(tmp_path):

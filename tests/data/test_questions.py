@@ -1,4 +1,4 @@
-"""Kinds of questions, names in texts, and splits that share no entity."""
+"""Kinds of questions, and names in texts."""
 
 import json
 
@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.data.questions import (
-    check_disjoint,
-    find_name,
-    find_title,
-    guess,
-    of_kind,
-    split,
-)
-from memsearcher_jax.launch import split_questions
+from memsearcher_jax.data.questions import find_name, find_title, guess, of_kind
 from memsearcher_jax.types import Problem
 
 
@@ -108,37 +100,6 @@ def test_the_rule_without_a_model_takes_the_first_option_or_says_yes(question, a
     assert guess(problem(1, question)) == answer
 
 
-@given(st.lists(st.sets(st.integers(0, 12), max_size=3), min_size=8, max_size=20), st.integers(0, 5))
-def test_splits_share_no_question_and_no_entity(titles, seed):
-    problems = [problem(number, titles=map(str, names)) for number, names in enumerate(titles)]
-    try:
-        test, train = split(problems, [3], seed)
-    except ValueError as error:
-        pytest.fail(str(error))
-    assert len(test) >= 3 and sorted(test + train, key=problems.index) == problems
-    check_disjoint(train, test)
-    assert split(problems, [3], seed) == [test, train]
-
-
-def test_too_few_questions_are_refused():
-    with pytest.raises(ValueError, match="3 questions are too few for splits of 2, 2"):
-        split([problem(number) for number in range(3)], [2, 2], 0)
-
-
-@pytest.mark.parametrize(
-    ("train", "shared"),
-    [
-        (problem(1, titles=("Ábel (film)",)), "abel film"),
-        (problem(2, "Where was  the director of Abel born?"), "where was the director of abel born"),
-    ],
-)
-def test_a_shared_question_or_entity_is_refused_by_name(train, shared):
-    test = problem(9, "Where was the director of Abel born?", titles=("Abel (Film)", "Alex"))
-    with pytest.raises(ValueError, match=f'test question "9" and training question "{train.id}" share "{shared}"'):
-        check_disjoint([train], [test])
-    check_disjoint([problem(1, titles=("Alexa",))], [test])
-
-
 @pytest.fixture
 def questions(tmp_path):
     """A file of ten span questions, of which four at a time share an entity, and two choices."""
@@ -156,17 +117,3 @@ def questions(tmp_path):
 def test_the_loader_keeps_questions_of_the_kind(kind, count, questions, tmp_path):
     splits = load(DataConfig(train=(str(questions),), test=(str(questions),), questions=kind), tmp_path / "data")
     assert (len(splits.train), len(splits.test)) == (count, count)
-
-
-def test_the_command_writes_disjoint_files(questions, tmp_path, capsys, refused):
-    flags = [questions, "--out", tmp_path / "out", "--questions", "span", "--test", "2", "--tune", "1"]
-    split_questions.main([str(flag) for flag in flags])
-    assert "questions in train.jsonl" in capsys.readouterr().out
-    files = {name: str(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "tune", "test")}
-    loaded = load(DataConfig(train=(files["train"],), test=(files["tune"], files["test"])), tmp_path / "data")
-    assert len(loaded.train) + len(loaded.test) == 10 and len(loaded.test) >= 3
-    assert all(one.id.startswith("2wikimultihopqa/") for one in loaded.train)
-    check_disjoint(loaded.train, loaded.test)
-    assert "is not empty" in refused(split_questions.main, flags)
-    assert "too few" in refused(split_questions.main, [*flags[:1], "--out", tmp_path / "other", "--test", "99"])
-    assert "missing: --out" in refused(split_questions.main, flags[:1])

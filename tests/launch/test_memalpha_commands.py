@@ -138,11 +138,22 @@ def test_documents_are_cut_into_chunks_without_losing_text(tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(sentences))
     tokenizer = ChatTokenizer.load(PACKAGED_TOKENIZER)
     for limit in (40, 120):
-        chunks = ask.document_chunks(tmp_path, limit, tokenizer)
+        chunks = ask.document_chunks(tmp_path, limit, tokenizer, "error")
         assert all(0 < tokenizer.count(chunk) <= limit for chunk in chunks)
         assert "The last one." in chunks[-1]
         text = re.sub(r'\s|"a"', "", "".join(chunks))
         assert text.startswith(re.sub(r"\s", "", "".join(sentences)))
+
+
+def test_a_document_that_cannot_be_read_is_refused_with_the_way_out_or_left_out(tmp_path, capsys):
+    (tmp_path / "latin.txt").write_bytes("Zoë".encode("latin-1"))
+    (tmp_path / "notes.txt").write_text("Ada works for Mill.")
+    tokenizer = ChatTokenizer.load(PACKAGED_TOKENIZER)
+    with pytest.raises(ValueError, match=r"latin.txt.*UTF-8.*leave it out with --data.malformed skip"):
+        ask.document_chunks(tmp_path, 40, tokenizer, "error")
+    (chunk,) = ask.document_chunks(tmp_path, 40, tokenizer, "skip")
+    assert chunk.endswith("Ada works for Mill.")
+    assert "skipped" in (printed := capsys.readouterr().err) and "latin.txt" in printed
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Supervised training with the command, folder and checkpoints of reinforcement learning."""
+"""Supervised learning with the folder, the checkpoints and the metrics of a training run."""
 
 import os
 import signal
@@ -6,102 +6,147 @@ import signal
 import numpy as np
 import pytest
 
-from memsearcher_jax.launch import export_hf, tpu_train
+from examples.warmstart import demonstrate
+from memsearcher_jax.launch import export_hf, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.runtime import preemption
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
+from memsearcher_jax.runtime.ending import STOPPED
 
-SMALL = """
-    --config tiny_warmstart --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8
-    --rl.prompts_per_step 12 --rl.checkpoint_every 1 --sft.measure_every 2 --sft.other_workflows react
-    --sft.other_problems 4 --sft.wrong_query 0.5 --training.warmup_steps 0 --training.minibatch_rows 8
-    --training.grad_accum_steps 1
-"""
-
-
-STREAMS = """
-    --config tiny_memalpha_warmstart --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8
-    --data.streams.train_streams 2 --data.streams.test_streams 1 --rl.prompts_per_step 30 --sft.measure_every 3
+TINY = "--model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8"
+SMALL = f"""
+    --config tiny_warmstart {TINY} --rl.checkpoint_every 1 --sft.measure_every 2 --sft.epochs 2
     --training.warmup_steps 0 --training.minibatch_rows 8 --training.grad_accum_steps 1
-"""
+""".split()
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("warmstart") / "run"
-    tpu_train.main([*SMALL.split(), "--rl.steps", "4", "--out", str(out)])
+def demos(tmp_path_factory):
+    """Two steps of demonstrations and held-out ones."""
+    out = tmp_path_factory.mktemp("demos") / "demos"
+    demonstrate.main(["--config", "tiny_warmstart", "--steps", "2", "--out", str(out)])
+    return ["--sft.trajectories", str(out), "--sft.held_out", str(out / "held_out")]
+
+
+@pytest.fixture(scope="module")
+def finished(demos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sft") / "run"
+    sft.main([*SMALL, *demos, "--out", str(out)])
     return out
 
 
-def test_loss_falls_and_held_out_probabilities_are_measured(run_folder):
-    steps = read_metrics(run_folder / "metrics.jsonl")
-    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
-    assert ["probability/query" in step for step in steps] == [False, True, False, True]
-    spans = ("query", "fact", "answer", "react/query", "react/answer")
-    assert all(0 <= steps[-1][f"probability/{span}"] <= 1 for span in spans)
-    assert "probability/react/fact" not in steps[-1], "ReAct writes no facts to a memory"
-    assert 0.1 < np.mean([step["exact_match"] for step in steps]) < 0.6, "demonstrations contain errors"
+def numbers(run):
+    """The metrics of a run without its times."""
+    return [{name: value for name, value in step.items() if not name.startswith("time/")} for step in metrics(run)]
+
+
+def metrics(run):
+    return read_metrics(run / "metrics.jsonl")
+
+
+def test_the_loss_falls_and_held_out_decisions_are_measured_by_their_kind(finished):
+    steps = metrics(finished)
+    assert len(steps) == 4 and steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    assert ["held_out/query/probability" in step for step in steps] == [False, True, False, True]
+    for kind in ("query", "fact", "answer", "react/query", "react/answer"):
+        assert 0 <= steps[-1][f"held_out/{kind}/probability"] <= 1
+        assert 0 < steps[-1][f"held_out/{kind}/loss"] < 10
+    assert 0.5 < np.mean([step["reward"] for step in steps]) < 1, "demonstrations contain errors, and tasks do not"
+    assert (finished / "report.html").is_file()
 
 
 @pytest.mark.slow
-def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_can_be_resumed(run_folder, tmp_path, capsys):
+def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_is_resumed(finished, demos, tmp_path, capsys):
     class StopAfterTheFirstStep(Progress):
         def advance(self, metrics):
             super().advance(metrics)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    out, flags = tmp_path / "run", [*SMALL.split(), "--rl.checkpoint_every", "9", "--rl.steps", "4"]
-    with pytest.raises(SystemExit) as stop:
-        tpu_train.main([*flags, "--out", str(out)], StopAfterTheFirstStep)
-    assert stop.value.code == preemption.STOPPED
-    assert "stopped after step 2 (SIGTERM" in capsys.readouterr().err
-    tpu_train.main(["--resume", "--out", str(out)])
-    assert_same_metrics(run_folder, out)
-
-
-@pytest.mark.slow
-def test_resumed_run_reproduces_the_metrics(run_folder, tmp_path):
     out = tmp_path / "run"
-    tpu_train.main([*SMALL.split(), "--rl.steps", "2", "--out", str(out)])
-    tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "4"])
-    assert_same_metrics(run_folder, out)
-
-
-def assert_same_metrics(run_folder, out):
-    expected, resumed = (read_metrics(folder / "metrics.jsonl") for folder in (run_folder, out))
-    for one, other in zip(expected, resumed, strict=True):
-        assert {name: value for name, value in one.items() if not name.startswith("time/")} == {
-            name: value for name, value in other.items() if not name.startswith("time/")
-        }
+    with pytest.raises(SystemExit) as stop:
+        sft.main([*SMALL, *demos, "--rl.checkpoint_every", "9", "--out", str(out)], StopAfterTheFirstStep)
+    assert stop.value.code == STOPPED
+    assert "stopped after step 2 (" in capsys.readouterr().err
+    sft.main(["--resume", "--out", str(out)])
+    assert numbers(out) == numbers(finished)
 
 
 @pytest.mark.slow
-def test_adapters_learn_from_demonstrations_and_are_exported(run_folder, tmp_path):
+def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, demos, tmp_path, refused):
+    out = tmp_path / "run"
+    sft.main([*SMALL, *demos, "--sft.epochs", "1", "--out", str(out)])
+    flags = ["--resume", "--out", str(out), "--sft.epochs", "2"]
+    assert "are other files than when" in refused(sft.main, [*flags, "--sft.trajectories", str(step_path(demos[1], 0))])
+    sft.main(flags)
+    assert numbers(out) == numbers(finished)
+
+
+@pytest.mark.slow
+def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tmp_path):
     out, adapter, merged = tmp_path / "run", tmp_path / "adapter", tmp_path / "merged"
-    words = [*SMALL.split(), "--model.path", str(run_folder), "--model.lora_rank", "4", "--out", str(out)]
-    tpu_train.main([*words, "--training.learning_rate", "1e-2", "--rl.steps", "4"])
-    steps = read_metrics(out / "metrics.jsonl")
-    assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
+    words = [*SMALL, *demos, "--model.path", str(finished), "--model.lora_rank", "4", "--out", str(out)]
+    sft.main([*words, "--training.learning_rate", "1e-2"])
+    assert metrics(out)[-1]["loss"] < metrics(out)[0]["loss"] - 0.1
     export_hf.main(["--checkpoint", str(out), "--out", str(adapter), "--adapter"])
     export_hf.main(["--checkpoint", str(out), "--out", str(merged)])
-    adapter_files = {"README.md", "curves.png", "adapter_config.json", "adapter_model.safetensors"}
-    assert {file.name for file in adapter.iterdir()} == adapter_files
     assert (adapter / "adapter_model.safetensors").stat().st_size < (merged / "model.safetensors").stat().st_size / 3
+    assert "trained by sft" in (merged / "README.md").read_text()
 
 
-def test_examples_longer_than_a_row_are_dropped_and_counted(run_folder):
-    """Repeated failed searches make a ReAct history long."""
-    steps = read_metrics(run_folder / "metrics.jsonl")
-    assert sum(step["dropped_examples"] for step in steps) > 0
-    assert all(step["updates"] > 0 for step in steps)
+AGENTS = {
+    "tiny": "--agent.max_turns 2",
+    "tiny_react": "--agent.max_turns 2",
+    "tiny_search_r1": "--agent.max_turns 2",
+    "tiny_rag": "",
+    "tiny_direct": "",
+    "tiny_memalpha": "--data.streams.train_streams 2 --data.streams.test_streams 0 --data.streams.train_chunks 3",
+}
 
 
 @pytest.mark.slow
-def test_stream_policies_train_with_the_same_command(tmp_path):
-    out = tmp_path / "run"
-    tpu_train.main([*STREAMS.split(), "--rl.steps", "3", "--out", str(out)])
-    steps = read_metrics(out / "metrics.jsonl")
-    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
-    spans = ("calls", "store_all", "answer/person", "answer/event", "answer/fact", "answer/rule")
-    assert all(0 <= steps[-1][f"probability/{span}"] <= 1 for span in spans)
-    assert steps[-1]["dropped_examples"] == 0
+@pytest.mark.parametrize(("preset", "flags"), AGENTS.items())
+def test_a_run_of_every_agent_is_trained_on_as_it_was_recorded(preset, flags, tmp_path, capsys):
+    """Rejection sampling: a run's own trajectories, of which the best of each problem are imitated."""
+    run, out = tmp_path / "run", tmp_path / "sft"
+    small = "--rl.steps 1 --rl.prompts_per_step 2 --rl.group_size 2 --training.minibatch_rows 8 --sampling.slots 8"
+    tpu_train.main(["--config", preset, *small.split(), *flags.split(), "--out", str(run)])
+    words = ["--config", preset, "--training.minibatch_rows", "8", "--sft.trajectories", str(run)]
+    words += [
+        "--sft.keep",
+        "best",
+        "--sft.min_reward",
+        "-1",
+        "--sft.held_out_share",
+        "0",
+        "--training.warmup_steps",
+        "0",
+    ]
+    sft.main([*words, "--sft.epochs", "3", "--out", str(out)])
+    best = {}
+    for one in read_trajectories(step_path(run, 0)):
+        best.setdefault(one.trajectory.problem.id, []).append(one.reward)
+    kept = sum(rewards.count(max(rewards)) for rewards in best.values())
+    assert [step["trajectories"] for step in metrics(out)] == [kept] * 3
+    assert metrics(out)[-1]["loss"] < metrics(out)[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--config tiny", "--sft.trajectories is missing: give trajectory files"),
+        ("--config qwen05b --sft.trajectories {demos}", "--model.path is missing"),
+        ("--config tiny_memalpha --sft.trajectories none", "none: no such file"),
+        (
+            "--config nano --training.kl_coefficient 0.1 --sft.trajectories {demos} --sft.min_reward 2",
+            "leave nothing to train on",
+        ),
+        (
+            "--config nano --sft.trajectories {demos} --sft.held_out {demos}",
+            "is in sft.trajectories and in sft.held_out",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_training(flags, message, demos, tmp_path, refused):
+    out = tmp_path / "out"
+    assert message in refused(sft.main, [*flags.format(demos=demos[1]).split(), "--out", out])
+    assert not out.exists()

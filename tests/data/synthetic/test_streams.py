@@ -1,5 +1,6 @@
 """Streams: published file formats, malformed rows, and the synthetic generator."""
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -8,13 +9,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memalpha.reward import question_score
+from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.data import problems
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.streams import KINDS, SyntheticStreamConfig, make_streams
 from memsearcher_jax.jsonl import MalformedRow
-from memsearcher_jax.types import Problem, Stream, StreamQuestion
+from memsearcher_jax.types import Stream, StreamQuestion
 
 SMALL = SyntheticStreamConfig(train_streams=6, test_streams=4, test_chunks=(10, 40), questions=8)
 
@@ -111,23 +115,19 @@ def test_lone_surrogate_is_replaced(tmp_path):
     assert one.stream.chunks[0] == "half ? pair"
 
 
-def test_check_streams_enforces_the_budgets():
-    streams = make_streams(SMALL)["test"]
-
-    def count(text):
-        return len(text.split())
-
-    problems.check_streams(streams, count, chunk_tokens=100, question_tokens=20)
-    with pytest.raises(
-        ValueError, match=r'stream "test_0" has a chunk of \d+ tokens and the budget is 20: raise memalpha'
-    ):
-        problems.check_streams(streams, count, chunk_tokens=20, question_tokens=20)
-    with pytest.raises(
-        ValueError, match=r"has a question of \d+ tokens and the budget is 5: raise agent.question_tokens"
-    ):
-        problems.check_streams(streams, count, chunk_tokens=100, question_tokens=5)
-    with pytest.raises(ValueError, match="is not a stream"):
-        problems.check_streams([Problem("q", "who?", ("a",))], count, chunk_tokens=9, question_tokens=9)
+@pytest.mark.parametrize(
+    ("chunk_tokens", "question_tokens", "message"),
+    [
+        (100, 20, ""),
+        (20, 20, 'stream "test_0" has a chunk of .* 20: raise memalpha'),
+        (100, 5, "question"),
+    ],
+)
+def test_the_agent_enforces_its_budgets(chunk_tokens, question_tokens, message):
+    config = AgentConfig(workflow="memalpha", question_tokens=question_tokens)
+    agent = make_agent(config, memalpha=MemalphaConfig(chunk_tokens=chunk_tokens))
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        agent.check_problems(make_streams(SMALL)["test"], lambda text: len(text.split()), has_judge=False)
 
 
 def test_seed_determines_the_streams():

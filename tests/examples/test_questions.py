@@ -1,0 +1,340 @@
+"""Scripted answers to real questions: the script, the steps of questions, and what of its trajectories is imitated."""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from examples.warmstart import demonstrate, questions, split_questions
+from examples.warmstart.questions import ANSWER, QuestionDemonstrator, clause, decompose, is_right, steps
+from examples.warmstart.record import demonstrate as play_all
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.registry import make_agent
+from memsearcher_jax.agent.reward import exact_match
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.launch import cli
+from memsearcher_jax.logs.trajectories import read_trajectories, step_path
+from memsearcher_jax.rl import setup
+from memsearcher_jax.types import Passage, Problem, Search, SearchResult, StopReason
+
+PAGES = {
+    "Ave Caesar! (film)": "Ave Caesar! is a 1919 Hungarian film. It was directed by Alexander Korda, who was famous.",
+    "Alexander Korda": "Sir Alexander Korda (born in Túrkeve, Hungary) was a director. He died in London in 1956.",
+    "Ed Roland": "Ed Roland is the lead vocalist of Collective Soul.",
+    "Adam Duritz": "Adam Duritz is the vocalist of Counting Crows.",
+}
+AGENT = AgentConfig(prompts="brief", default_top_n=1)
+
+
+class WordCounter:
+    def count(self, text):
+        return len(text.split())
+
+    def clip(self, text, limit):
+        return text if self.count(text) <= limit else " ".join(text.split(" ")[:limit])
+
+
+def play(question, answer, titles, pages=PAGES, agent=AGENT):
+    problem = Problem("1", question, (answer,), {"supporting_titles": titles})
+    policy = QuestionDemonstrator(problem)
+    workflow = make_agent(agent).start(problem, WordCounter())
+
+    def search(request: Search) -> tuple[SearchResult, ...]:
+        found = [
+            Passage(title, f'"{title}"\n{text}') for title, text in pages.items() if request.queries[0].text in title
+        ]
+        return (SearchResult(tuple(found[:1])),)
+
+    outcome = run_workflow(workflow, policy, search)
+    assert outcome.stop is StopReason.ANSWERED
+    return outcome, exact_match(outcome.answer, (answer,))
+
+
+def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
+    titles = ["Alexander Korda", "Place of birth", "Ave Caesar! (film)"]
+    outcome, score = play("Where was the director of film Ave Caesar! born?", "Turkeve", titles)
+    assert score == 0 and outcome.answer == "Túrkeve", "the answer is copied as the page writes it"
+    assert [turn.queries[0].text for turn in outcome.turns[:-1]] == ["Ave Caesar", "Alexander Korda"]
+    assert [turn.memory for turn in outcome.turns] == [
+        "",
+        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
+        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
+    ]
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
+        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Where was Alexander Korda born? Then: answer.",
+        ANSWER,
+    ]
+
+
+def test_a_history_gets_as_a_thought_what_a_memory_would_hold():
+    agent = replace(AGENT, workflow="react", prompts="brief_react")
+    outcome, score = play(
+        "Where was the director of film Ave Caesar! born?",
+        "Túrkeve",
+        ["Alexander Korda", "Ave Caesar! (film)"],
+        agent=agent,
+    )
+    assert score == 1
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
+        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
+        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
+        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
+    ]
+
+
+def test_a_question_that_names_no_relation_is_followed_by_its_pages():
+    titles = ["Ave Caesar! (film)", "Alexander Korda"]
+    outcome, _ = play("Where was the man behind Ave Caesar! born?", "Túrkeve", titles)
+    assert outcome.answer == "Túrkeve"
+    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns[:-1]] == [
+        "Ave Caesar. Then: another page.",
+        "Where was the man behind Ave Caesar! born? Then: answer.",
+    ]
+    assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
+
+
+def test_only_what_is_shown_of_a_passage_is_quoted():
+    pages = {"Ed Roland": "Ed Roland is a singer. " + "word " * 60 + "He was born in Rome."}
+    small = replace(AGENT, observation_tokens=40)
+    outcome, _ = play("Where was Ed Roland born?", "Rome", ["Ed Roland"], pages, small)
+    assert outcome.answer == ""
+    assert play("Where was Ed Roland born?", "Rome", ["Ed Roland"], pages)[1] == 1
+
+
+def test_it_gives_up_where_search_finds_nothing():
+    pages = {"Ave Caesar! (film)": PAGES["Ave Caesar! (film)"]}
+    titles = ["Ave Caesar! (film)", "Alexander Korda"]
+    outcome, _ = play("Where was the director of Ave Caesar! born?", "Túrkeve", titles, pages)
+    assert outcome.answer == ""
+    assert [turn.memory for turn in outcome.turns[1:]] == [
+        "Who is the director of Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
+        "Nothing.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "titles"), [("Who is it?", ["Ed Roland"]), ("Who is Ed Roland's father?", ["Ed Roland"]), ("?", [])]
+)
+def test_it_gives_up_where_the_pages_do_not_lead_to_the_answer(question, titles):
+    outcome, _ = play(question, "Túrkeve", titles)
+    assert outcome.answer == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("One. Two is by Ann. Three is by Ann.", "Ann", "Two is by Ann"),
+        ("He was (c. 1617 – 1684) the third son of J. R. Hay.", "Hay", "the third son of J. R. Hay"),
+        ("It is a film of 1942 (by Ann) and Bob.", "Ann", "is a film of 1942 (by Ann"),
+        ("Ann", "Ann", "Ann"),
+    ],
+)
+def test_a_clause_is_the_words_of_the_sentence_before_the_name(text, name, expected):
+    assert clause(text, name) == expected
+
+
+def test_a_long_question_is_not_repeated_in_the_memory():
+    question = f"{'Of all people who sang in a band of any kind, ' * 3}what is Ed Roland's role?"
+    outcome, score = play(question, "lead vocalist", ["Ed Roland"])
+    assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Next: answer lead vocalist."
+
+
+def problem(question, answer="x", titles=()):
+    return Problem("7", question, (answer,), {"supporting_titles": list(titles)})
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "first", "rest"),
+    [
+        ("When did Al Low's father die?", "Al Low", "Who is Al Low's father?", "When did B. Hay die?"),
+        (
+            "Who is the father of the director of film Rare Bird (Film)?",
+            "Rare Bird (Film)",
+            "Who is the director of film Rare Bird (Film)?",
+            "Who is the father of B. Hay?",
+        ),
+        (
+            "Who is the maternal grandfather of Al Low?",
+            "Al Low",
+            "Who is the mother of Al Low?",
+            "Who is the father of B. Hay?",
+        ),
+        ("Who is Al Low's stepmother?", "Al Low", "Who is Al Low's father?", "Who is B. Hay's spouse?"),
+        ("Who is the father of Al Low's wife?", "Al Low", "Who is Al Low's wife?", "Who is the father of B. Hay?"),
+        ("Who is Al Low's father-in-law?", "Al Low", "Who is Al Low's spouse?", "Who is B. Hay's father?"),
+    ],
+)
+def test_a_question_about_a_described_person_has_two_steps(question, name, first, rest):
+    assert decompose(question, name, "B. Hay") == (first, rest)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who wrote Al Low?",
+        "Who is Al Low's father-figure?",
+        "Who is the father of Al Lowe?",
+        "Who is Al Low's father?",
+        "Who is the father of Al Low?",
+    ],
+)
+def test_other_questions_have_no_steps(question):
+    assert decompose(question, "Al Low", "B. Hay") is None
+
+
+def test_the_steps_of_a_question_ask_one_page_each():
+    two_hops = problem("When did Al Low's father die?", "1904", ("B. Hay (king)", "Al Low"))
+    first, second = steps(two_hops)
+    assert (first.question, first.golden_answers) == ("Who is Al Low's father?", ("B. Hay",))
+    assert (second.question, second.golden_answers) == ("When did B. Hay die?", ("1904",))
+    assert (first.supporting_titles, second.supporting_titles) == (("Al Low",), ("B. Hay (king)",))
+    assert steps(problem("Who?", titles=("A", "B"))) == ()
+    assert steps(problem("When did Al Low's father die?", titles=("Al Low",))) == ()
+
+
+# The last director has no page.
+FILMS = [("Ave Caesar", "Ann Low", "Delft"), ("Paradox", "Bob Hay", "London"), ("Rare Bird", "Cy Orr", "")]
+SMALL = """
+    --config smollm2_warmstart --model.path= --model.lora_rank 0 --model.layers 1 --model.embed_size 24
+    --model.ffn_size 32 --model.head_size 8 --model.heads 3 --model.vocab_size 1536
+    --training.seq_len 1536 --sampling.context_tokens 1536 --agent.observation_tokens 384
+"""
+
+
+def row(film: str, place: str) -> dict:
+    """A question about the birthplace of a film's director."""
+    director = {name: director for name, director, _ in FILMS}[film]
+    titles = {"supporting_titles": [director, film]}
+    question = f"Where was the director of {film} born?"
+    return {"id": film, "question": question, "golden_answers": [place or "Rome"], "metadata": titles}
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """Flags of a small run on three questions; one about another film is held out."""
+    passages = [(film, f"{film} is a film directed by {director}.") for film, director, _ in FILMS]
+    passages += [("Ann Low", "Ann Low is a Dutch director. She was born in Delft.")]
+    passages += [("Bob Hay", "Bob Hay was born in London.")]
+    passages += [("Old Film", "Old Film is a film directed by Di Fox."), ("Di Fox", "Di Fox was born in Bonn.")]
+    passages += [("New Film", "New Film is a film directed by Em Ito."), ("Em Ito", "Em Ito was born in Ulm.")]
+    lines = [json.dumps({"id": str(id), "contents": f'"{title}"\n{text}'}) for id, (title, text) in enumerate(passages)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row(film, place)) for film, _, place in FILMS))
+    test = row("Paradox", "Bonn") | {"id": "old", "question": "Where was the director of Old Film born?"}
+    test["metadata"] = {"supporting_titles": ["Old Film", "Di Fox"]}
+    (tmp_path / "test.jsonl").write_text(json.dumps(test))
+    files = {"--retrieval.corpus": "corpus", "--data.train": "train", "--data.test": "test"}
+    return [*SMALL.split(), *(word for flag, name in files.items() for word in (flag, str(tmp_path / f"{name}.jsonl")))]
+
+
+@pytest.fixture
+def run(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "PER_STEP", 3)
+    return setup.prepare(cli.parse(demonstrate.Demonstrate, flags).run, tmp_path / "workspace", training=False)
+
+
+def trained_texts(run, demonstrations):
+    return [
+        run.tokenizer.transcript([id for id, sampled in zip(context.ids, context.sampled, strict=True) if sampled])
+        for one in demonstrations
+        for context in one.trajectory.contexts
+    ]
+
+
+def test_contexts_up_to_a_failed_search_are_imitated(run):
+    played = play_all(run, run.problems.train, QuestionDemonstrator)
+    right = {one.trajectory.problem.id: is_right(one) for one in played}
+    assert right == {"Ave Caesar": True, "Paradox": True, "Rare Bird": False}
+    usable = questions.usable(run, run.problems.train)
+    contexts = {one.trajectory.problem.id: len(one.trajectory.contexts) for one in usable}
+    assert contexts == {"Ave Caesar": 3, "Paradox": 3, "Rare Bird": 1}
+
+
+def test_single_steps_of_every_second_question_are_demonstrated_too(run):
+    asked = Counter()
+    for number in range(8):
+        replies = trained_texts(run, questions.step(run, number))
+        assert not any("question>" in reply for reply in replies), "only the replies of the script are trained"
+        thoughts = [reply.partition("</think>")[0] for reply in replies]
+        assert sum(thought.endswith(" Then: Where was that person born?") for thought in thoughts) == len(FILMS)
+        answered_whole, single_steps = 2, 2  # the second step of Rare Bird has no page
+        assert 0 < sum(thought.endswith(" Then: answer.") for thought in thoughts) - answered_whole <= single_steps
+        asked.update(thoughts)
+    assert asked["Who is the director of Paradox? Then: answer."] > 0
+    assert asked["Where was Bob Hay born? Then: answer."] > 8, "as the end of the whole question, and alone"
+    assert asked["Where was Cy Orr born? Then: answer."] == 0, "its page is missing, so its demonstration is not right"
+
+
+def test_held_out_examples_train_one_decision_each(run):
+    held_out = {}
+    for one in questions.held_out(run):
+        held_out.setdefault(one.trajectory.problem.metadata["source"], []).extend(trained_texts(run, [one]))
+    assert held_out == {
+        "plan": ["Who is the director of Old Film? Then: Where was that person born?"],
+        "query": ["Old Film", "Di Fox"],
+        "next": ["Next: Where was Di Fox born"],
+        "answer": ["Bonn. Next: answer Bonn"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [("", "82d83873a2e37ff9"), ("--agent.workflow react --agent.prompts brief_react", "083c84d97a7b53a1")],
+)
+def test_the_files_hold_the_demonstrations_of_the_packaged_weights(flags, tmp_path, monkeypatch, more, expected):
+    """As recorded from version 0.2.0, token for token."""
+    monkeypatch.setattr(questions, "PER_STEP", 3)
+    demonstrate.main([*flags, *more.split(), "--steps", "1", "--out", str(tmp_path / "demos")])
+    demonstrated = list(read_trajectories(step_path(tmp_path / "demos", 0)))
+    digest = hashlib.sha256()
+    for context in (context for one in demonstrated for context in one.trajectory.contexts):
+        digest.update(np.asarray(context.ids, np.int32).tobytes() + b"|" + bytes(context.sampled) + b"\n")
+    assert digest.hexdigest()[:16] == expected
+    held_out = list(read_trajectories(step_path(tmp_path / "demos" / "held_out", 0)))
+    assert len({one.trajectory.problem.id for one in held_out}) == len(held_out) > 2
+
+
+def test_a_failed_search_is_a_failure_of_the_service(run):
+    class Down:
+        def search(self, queries, top_n):
+            raise TimeoutError("no route")
+
+    with pytest.raises(ConnectionError, match=r"no demonstration of problem .*: TimeoutError: no route"):
+        questions.step(replace(run, searcher=Down()), 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--data.test {train}", 'share "ann low": make disjoint files with'),
+        ("--agent.workflow rag --agent.prompts brief_rag", "agent.workflow memsearcher and react alone"),
+    ],
+)
+def test_what_the_script_cannot_demonstrate_is_refused(flags, tmp_path, refused, more, message):
+    more = more.format(train=tmp_path / "train.jsonl").split()
+    assert message in refused(demonstrate.main, [*flags, *more, "--out", tmp_path / "demos"])
+    assert not (tmp_path / "demos").exists()
+
+
+def test_questions_about_the_pages_are_files(tmp_path, flags, capsys):
+    files = [str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl")]
+    words = [*files, *SMALL.split(), "--retrieval.corpus", str(tmp_path / "corpus.jsonl"), "--tune", "0", "--test", "1"]
+    split_questions.main([*words, "--out", str(tmp_path / "questions")])
+    rows = {
+        file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (tmp_path / "questions").iterdir()
+    }
+    assert rows.keys() == {"train", "tune", "test", "generated_sft", "generated_rl"}
+    generated = [*rows["generated_sft"], *rows["generated_rl"]]
+    held_out = {title for row in rows["test"] for title in row["metadata"]["supporting_titles"]}
+    assert {row["golden_answers"][0] for row in rows["generated_sft"]} == {"Dutch", "Delft", "London"}
+    assert [row["golden_answers"][0] for row in rows["generated_rl"]] == ["Ulm"], "New Film is in no other file"
+    assert not any(held_out & {*row["metadata"]["supporting_titles"]} for row in generated)
+    assert "questions in generated_rl.jsonl" in capsys.readouterr().out
+    split_questions.main([*words, "--out", str(tmp_path / "fewer"), "--generated", "2"])
+    files = [(tmp_path / "fewer" / f"generated_{part}.jsonl").read_text() for part in ("sft", "rl")]
+    assert sum(len(content.splitlines()) for content in files) == 2

@@ -1,0 +1,160 @@
+"""Questions made from passages, and splits of questions that share no entity."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.warmstart import split_questions
+from examples.warmstart.page_questions import page_questions
+from examples.warmstart.questions import check_disjoint
+from examples.warmstart.split_questions import split
+from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.types import Passage, Problem
+
+FILM = "Ave Caesar (film) is a 1919 Hungarian comedy film directed by Alexander Korda and starring Oscar Beregi."
+KORDA = (
+    "Sir Alexander Korda (16 September 1893 – 23 January 1956) was a British director, the son of Henrik Kellner. "
+    "He was born in Túrkeve, Hungary, married Merle Oberon, and died at his home in London."
+)
+
+
+def asked(pages: dict[str, str], seed: int = 0) -> dict[str, str]:
+    """Question -> answer."""
+    passages = [Passage(title, f'"{title}"\n{text}') for title, text in pages.items()]
+    problems = page_questions(passages, seed)
+    assert len({problem.id for problem in problems}) == len(problems)
+    return {problem.question: problem.golden_answers[0] for problem in problems}
+
+
+def test_each_fact_of_the_named_page_is_asked_once():
+    answers = asked({"Ave Caesar (film)": FILM, "Alexander Korda": KORDA})
+    assert sorted(answers.values()) == [
+        "16 September 1893",
+        "23 January 1956",
+        "British",
+        "Henrik Kellner",
+        "London",
+        "Merle Oberon",
+        "Túrkeve",
+    ]
+    assert answers["Who is the spouse of the director of film Ave Caesar (Film)?"] == "Merle Oberon"
+    assert all("the director of film Ave Caesar (Film)" in question for question in answers)
+
+
+def test_the_pages_are_the_supporting_titles():
+    passages = [Passage("1", f'"Ave Caesar (film)"\n{FILM}'), Passage("2", f'"Alexander Korda"\n{KORDA}')]
+    titles = {problem.supporting_titles for problem in page_questions(passages, 0)}
+    assert titles == {("Ave Caesar (film)", "Alexander Korda")}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Alexander Korda (born May 4, 1950) is a Danish film director.", "May 4, 1950"),
+        ("Alexander Korda (born 4 May 1950 in Delft) is an actor.", "4 May 1950"),
+        ("Alexander Korda was a painter.", None),
+    ],
+)
+def test_a_birthday_is_read_where_the_page_states_it(text, answer):
+    found = asked({"Ave Caesar (film)": FILM, "Alexander Korda": text})
+    births = [found[question] for question in found if re.search("date of birth|When was", question)]
+    assert births == ([answer] if answer else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "grandparents"),
+    [
+        ("Ava Low is the daughter of painter Carl Ito.", ("paternal grandfather", "paternal grandmother")),
+        ("Ava Low was married to Carl Ito.", ("father-in-law", "mother-in-law")),
+    ],
+)
+def test_parents_of_relatives_are_asked_for_by_their_word(text, grandparents):
+    carl = "Carl Ito was the son of Ed Ito and his second wife Mia Ono. He died in June 1842 in Kyoto, Japan."
+    worded = {
+        question.removeprefix("Who is ").removesuffix("?") for question in asked({"Ava Low": text, "Carl Ito": carl})
+    }
+    for word in grandparents:
+        assert worded & {f"Ava Low's {word}", f"the {word} of Ava Low"}
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Ava Low is the daughter of Carl Ito.", "Carl Ito was born in Kyoto. She was a singer."),
+        ("Ava Low is the mother of Carl Ito.", "Carl Ito was born in Kyoto."),
+        ("Ava Low is a song about the daughter of Carl Ito.", "Carl Ito was born in Kyoto."),
+        ("Ava Low is a daughter of Kyoto.", "Carl Ito was born in Kyoto."),
+    ],
+)
+def test_pages_that_are_not_sure_to_be_meant_are_not_asked(text, other):
+    assert asked({"Ava Low": text, "Carl Ito": other}) == {}
+
+
+def test_the_seed_chooses_order_and_wording():
+    pages = {"Ave Caesar (film)": FILM, "Alexander Korda": KORDA}
+    assert asked(pages) == asked(pages)
+    assert len({tuple(asked(pages, seed)) for seed in range(20)}) > 10
+
+
+def problem(number: int, question: str = "", answer: str = "Paris", titles=()) -> Problem:
+    return Problem(str(number), question or f"Question {number}?", (answer,), {"supporting_titles": list(titles)})
+
+
+@given(st.lists(st.sets(st.integers(0, 12), max_size=3), min_size=8, max_size=20), st.integers(0, 5))
+def test_splits_share_no_question_and_no_entity(titles, seed):
+    problems = [problem(number, titles=map(str, names)) for number, names in enumerate(titles)]
+    try:
+        test, train = split(problems, [3], seed)
+    except ValueError as error:
+        pytest.fail(str(error))
+    assert len(test) >= 3 and sorted(test + train, key=problems.index) == problems
+    check_disjoint(train, test)
+    assert split(problems, [3], seed) == [test, train]
+
+
+def test_too_few_questions_are_refused():
+    with pytest.raises(ValueError, match="3 questions are too few for splits of 2, 2"):
+        split([problem(number) for number in range(3)], [2, 2], 0)
+
+
+@pytest.mark.parametrize(
+    ("train", "shared"),
+    [
+        (problem(1, titles=("Ábel (film)",)), "abel film"),
+        (problem(2, "Where was  the director of Abel born?"), "where was the director of abel born"),
+    ],
+)
+def test_a_shared_question_or_entity_is_refused_by_name(train, shared):
+    test = problem(9, "Where was the director of Abel born?", titles=("Abel (Film)", "Alex"))
+    with pytest.raises(ValueError, match=f'test question "9" and training question "{train.id}" share "{shared}"'):
+        check_disjoint([train], [test])
+    check_disjoint([problem(1, titles=("Alexa",))], [test])
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """A file of ten span questions, of which four at a time share an entity, and two choices."""
+    problems = [problem(number, titles=(f"Page {number}", f"Other {number // 4}")) for number in range(10)]
+    problems += [problem(10, answer="no"), problem(11, "Which is older, Rome or Delft?", "Rome")]
+    folder = tmp_path / "2wikimultihopqa"
+    folder.mkdir()
+    rows = [{"id": one.id, "question": one.question, "golden_answers": one.golden_answers} for one in problems]
+    lines = [json.dumps(row | {"metadata": one.metadata}) for row, one in zip(rows, problems, strict=True)]
+    (folder / "dev.jsonl").write_text("\n".join(lines))
+    return folder / "dev.jsonl"
+
+
+def test_the_command_writes_disjoint_files(questions, tmp_path, capsys, refused):
+    flags = [questions, "--out", tmp_path / "out", "--data.questions", "span", "--test", "2", "--tune", "1"]
+    split_questions.main([str(flag) for flag in flags])
+    assert "questions in train.jsonl" in capsys.readouterr().out
+    files = {name: str(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "tune", "test")}
+    loaded = load(DataConfig(train=(files["train"],), test=(files["tune"], files["test"])), tmp_path / "data")
+    assert len(loaded.train) + len(loaded.test) == 10 and len(loaded.test) >= 3
+    assert all(one.id.startswith("2wikimultihopqa/") for one in loaded.train)
+    check_disjoint(loaded.train, loaded.test)
+    assert "is not empty" in refused(split_questions.main, flags)
+    assert "too few" in refused(split_questions.main, [*flags[:1], "--out", tmp_path / "other", "--test", "99"])

@@ -1,0 +1,215 @@
+"""The scripted stream policy, its errors, and tasks whose trained tokens follow from their context."""
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from examples.warmstart import streams
+from examples.warmstart.record import open_run
+from examples.warmstart.streams import NO_ERRORS, STORE_ALL, STORE_ONE, UNKNOWN, Errors, StreamDemonstrator, Tasks
+from memsearcher_jax.agent.memalpha.tools import tool_calls
+from memsearcher_jax.agent.registry import make_agent
+from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.data.synthetic.streams import FILLER, SyntheticStreamConfig, make_stories, select_statements
+from memsearcher_jax.launch import cli
+from memsearcher_jax.types import Problem
+
+CONFIG = cli.load_preset("tiny_memalpha_warmstart")
+RUN = open_run(CONFIG)
+TOKENIZER = RUN.tokenizer
+STORIES = make_stories(SyntheticStreamConfig(seed=3, statements=3, filler=1), 6)
+AGENT = make_agent(
+    replace(CONFIG.agent, memory_tokens=900), memalpha=replace(CONFIG.memalpha, core_tokens=64, shown_items=20)
+)
+
+
+def run_demonstrator(errors: Errors, story=STORIES[0], seed: int = 0):
+    policy = StreamDemonstrator(story, errors, random.Random(seed))
+    return run_workflow(AGENT.start(Problem.of_stream("s", story.stream), TOKENIZER), policy, lambda request: ())
+
+
+def item_texts(outcome):
+    return {item.text for item in (*outcome.memory.semantic, *outcome.memory.episodic)}
+
+
+def statement_texts(story):
+    return {statement.text for sentences in story.sentences_C for statement in select_statements(sentences)}
+
+
+def test_without_errors_every_statement_is_stored_in_the_right_memory():
+    for story in STORIES:
+        outcome = run_demonstrator(NO_ERRORS, story)
+        assert item_texts(outcome) == statement_texts(story)
+        assert all(item.text.startswith("On ") for item in outcome.memory.episodic) and outcome.memory.episodic
+        labels = {label for text in statement_texts(story) for label in re.findall(r"Label: (\w+)\.", text)}
+        assert set(re.findall(r"\w+", outcome.memory.core)) == {"Labels", *labels}
+        assert outcome.counts["calls_ok"] == outcome.counts["calls"]
+        assert all(turn.reply.startswith(STORE_ALL) for turn in outcome.turns)
+
+
+def test_store_one_error_stores_one_sentence_of_each_chunk():
+    for store_filler in (0.0, 1.0):
+        for story in STORIES:
+            outcome = run_demonstrator(Errors(store_one=1, store_filler=store_filler), story)
+            assert all(turn.reply.startswith(STORE_ONE) and len(turn.calls) == 1 for turn in outcome.turns)
+            stored = item_texts(outcome)
+            assert stored <= set(FILLER) if store_filler else stored <= statement_texts(story) and len(stored) == 10
+            for turn, chunk in zip(outcome.turns, story.stream.chunks, strict=True):
+                assert json.loads(turn.calls[0].partition(" ")[2])["content"] in chunk
+
+
+def test_filler_in_the_shown_memory_is_deleted():
+    replies = Counter()
+    for seed in range(20):
+        outcome = run_demonstrator(Errors(store_one=0.5, store_filler=1), STORIES[seed % len(STORIES)], seed)
+        for turn in outcome.turns:
+            shown = re.findall(rf"\[(\w+)\] (?:{'|'.join(map(re.escape, FILLER))})$", turn.memory, re.MULTILINE)
+            deleted = [json.loads(call.partition(" ")[2])["memory_id"] for call in turn.calls if "delete" in call]
+            assert deleted == (shown if turn.reply.startswith(STORE_ALL) else [])
+            replies[bool(deleted)] += 1
+        assert outcome.counts["calls_idle"] == outcome.counts["calls_failed"] == 0
+    assert replies[True] > 20
+
+
+def test_replies_depend_only_on_the_seed():
+    once, again, other = (run_demonstrator(Errors(), seed=seed) for seed in (1, 1, 2))
+    assert once == again != other
+
+
+@pytest.fixture
+def tasks():
+    return Tasks.open(RUN, seed=7)
+
+
+def text(task, sampled=None):
+    """The text of a task, or its given or trained part."""
+    (context,) = task.trajectory.contexts
+    kept = [id for id, flag in zip(context.ids, context.sampled, strict=True) if sampled in (None, flag)]
+    return TOKENIZER.transcript(kept)
+
+
+def chunks(tasks, errors, count):
+    return [tasks.chunk("chunk", errors, slice(None)) for _ in range(count)]
+
+
+def memory_chunk_reply(example):
+    match = re.fullmatch(
+        r"<\|im_start\|>system\n(.*)<\|im_end\|>\n<\|im_start\|>user\n(.*)<\|im_end\|>\n<\|im_start\|>assistant\n"
+        r"(.*)<\|im_end\|>",
+        text(example),
+        re.DOTALL,
+    )
+    return match.groups()
+
+
+def contents(reply):
+    return re.findall(r'"content": "(.*?)"}', reply)
+
+
+def statements(chunk):
+    """The statements of a chunk, in order."""
+    body = re.sub("|".join(map(re.escape, FILLER)), "", chunk.partition(". ")[2])
+    return [sentence.strip() + "." for sentence in body.split(".") if sentence.strip()]
+
+
+def test_reply_without_errors_stores_the_chunk_and_deletes_shown_filler(tasks):
+    deleted = 0
+    for example in chunks(tasks, NO_ERRORS, 60):
+        shown, chunk, reply = memory_chunk_reply(example)
+        assert reply.startswith(STORE_ALL) and contents(reply) == statements(chunk)
+        filler = re.findall(rf"\[(\w+)\] (?:{'|'.join(map(re.escape, FILLER))})", shown)
+        assert re.findall(r'"memory_id": "(\w+)"', reply) == filler
+        known = set(re.findall(r"\w+", shown.partition("semantic")[0].partition("Labels: ")[2]))
+        new = [label for label in re.findall(r"Label: (\w+)", chunk) if label not in known]
+        assert ("new_content" in reply) == bool(new)
+        assert len(tool_calls(reply)) == len(statements(chunk)) + len(filler) + bool(new)
+        deleted += len(filler)
+    assert deleted > 5
+
+
+def test_memory_sizes_cover_short_and_long_streams(tasks):
+    counts = [
+        int((re.search(r"semantic_memory \(the latest 1 of (\d+)\)", text(example)) or [0, 1])[1])
+        for example in chunks(tasks, NO_ERRORS, 80)
+    ]
+    assert min(counts) <= 1 and sum(count < 20 for count in counts) > 15 and max(counts) > 100
+
+
+def test_demonstrations_train_complete_replies_with_the_configured_error_rate(tasks):
+    stores_one = []
+    for example in chunks(tasks, Errors(store_one=0.7, store_filler=0.5), 200):
+        _, chunk, reply = memory_chunk_reply(example)
+        assert text(example, True) == reply + "<|im_end|>"
+        stores_one.append(reply.startswith(STORE_ONE))
+        if stores_one[-1]:
+            (stored,) = contents(reply)
+            assert stored in chunk
+    assert 0.58 < sum(stores_one) / len(stores_one) < 0.82
+
+
+def test_storing_examples_do_not_train_the_decision(tasks):
+    for example in tasks.storing(10):
+        assert text(example).partition(STORE_ALL)[2] == text(example, True)
+
+
+def test_extraction_examples_store_every_statement(tasks):
+    for example in tasks.extractions(20):
+        chunk, calls = text(example, False), text(example, True)
+        assert contents(calls) == statements(chunk.rstrip("\n"))
+
+
+def test_reordering_examples_train_what_follows_the_first_name(tasks):
+    for example in tasks.reorderings(20):
+        sentences = text(example).split(". ")[:-1]
+        first, second = sentences[: len(sentences) // 2], sentences[len(sentences) // 2 :]
+        assert sorted(first) == sorted(second)
+        (context,) = example.trajectory.contexts
+        assert not any(context.sampled[: len(context.ids) // 2 - 1])
+        runs = np.flatnonzero(np.diff(np.array(context.sampled, int)) == 1) + 1
+        assert len(runs) == len(second)
+        for start in runs:
+            given = TOKENIZER.transcript(context.ids[:start]).rpartition(". ")[2]
+            assert re.search(r"[A-Z][a-z]+$", given) and not re.search(r"(?!The )[A-Z][a-z]+ [A-Z]", given)
+
+
+def test_answers_are_in_the_retrieved_evidence(tasks):
+    questions = unknown = 0
+    for example in tasks.answers(80):
+        evidence, *turns = text(example).split("<|im_start|>user\n")
+        facts = re.findall(r"^\d\. (.*)$", evidence.replace("<|im_end|>", ""), re.MULTILINE)
+        for turn in turns:
+            question, answer = re.match(r"(.*)<\|im_end\|>\n<\|im_start\|>assistant\n(.*)<\|im_end\|>", turn).groups()
+            names = re.findall(r"[A-Z]\w+ [A-Z]\w+(?= work| meet|\?)", question)
+            relevant = [fact for fact in facts if all(name in fact for name in names)]
+            questions, unknown = questions + 1, unknown + (answer == UNKNOWN)
+            assert (relevant == []) == (answer == UNKNOWN), (question, answer)
+            assert answer == UNKNOWN or answer in relevant[0]
+    assert questions > 150 and 0 < unknown < 20
+
+
+def test_held_out_examples_train_only_determined_tokens():
+    held_out = {}
+    for one in streams.held_out(RUN):
+        held_out.setdefault(one.trajectory.problem.metadata["source"], []).append(one)
+    assert {text(one, True) for one in held_out["store_all"]} == {STORE_ALL}
+    assert all(text(one, True).count("✿FUNCTION✿") >= 2 for one in held_out["calls"])
+    assert all(re.match(r"\d+ \w+ 203\d", text(one, True)) for one in held_out["answer/event"])
+    assert min(map(len, held_out.values())) > 10
+
+
+def test_steps_share_no_statement_and_follow_the_seed():
+    once, other = streams.step(RUN, 3), streams.step(RUN, 4)
+    facts, other_facts = ({fact for one in step for fact in statements(chunk_of(one))} for step in (once, other))
+    assert facts and not facts & other_facts
+    assert max(len(one.trajectory.contexts[0].ids) for one in once) <= CONFIG.training.seq_len
+    assert text(streams.step(replace(RUN, config=replace(CONFIG, seed=1)), 3)[0]) != text(once[0])
+
+
+def chunk_of(example):
+    match = re.search(r"user\n(\d+ \w+ \d+\. .*)<\|im_end\|>", text(example))
+    return match[1] if match else ""
