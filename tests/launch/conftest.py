@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import re
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
-from memsearcher_jax.rl import init_state, setup
+from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.scripted import scripted_trajectory
 from memsearcher_jax.rl.search_executor import search_all
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS
@@ -127,8 +127,11 @@ class ScriptedDriver:
         self.searcher, self.tokenizer = run.searcher, run.tokenizer
         self.make_workflow, self.make_policy = make_workflow, make_policy
 
-    def run(self, jobs, params, key):
-        """Yields trajectories one after the other; all log-probabilities are 0."""
+    def trajectory(self, job, ended):
+        return ended
+
+    def run(self, jobs, params, key, on_end):
+        """Ends trajectories one after the other; all log-probabilities are 0."""
         for job in jobs:
             workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
 
@@ -136,7 +139,7 @@ class ScriptedDriver:
                 policy.results = search_all(self.searcher, [request])[0]
                 return policy.observe(request, policy.results) if hasattr(policy, "observe") else policy.results
 
-            yield job, scripted_trajectory(job.problem, workflow, policy, search, self.tokenizer, job.rollout)
+            on_end(job, scripted_trajectory(job.problem, workflow, policy, search, self.tokenizer, job.rollout))
 
 
 @pytest.fixture(scope="session")
@@ -145,14 +148,13 @@ def scripted_into():
 
     def run(folder, make_script, *flags):
         def make_driver(run, *, evaluation):
-            agent = replace(run.config.agent, max_turns=run.config.evaluation.max_turns)
-            workflow = setup.workflow_factory(replace(run.config, agent=agent), run.prompts, run.tokenizer)
-            return ScriptedDriver(run, workflow, make_script)
+            start = partial(setup.evaluation_agent(run.config).start, token_counter=run.tokenizer)
+            return ScriptedDriver(run, start, make_script)
 
         settings = [] if "--resume" in flags else SCRIPTED.split()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(setup, "make_driver", make_driver)
-            patch.setattr(init_state, "initial_params", lambda run, step=None: {})
+            patch.setattr(state, "initial_params", lambda run, step=None: {})
             patch.setattr(setup, "publish", lambda run, params: params)
             evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
         results = folder / "results.json"

@@ -1,0 +1,71 @@
+"""launch/sweep.py: a run and an evaluation for each value, and a stopped sweep continues."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from memsearcher_jax.launch import sweep
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.runtime.run_dir import read_run_config
+
+
+@pytest.mark.slow
+def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(small, tmp_path, fast_compile):
+    out = tmp_path / "sweep"
+    command = [sys.executable, sweep.__file__, "--setting", "reward.wrong_answer=0,0.3", "--out", out, "--", *small]
+    subprocess.run([*command, "--rl.steps", "1"], check=True)
+    first, second = (out / f"reward.wrong_answer={value}" for value in ("0", "0.3"))
+    table = json.loads((out / "sweep.json").read_text())["table"]
+    assert [row["value"] for row in table] == ["0", "0.3"]
+    for folder, row in zip((first, second), table, strict=True):
+        assert read_run_config(folder).reward.wrong_answer == float(row["value"])
+        (step,) = read_metrics(folder / "metrics.jsonl")
+        assert row["curve"] == [step["exact_match"]]
+        results = json.loads((folder / "test" / "results.json").read_text())
+        assert (row["questions"], results["checkpoint"], results["step"]) == (4, str(folder), 1)
+        assert row["scores"] == results["evaluation"]["macro"]["scores"]
+    assert (out / "sweep.png").is_file()
+
+    (second / "test" / "results.json").unlink()  # as if it had been stopped
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} | {
+        path: path.stat().st_mtime_ns for path in (first / "test").rglob("*")
+    }
+    done = subprocess.run([*command, "--rl.steps", "1"], check=True, capture_output=True, text=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert json.loads((out / "sweep.json").read_text())["table"] == table
+    assert f"{out}: 2 evaluations; plotted in {out / 'sweep.png'}" in done.stdout
+
+
+@pytest.mark.slow
+def test_flags_and_streams_are_swept_in_evaluations(tmp_path, fast_compile):
+    for values, flags in (
+        ("workflow=react,direct", "--config tiny_warmstart --retrieval.index_type exact --model.path package:tiny"),
+        ("memalpha.retrieved_items=1,2", "--config tiny_memalpha --model.path package:tiny_memalpha"),
+    ):
+        out = tmp_path / values
+        words = [*flags.split(), "--evaluation.max_questions", "2"]
+        subprocess.run([sys.executable, sweep.__file__, "--evaluate", "--setting", values, "--out", out, "--", *words])
+        table = json.loads((out / "sweep.json").read_text())["table"]
+        assert [row["value"] for row in table] == values.partition("=")[2].split(",")
+        assert all({"mean", "low", "high"} <= set(score) for row in table for score in row["scores"].values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("rl.credit", "write NAME=A,B,... with different values"),
+        ("rl.credit=", "write NAME=A,B,... with different values"),
+        ("rl.steps=3,,4", "write NAME=A,B,... with different values"),
+        ("rl.steps=3,3", "write NAME=A,B,... with different values"),
+        ("rl.credit=none", "--rl.credit"),
+        ("rl.stepz=3", "--rl.steps"),
+        ("reward.wrong_answer=0,2", "reward.wrong_answer is 2.0: it must be"),
+        ("data.train=q.jsonl", "every value is evaluated: set data.test to files of questions"),
+    ],
+)
+def test_all_values_are_checked_before_the_first_run(setting, message, misused, tmp_path):
+    argv = ["--setting", setting, "--out", tmp_path / "out", "--", "--retrieval.corpus", "c.jsonl"]
+    assert message in misused(sweep.main, [*argv, *([] if "data" in setting else ["--data.test", "q.jsonl"])])
+    assert not (tmp_path / "out").exists()
