@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.launch import serve_search
-from memsearcher_jax.model import encoder, hf_config, safetensors_files
+from memsearcher_jax.model import hf_config, safetensors_files
 from memsearcher_jax.retrieval import bm25, scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import open_corpus
@@ -22,7 +22,7 @@ from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClien
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 from memsearcher_jax.rl.completers import ChatService, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.runtime import run_dir
+from memsearcher_jax.runtime import bert, run_dir
 from memsearcher_jax.types import Passage
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,7 +193,7 @@ def test_an_encoder_cannot_name_a_folder_outside_its_own(tmp_path):
     modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "../1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ValueError, match="which is not in its folder"):
-        encoder.read_config(tmp_path)
+        bert.read_config(tmp_path)
 
 
 def test_code_of_a_model_folder_is_never_run(tmp_path, created):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.flops import forward_flops, training_flops
+from memsearcher_jax.planning.flops import forward_flops, training_flops
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
 
 GIB = 2**30

@@ -28,8 +28,8 @@ from jax.stages import Lowered
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.flops import forward_flops, row_flops, training_flops
 from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
 from memsearcher_jax.planning.hlo import schedule
 from memsearcher_jax.planning.roofline import TpuSlice, make_slice
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes

@@ -1,4 +1,4 @@
-"""Text embeddings from a transformer: tokenizer, batches and devices. `model.encoder` computes the arrays.
+"""Text embeddings from a transformer: tokenizer, batches and devices. `runtime.bert` computes the arrays.
 
 The texts of a call are sorted by length and encoded in blocks of a few fixed shapes, so that a short text is not padded
 to a long one and few programs are compiled. The rows of a block are split over the devices, each of which stores all
@@ -22,11 +22,12 @@ import numpy as np
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
-from memsearcher_jax.model import encoder, sharding
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.model.encoder import EncoderConfig
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
+from memsearcher_jax.runtime import bert
+from memsearcher_jax.runtime.bert import EncoderConfig
 
 E5_PROMPTS = ("query: ", "passage: ")
 E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
@@ -37,7 +38,7 @@ PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not ful
 
 Params = dict[str, Any]
 
-_encode = jax.jit(encoder.encode, static_argnames="config")
+_encode = jax.jit(bert.encode, static_argnames="config")
 
 
 def _encode_on(
@@ -50,7 +51,7 @@ def _encode_on(
 
 @dataclass(frozen=True)
 class TextEmbedder:
-    """An encoder with its tokenizer on a mesh. `params` is the tree of `encoder.param_specs`, on every device."""
+    """An encoder with its tokenizer on a mesh. `params` is the tree of `bert.param_specs`, on every device."""
 
     name: str  # identifies the vectors: see `_encoder_name`
     config: EncoderConfig
@@ -123,7 +124,7 @@ def load_embedder(config: RetrievalConfig) -> TextEmbedder:
     """As `load`, but returns the model."""
     if not config.encoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
-    shape, params = encoder.load(config.encoder)
+    shape, params = bert.load(config.encoder)
     folder = Path(config.encoder)
     shape = replace(with_prompts(shape, folder, config.encoder_prompts), compute_dtype=config.encoder_dtype)
     tokenizer_json = _read_tokenizer(folder, shape)

@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard, constants
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.launch import cli, evaluate, export_hf, tpu_train
-from memsearcher_jax.model.encoder import EncoderConfig
 from memsearcher_jax.runtime import hub as hub_module
 from memsearcher_jax.runtime import model_card, run_dir
+from memsearcher_jax.runtime.bert import EncoderConfig
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.runtime.text_encoder import E5_PROMPTS, with_prompts
 

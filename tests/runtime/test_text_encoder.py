@@ -12,12 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from memsearcher_jax.model import encoder
-from memsearcher_jax.model.encoder import WEIGHTS, EncoderConfig
 from memsearcher_jax.model.qwen import param_path
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.runtime import text_encoder
+from memsearcher_jax.runtime import bert, text_encoder
+from memsearcher_jax.runtime.bert import WEIGHTS, EncoderConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789:?.", "query", "passage", "town"]
 SHAPE = EncoderConfig(vocab_size=64, embed_size=24, ffn_size=40, layers=2, heads=3, positions=96, max_tokens=96)
@@ -61,7 +60,7 @@ def folder(tmp_path) -> Path:
     D, F = SHAPE.embed_size, SHAPE.ffn_size
     file_shapes = {"wq": (D, D), "wk": (D, D), "wv": (D, D), "wo": (D, D), "bq": (D,), "bk": (D,), "bv": (D,)}
     file_shapes |= {"up": (F, D), "down": (D, F)}
-    for path, weight in jax.tree.leaves_with_path(encoder.param_specs(SHAPE)):
+    for path, weight in jax.tree.leaves_with_path(bert.param_specs(SHAPE)):
         name = param_path(path)
         stacked = name.startswith("layers.")
         shape = file_shapes.get(name.rpartition(".")[2], weight.shape[1:] if stacked else weight.shape)
@@ -92,7 +91,7 @@ def test_vectors_equal_those_of_the_encoder(folder):
     ids.no_truncation()
     ids_BT = np.array([ids.encode(text).ids])
     assert ids_BT[0, 0] == WORDS.index("[CLS]") and ids_BT[0, -1] == WORDS.index("[SEP]")
-    expected = encoder.encode(jax.device_get(model.params), model.config, ids_BT, np.array([ids_BT.shape[1]]))
+    expected = bert.encode(jax.device_get(model.params), model.config, ids_BT, np.array([ids_BT.shape[1]]))
     np.testing.assert_allclose(model.passages([text]), expected, atol=1e-6)
 
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import encoder
-from memsearcher_jax.model.encoder import ACTIVATIONS
+from memsearcher_jax.runtime import bert
+from memsearcher_jax.runtime.bert import ACTIVATIONS
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -60,16 +60,16 @@ def their_hidden(model, ids_BT, length_B):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_vectors_equal_those_of_transformers(theirs, dtype, tmp_path):
     theirs.to(getattr(torch, dtype)).save_pretrained(tmp_path, max_shard_size="20KB")
-    config, params = encoder.load(tmp_path)
+    config, params = bert.load(tmp_path)
     theirs.float()
     rng = np.random.RandomState(1)
     ids_BT, length_B = rng.randint(6, 96, (6, 33)), np.array([33, 1, 2, 17, 32, 8])
     hidden_BTD, real_BT = their_hidden(theirs, ids_BT, length_B)
-    ours_BTD = jax.jit(encoder.hidden_states, static_argnames="config")(params, config, ids_BT, length_B)
+    ours_BTD = jax.jit(bert.hidden_states, static_argnames="config")(params, config, ids_BT, length_B)
     np.testing.assert_allclose(np.asarray(ours_BTD)[real_BT], hidden_BTD[real_BT], atol=2e-4)
     mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
     mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
-    ours_BD = np.asarray(encoder.encode(params, config, ids_BT, length_B))
+    ours_BD = np.asarray(bert.encode(params, config, ids_BT, length_B))
     assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999
 
 
@@ -77,10 +77,10 @@ def test_an_encoder_inside_a_larger_model(tmp_path):
     """Masked language models store the encoder under a prefix, next to their head."""
     model = transformers.BertForMaskedLM(transformers.BertConfig(**BASE)).eval()
     model.save_pretrained(tmp_path)
-    config, params = encoder.load(tmp_path)
+    config, params = bert.load(tmp_path)
     ids_BT, length_B = np.random.RandomState(2).randint(6, 96, (2, 9)), np.array([9, 4])
     hidden_BTD, real_BT = their_hidden(model.bert, ids_BT, length_B)
-    ours_BTD = np.asarray(encoder.hidden_states(params, config, ids_BT, length_B))
+    ours_BTD = np.asarray(bert.hidden_states(params, config, ids_BT, length_B))
     np.testing.assert_allclose(ours_BTD[real_BT], hidden_BTD[real_BT], atol=1e-5)
 
 
@@ -89,10 +89,10 @@ def test_the_shape_of_e5_base(tmp_path):
     torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(vocab_size=2_000)).eval()
     model.save_pretrained(tmp_path)
-    config, params = encoder.load(tmp_path)
+    config, params = bert.load(tmp_path)
     ids_BT, length_B = np.random.RandomState(3).randint(1, 2_000, (3, 64)), np.array([64, 5, 30])
     hidden_BTD, real_BT = their_hidden(model, ids_BT, length_B)
     mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
     mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
-    ours_BD = np.asarray(jax.jit(encoder.encode, static_argnames="config")(params, config, ids_BT, length_B))
+    ours_BD = np.asarray(jax.jit(bert.encode, static_argnames="config")(params, config, ids_BT, length_B))
     assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from memsearcher_jax.model import encoder, sharding
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.model.encoder import EncoderConfig
+from memsearcher_jax.runtime import bert
+from memsearcher_jax.runtime.bert import EncoderConfig
 
 E5_BASE = {  # as published with e5-base-v2
     "architectures": ["BertModel"],
@@ -35,7 +36,7 @@ E5_BASE = {  # as published with e5-base-v2
     "vocab_size": 30522,
 }
 SMALL = EncoderConfig(vocab_size=64, embed_size=24, ffn_size=40, layers=2, heads=3, positions=48, max_tokens=48)
-encode = jax.jit(encoder.encode, static_argnames="config")
+encode = jax.jit(bert.encode, static_argnames="config")
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ ST_MODULES = modules("Transformer", "Pooling", "Normalize")
 def make_params(config, seed=0):
     """Random weights: the zeros and ones of `init` hide bugs."""
     rng = np.random.RandomState(seed)
-    return jax.tree.map(lambda x: (0.3 * rng.standard_normal(x.shape)).astype(np.float32), encoder.param_specs(config))
+    return jax.tree.map(lambda x: (0.3 * rng.standard_normal(x.shape)).astype(np.float32), bert.param_specs(config))
 
 
 def make_rows(rows, tokens, seed=0):
@@ -76,7 +77,7 @@ def make_rows(rows, tokens, seed=0):
 
 
 def hf_tensors(config, params):
-    """The tensors of a Hugging Face folder, by name; written independently of `encoder.WEIGHTS`."""
+    """The tensors of a Hugging Face folder, by name; written independently of `bert.WEIGHTS`."""
     D, F = config.embed_size, config.ffn_size
     tensors = {
         "embeddings.word_embeddings.weight": params["word"],
@@ -111,11 +112,11 @@ def hf_tensors(config, params):
 
 
 def test_the_published_e5_is_the_default_config(folder):
-    assert encoder.read_config(folder()) == EncoderConfig()
+    assert bert.read_config(folder()) == EncoderConfig()
 
 
 def test_e5_has_110_million_parameters():
-    assert sum(x.size for x in jax.tree.leaves(encoder.param_specs(EncoderConfig()))) == 108_891_648
+    assert sum(x.size for x in jax.tree.leaves(bert.param_specs(EncoderConfig()))) == 108_891_648
 
 
 def test_sentence_transformers_files_set_pooling_length_and_prompts(folder):
@@ -125,7 +126,7 @@ def test_sentence_transformers_files_set_pooling_length_and_prompts(folder):
         "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": True},
         "config_sentence_transformers.json": {"prompts": {"query": "q: ", "passage": None, "document": "d: "}},
     }
-    config = encoder.read_config(folder(files=files))
+    config = bert.read_config(folder(files=files))
     assert (config.pooling, config.max_tokens, config.lower_case) == ("cls", 256, True)
     assert (config.query_prompt, config.passage_prompt) == ("q: ", "d: ")
 
@@ -138,17 +139,17 @@ def test_files_of_later_versions_of_sentence_transformers_are_read(folder):
         "sentence_bert_config.json": {"transformer_task": "feature-extraction"},
         "tokenizer_config.json": {"model_max_length": 256},
     }
-    config = encoder.read_config(folder(files=files))
+    config = bert.read_config(folder(files=files))
     assert (config.pooling, config.max_tokens) == ("cls", 256)
     files["1_Pooling/config.json"] = {"pooling_mode": ["mean"]}
     files["tokenizer_config.json"] = {"model_max_length": 10**30}  # no limit, as transformers writes it
-    config = encoder.read_config(folder(files=files))
+    config = bert.read_config(folder(files=files))
     assert (config.pooling, config.max_tokens) == ("mean", 512)
 
 
 def test_roberta_positions_start_after_the_padding_id(folder):
     theirs = {"model_type": "xlm-roberta", "pad_token_id": 1, "max_position_embeddings": 514, "type_vocab_size": 1}
-    config = encoder.read_config(folder(theirs))
+    config = bert.read_config(folder(theirs))
     assert (config.first_position, config.max_tokens, config.types) == (2, 512, 1)
 
 
@@ -192,15 +193,15 @@ def test_roberta_positions_start_after_the_padding_id(folder):
 )
 def test_unsupported_encoders_are_refused_by_name(folder, settings, files, message):
     with pytest.raises(ValueError, match=message) as caught:
-        encoder.read_config(folder(settings, files))
+        bert.read_config(folder(settings, files))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_folder_or_config_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
-        encoder.read_config(tmp_path / "none")
+        bert.read_config(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        encoder.read_config(tmp_path)
+        bert.read_config(tmp_path)
 
 
 @pytest.fixture
@@ -231,14 +232,14 @@ def small_folder(folder):
 @pytest.mark.parametrize("prefix", ["", "bert.", "roberta."])
 def test_weights_are_read_under_any_prefix(small_folder, prefix):
     directory, params = small_folder(prefix)
-    config, loaded = encoder.load(directory)
+    config, loaded = bert.load(directory)
     assert config == SMALL
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 def test_half_precision_weights_become_float32(small_folder):
     directory, params = small_folder(dtype=np.float16)
-    _, loaded = encoder.load(directory)
+    _, loaded = bert.load(directory)
     assert loaded["word"].dtype == np.float32
     np.testing.assert_allclose(loaded["word"], params["word"], rtol=1e-3, atol=1e-6)
 
@@ -246,15 +247,15 @@ def test_half_precision_weights_become_float32(small_folder):
 def test_incomplete_weights_are_refused(small_folder):
     directory, _ = small_folder(leave_out="encoder.layer.1.output.dense.bias")
     with pytest.raises(ValueError, match=r"lacks the tensor encoder\.layer\.1\.output\.dense\.bias"):
-        encoder.load(directory)
+        bert.load(directory)
     directory, _ = small_folder()
     theirs = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(theirs | {"vocab_size": 65}))
     with pytest.raises(ValueError, match=r"word_embeddings\.weight is \[64, 24\], but config\.json implies \[65, 24\]"):
-        encoder.load(directory)
+        bert.load(directory)
     (directory / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
-        encoder.load(directory)
+        bert.load(directory)
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-6), ("bfloat16", 0.02)])

@@ -8,7 +8,7 @@ import pytest
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.flops import forward_flops, row_flops, training_flops
+from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
 
 SEVEN_B = ModelConfig()
 THREE_B = ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tie_embeddings=True)
