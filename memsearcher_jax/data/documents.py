@@ -183,16 +183,16 @@ def read_html(path: Path) -> list[Section]:
     todo: list[Any] = [soup.body or soup]
     while todo:
         node = todo.pop()
-        is_start = isinstance(node, Tag)
-        name = node.name if is_start else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
-        if name in HTML_HEADINGS:
+        tag = node if isinstance(node, Tag) else None
+        name = tag.name if tag else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
+        if tag and name in HTML_HEADINGS:
             close()
-            outline.open(HTML_HEADINGS[name], normalize("NFC", node.get_text(" ", strip=True)))
+            outline.open(HTML_HEADINGS[name], normalize("NFC", tag.get_text(" ", strip=True)))
             continue
         if name in HTML_CELLS:
-            if is_start and node.find_previous_sibling(HTML_CELLS) and pieces[-1:] != [BLOCK_END]:
+            if tag and tag.find_previous_sibling(HTML_CELLS) and pieces[-1:] != [BLOCK_END]:
                 pieces.append(" | ")
-        elif name == "sup" and is_start and re.match(r"\s*[-+−\d]", node.get_text()):
+        elif tag and name == "sup" and re.match(r"\s*[-+−\d]", tag.get_text()):
             pieces.append("^")  # 10<sup>3</sup> is not 103
         elif name and name not in HTML_INLINE and pieces and pieces[-1] != BLOCK_END:
             pieces[-1] = pieces[-1].rstrip(" ")
@@ -201,8 +201,8 @@ def read_html(path: Path) -> list[Section]:
             words = re.sub(r"\s+", " ", node)
             if words := words.lstrip(" ") if not pieces or pieces[-1][-1:].isspace() else words:
                 pieces.append(words)
-        if is_start:
-            todo += [f"/{name}", *reversed(node.contents)]
+        if tag:
+            todo += [f"/{name}", *reversed(tag.contents)]
     close()
     return outline.sections
 

@@ -208,8 +208,9 @@ class MicroBatcher:
         request = _Request(queries, top_n, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._arrived.set()
+        timer = asyncio.timeout(self.limits.request_timeout)
         try:
-            async with asyncio.timeout(self.limits.request_timeout) as timer:
+            async with timer:
                 return await request.future
         except (TimeoutError, ConnectionError) as error:
             reason = f"no result within {self.limits.request_timeout:g} s" if timer.expired() else str(error)
