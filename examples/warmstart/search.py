@@ -15,9 +15,10 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +43,6 @@ COPIED_SPANS = {
     "answer": re.compile(r"(?:\\boxed\{|<answer>)(.*?)[}<]"),
 }
 """The names that a reply copies from its context, as group 1 of a pattern."""
-
-
 OTHER_WORKFLOWS = {"memsearcher": ("react",), "search_r1": ("rag", "direct")}
 """By workflow: what is demonstrated besides, with packaged prompts in the style of its own."""
 
@@ -210,18 +209,13 @@ class Tasks:
             other = replace(config, agent=with_workflow(config.agent, name or config.agent.workflow))
             rng = named_rng(config.seed, f"demonstrate {other.agent.workflow}", number)
             problems = self._random_problems(rng, 12 if name else 28)
-            tasks = replace(self, run=replace(open_run(other), searcher=self.run.searcher))
-            demonstrations[name and f"{name}/"] = tasks.demonstrate(problems, errors, rng)
+            run = replace(open_run(other), searcher=self.run.searcher)
+            make_policy = partial(self.policy, errors, rng, workflow=other.agent.workflow)
+            demonstrations[name and f"{name}/"] = demonstrate(run, problems, make_policy)
         return demonstrations
 
-    def demonstrate(self, problems: Iterable[Problem], errors: Errors, rng: np.random.Generator) -> list:
-        """One scored trajectory of the script per problem, in order."""
-        workflow = self.run.config.agent.workflow
-        return demonstrate(
-            self.run,
-            problems,
-            lambda problem: SearchDemonstrator(problem, self.encyclopedia, errors, _draw(rng), workflow=workflow),
-        )
+    def policy(self, errors: Errors, rng: np.random.Generator, problem: Problem, **more: Any) -> SearchDemonstrator:
+        return SearchDemonstrator(problem, self.encyclopedia, errors, _draw(rng), **more)
 
     def extractions(self, rng: np.random.Generator, count: int) -> list[ScoredTrajectory]:
         """Random passages, each followed by its facts in random order as a memory states them, which are trained."""
@@ -242,7 +236,7 @@ class Tasks:
         for problem in self._random_problems(rng, count):
             chain = [*problem.metadata["supporting_titles"], *problem.golden_answers]
             known = chain[: int(rng.integers(2, len(chain) + 1))]
-            policy = SearchDemonstrator(problem, self.encyclopedia, errors, _draw(rng), known)
+            policy = self.policy(errors, rng, problem, chain=known)
             prompt = tokenizer.prompt(self.run.agent.prompts.initial_prompt(problem.question, policy.memory()))
             reply = encode_reply(tokenizer, policy.act())
             tasks.append(task("action", tokenizer, [*((ids, False) for ids in prompt), (reply, True)]))

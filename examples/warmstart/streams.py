@@ -232,8 +232,7 @@ class Tasks:
         return task(f"answer/{kind}" if kind else "answer", tokenizer, spans)
 
     def _random_chunk(self) -> tuple[Story, int]:
-        story = self.rng.choice(self.stories)
-        return story, self.rng.randrange(len(story.sentences_C))
+        return (story := self.rng.choice(self.stories)), self.rng.randrange(len(story.sentences_C))
 
     def _random_memory(self, stories: Sequence[Story]) -> tuple[Memory, list[Statement]]:
         """A memory of some statements, whose number is log-uniform, and these statements."""

@@ -107,14 +107,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Write `tokenizer.json`, and the `tokenizer_config.json` that transformers' AutoTokenizer needs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": None,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "unk_token": None,
-        "clean_up_tokenization_spaces": False,
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>"}
+    settings |= {"pad_token": "<|endoftext|>", "unk_token": None, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.warmstart import split_questions
-from examples.warmstart.page_questions import page_questions
 from examples.warmstart.questions import check_disjoint
-from examples.warmstart.split_questions import split
+from examples.warmstart.split_questions import page_questions, split
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.types import Passage, Problem
 

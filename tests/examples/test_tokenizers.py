@@ -4,14 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from examples.warmstart import tokenizers
-from examples.warmstart.tokenizers import CALL_PARTS, EMBEDDING_ROWS, MEMALPHA, MEMORY_PARTS, TINY
+from examples.warmstart.tokenizers import CALL_PARTS, EMBEDDING_ROWS, MEMALPHA, TINY
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
-from memsearcher_jax.data.synthetic.streams import FILLER, SyntheticStreamConfig, make_stories, select_statements
+from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_stories
 from memsearcher_jax.model import weights
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 
@@ -34,21 +32,6 @@ def test_wrong_words_are_answered_with_the_usage(tmp_path):
         tokenizers.main(["large", str(tmp_path)])
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_round_trips(text):
-    normal = TOKENIZER.normalizer.normalize_str(text)
-    assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == normal
-
-
-def test_chat_tokens():
-    assert TOKENIZER.get_vocab_size() == tokenizers.VOCAB_SIZE
-    ids = {token: TOKENIZER.token_to_id(token) for token in (*tokenizers.SPECIAL, *tokenizers.MARKUP)}
-    assert sorted(ids.values()) == list(range(tokenizers.VOCAB_SIZE - len(ids), tokenizers.VOCAB_SIZE))
-    encoded = TOKENIZER.encode(CHAT).ids
-    assert (encoded[0], encoded[-1], encoded[-2]) == (ids["<|im_start|>"], ids["<|im_end|>"], ids["</tool_call>"])
-    assert TOKENIZER.decode(encoded) == CHAT.removeprefix("<|im_start|>").removesuffix("<|im_end|>")
-
-
 def test_a_name_has_the_same_tokens_in_every_text():
     """So that copying a name is copying ids."""
     for name in ENCYCLOPEDIA.entities:
@@ -64,25 +47,6 @@ def test_a_name_has_the_same_tokens_in_every_text():
             assert any(ids[start : start + len(name_ids)] == name_ids for start in range(len(ids))), (name, text)
 
 
-def test_fixed_parts_of_replies_are_single_tokens():
-    reply = '<think>a</think>\n<tool_call>{"name": "wikipedia_search", "arguments": {"query": "b"}}</tool_call>'
-    assert len(TOKENIZER.encode(reply).ids) == 9
-    assert TOKENIZER.decode(TOKENIZER.encode(reply).ids) == reply
-
-
-def test_encyclopedia_takes_few_tokens():
-    """Measured: 42 tokens per passage, 13 per question, 2.7 per name, with a seed that was not trained on."""
-
-    def mean(texts):
-        return sum(len(TOKENIZER.encode(text).ids) for text in texts) / len(texts)
-
-    assert mean([passage.contents for passage in ENCYCLOPEDIA.passages]) < 46
-    assert mean([problem.question for problem in ENCYCLOPEDIA.test]) < 15
-    assert 2 <= mean(ENCYCLOPEDIA.entities) < 3
-    vocabulary = {token.replace("Ġ", " ").strip() for token in TOKENIZER.get_vocab()}
-    assert not vocabulary & set(ENCYCLOPEDIA.entities), "a name that is one token could only be memorised"
-
-
 @pytest.mark.parity
 def test_transformers_loads_the_same_tokenizer():
     from transformers import AutoTokenizer
@@ -92,18 +56,6 @@ def test_transformers_loads_the_same_tokenizer():
     for text in (CHAT, "Zoë 漢字 \U0001f600 don't  \n\n x 12"):
         assert reference(text)["input_ids"] == TOKENIZER.encode(text).ids
         assert reference.decode(reference(text)["input_ids"]) == text
-
-
-def test_fixed_parts_of_calls_and_shown_memories_are_single_tokens():
-    for text in (*CALL_PARTS, *MEMORY_PARTS):
-        assert NEW.count(text) == 1, text
-
-
-def test_call_is_two_tokens_longer_than_its_content():
-    for statement in (one for sentences in STORIES[0].sentences_C for one in select_statements(sentences)):
-        call = CALL_PARTS[0] + statement.text + CALL_PARTS[-1]
-        assert NEW.count(call) == NEW.count(statement.text) + 2
-        assert NEW.transcript(NEW.encode_untrusted(call)) == call
 
 
 def test_a_name_of_a_stream_has_the_same_tokens_everywhere():
@@ -123,11 +75,6 @@ def test_a_name_of_a_stream_has_the_same_tokens_everywhere():
             ids = NEW.encode_untrusted(frame.format(name))
             assert any(ids[start : start + len(name_ids)] == name_ids for start in range(len(ids))), (name, frame)
     assert sum(map(NEW.count, names)) / len(names) < 2.1
-
-
-def test_filler_has_one_token_per_word():
-    for sentence in FILLER:
-        assert NEW.count(sentence) == len(sentence.split()) + 1
 
 
 def test_the_extended_weights_keep_old_embeddings_and_new_ones_are_means(tmp_path):
