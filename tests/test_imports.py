@@ -20,8 +20,8 @@ PACKAGES = {
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},
-    # The only package that imports flax; gguf is for GGUF files.
-    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers", "gguf"},
+    # The only package that imports flax.
+    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers"},
     "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
     "training": {f"{PACKAGE}.model", RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
     "logs": {TYPES, JSONL, "numpy", "tensorboardX", "wandb", "rich"},
@@ -38,7 +38,7 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
     "jax",
 }
 # Each of these packages may import the preceding ones.
-PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub"}
+PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
 PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers"}
 PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
 PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}

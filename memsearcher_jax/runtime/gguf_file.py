@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import ARCHITECTURES, check_heads, transformers
+
+Shapes = Mapping[str | None, tuple[int, ...]]
+"""Tensor name -> shape."""
 
 SIZES = {
     "layers": "block_count",
@@ -46,27 +50,6 @@ HARMLESS = re.compile(r"(GGUF|general|quantize|tokenizer)\.|split\.(no|tensors\.
 HARMLESS_TOKENIZER = re.compile(r"ggml\.\w+_token_id|chat_templates?(\.\w+)?|huggingface\.json|ggml\.token_type_count")
 """Ids of tokens that no template here uses, further templates, and a copy of what the other keys describe."""
 
-TENSORS = {
-    "embed": "token_embd.weight",
-    "layers.attention_norm": "blk.{}.attn_norm.weight",
-    "layers.wq": "blk.{}.attn_q.weight",
-    "layers.wk": "blk.{}.attn_k.weight",
-    "layers.wv": "blk.{}.attn_v.weight",
-    "layers.wo": "blk.{}.attn_output.weight",
-    "layers.bq": "blk.{}.attn_q.bias",
-    "layers.bk": "blk.{}.attn_k.bias",
-    "layers.bv": "blk.{}.attn_v.bias",
-    "layers.q_norm": "blk.{}.attn_q_norm.weight",
-    "layers.k_norm": "blk.{}.attn_k_norm.weight",
-    "layers.ffn_norm": "blk.{}.ffn_norm.weight",
-    "layers.gate": "blk.{}.ffn_gate.weight",
-    "layers.up": "blk.{}.ffn_up.weight",
-    "layers.down": "blk.{}.ffn_down.weight",
-    "final_norm": "output_norm.weight",
-    "unembed": "output.weight",
-}
-"""Parameter path -> tensor name, in which {} is the layer."""
-
 
 def convert(file: Path, directory: Path) -> ModelConfig:
     """Writes the Hugging Face folder of a GGUF file: config, float32 weights, tokenizer and chat template.
@@ -76,7 +59,7 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     """
     if importlib.util.find_spec("gguf") is None:
         raise ValueError("GGUF files need gguf: pip install 'memsearcher_jax[gguf]'")
-    from gguf import GGUFReader, dequantize
+    from gguf import MODEL_ARCH, GGUFReader, dequantize, get_tensor_name_map
 
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
@@ -89,11 +72,14 @@ def convert(file: Path, directory: Path) -> ModelConfig:
         raise ValueError(f"{file} cannot be read as GGUF ({type(error).__name__}: {reason})") from error
     shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in stored.items()}
     config = _read_config(file, fields, shapes)
-    _check_tensors(file, config, shapes)
+    translate = get_tensor_name_map(MODEL_ARCH.QWEN3, config.layers)  # the names of all three families
+    names = {one: translate.get_name(one.name, (".weight", ".bias")) for one in weights.tensors(config)}
+    _check_tensors(file, config, shapes, {name: one.shape for one, name in names.items()})
+    by_weight = {(one.path, one.layer): name for one, name in names.items()}
     tokenizer = _read_tokenizer(file, fields)
 
     def read(path: str, layer: int | None) -> np.ndarray:
-        name = TENSORS[path].format(layer)
+        name = by_weight[path, layer]
         value = dequantize(stored[name].data, stored[name].tensor_type).reshape(shapes[name])
         heads = {"layers.wq": config.heads, "layers.wk": config.kv_heads}.get(path)
         if config.family != "llama" or heads is None:
@@ -106,7 +92,7 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     return config
 
 
-def _read_config(file: Path, fields: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelConfig:
+def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelConfig:
     family = fields.get("general.architecture")
     if family not in ARCHITECTURES:
         raise ValueError(f"{file}: general.architecture is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
@@ -140,9 +126,8 @@ def _read_config(file: Path, fields: dict[str, Any], shapes: dict[str, tuple[int
     )
 
 
-def _check_tensors(file: Path, config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_tensors(file: Path, config: ModelConfig, shapes: Shapes, expected: Shapes) -> None:
     """Raises ValueError unless the file holds the tensors of this model and no others."""
-    expected = {TENSORS[one.path].format(one.layer): one.shape for one in weights.tensors(config)}
     for name, shape in expected.items():
         if shapes.get(name) != shape:
             found = f"is {list(shapes[name])}" if name in shapes else "is missing"
