@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.rl.scripted import scripted_trajectory
@@ -57,7 +57,7 @@ def demonstrate(run: Run, problems: Iterable[Problem], make_policy: Callable) ->
         if trajectory.outcome.error:
             raise ConnectionError(f"no demonstration of problem {problem.id}: {trajectory.outcome.error}")
         trajectories.append(trajectory)
-    return run.agent.rewards(trajectories, run.tokenizer, Completers(), print)
+    return run.agent.rewards(trajectories, Scoring(run.tokenizer, notify=print))
 
 
 def task(kind: str, tokenizer: ChatTokenizer, spans: Iterable[tuple[Sequence[int], bool]]) -> ScoredTrajectory:

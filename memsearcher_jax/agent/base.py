@@ -29,9 +29,6 @@ from memsearcher_jax.types import (
     Workflow,
 )
 
-Notify = Callable[[str], None]
-"""Receives a line on the progress."""
-
 
 class PromptTokenizer(TokenCounter, Protocol):
     """A token counter that also encodes prompts."""
@@ -55,11 +52,14 @@ class Complete(Protocol):
 
 
 @dataclass(frozen=True)
-class Completers:
-    """What an agent's rewards may ask."""
+class Scoring:
+    """What an agent's rewards may use."""
 
+    token_counter: TokenCounter
     answerer: Complete | None = None
     judge: Complete | None = None
+    notify: Callable[[str], None] = lambda line: None  # receives lines on the progress
+    evaluation: bool = False  # some benchmarks are scored by other rules than in training
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,7 @@ class Agent(abc.ABC):
         """The workflow of one trajectory."""
 
     @abc.abstractmethod
-    def rewards(
-        self,
-        trajectories: Sequence[Trajectory],
-        token_counter: TokenCounter,
-        completers: Completers,
-        notify: Notify,
-        *,
-        evaluation: bool = False,
-    ) -> list[ScoredTrajectory]:
+    def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         """One `ScoredTrajectory` for each trajectory, in order.
 
         A trajectory that was lost to a fault of the machinery has a reward of NaN. Raises ConnectionError if a
@@ -139,23 +131,24 @@ class Agent(abc.ABC):
 
     def longest_context(self, tokenizer: PromptTokenizer) -> int:
         """Maximum tokens of one context."""
-        templates = self.template_tokens(tokenizer) + tokenizer.extra_markup_tokens
-        return sum(self.context_budget().values()) + templates
+        return sum(self._limits(tokenizer).values())
 
     def check_context(self, context_tokens: int, tokenizer: PromptTokenizer | None = None) -> None:
         """Raises ValueError unless the longest context fits `context_tokens`.
 
         Without a tokenizer the templates count as one token.
         """
-        templates = 1 if tokenizer is None else self.template_tokens(tokenizer) + tokenizer.extra_markup_tokens
-        budget = {"templates": templates if tokenizer else "at least 1", **self.context_budget()}
-        needed = templates + sum(self.context_budget().values())
-        if needed > context_tokens:
-            limits = ", ".join(f"{name} {tokens}" for name, tokens in budget.items())
+        limits = self._limits(tokenizer)
+        if (needed := sum(limits.values())) > context_tokens:
             raise ValueError(
-                f"a context may need {needed} tokens ({limits}), but sampling.context_tokens is {context_tokens}: "
-                "raise it or lower one of these"
+                f"a context may need {needed} tokens ({', '.join(f'{name} {limit}' for name, limit in limits.items())})"
+                f", but sampling.context_tokens is {context_tokens}: raise it or lower one of these"
             )
+
+    def _limits(self, tokenizer: PromptTokenizer | None) -> dict[str, int]:
+        if tokenizer is None:
+            return {"templates at least": 1, **self.context_budget()}
+        return {"templates": self.template_tokens(tokenizer) + tokenizer.extra_markup_tokens, **self.context_budget()}
 
 
 class QuestionAgent(Agent):
@@ -175,32 +168,23 @@ class QuestionAgent(Agent):
         """The answer of a transcript, by the format of the workflow."""
         return answers.parse_boxed(transcript)
 
-    def rewards(
-        self,
-        trajectories: Sequence[Trajectory],
-        token_counter: TokenCounter,
-        completers: Completers,
-        notify: Notify,
-        *,
-        evaluation: bool = False,
-    ) -> list[ScoredTrajectory]:
+    def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         return [self._score(trajectory) for trajectory in trajectories]
 
     def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
-        outcome, problem = trajectory.outcome, trajectory.problem
+        outcome, golden, titles = (
+            trajectory.outcome,
+            trajectory.problem.golden_answers,
+            trajectory.problem.supporting_titles,
+        )
         earned = answers.trajectory_reward(
-            outcome,
-            trajectory.transcript,
-            problem.golden_answers,
-            self.reward,
-            self.parse_answer,
-            problem.supporting_titles,
+            outcome, trajectory.transcript, golden, self.reward, self.parse_answer, titles
         )
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
-        scores = answers.answer_scores(answer, problem.golden_answers)
+        scores = answers.answer_scores(answer, golden)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
 
     def check(self) -> None:
@@ -254,9 +238,7 @@ class ReadingAgent(Agent):
         """The memory that a finished trajectory wrote."""
 
     @abc.abstractmethod
-    def answer(
-        self, pairs: Sequence[tuple[Any, str]], answerer: Complete | None, token_counter: TokenCounter
-    ) -> list[Completion]:
+    def answer(self, pairs: Sequence[tuple[Any, str]], scoring: Scoring) -> list[Completion]:
         """The answers to (memory, question) pairs."""
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from memsearcher_jax.agent.base import Agent, Complete, Completers, ReadingAgent
+from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
 from memsearcher_jax.rl.completers import Completer
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, Trajectory
@@ -33,8 +33,10 @@ class RewardFn:
 
         Raises ConnectionError where one of them completes nothing at all.
         """
-        completers = Completers(_with_key(self.answerer, key), _with_key(self.judge, key))
-        return self.agent.rewards(trajectories, self.tokenizer, completers, notify, evaluation=self.evaluation)
+        answerer, judge = _with_key(self.answerer, key), _with_key(self.judge, key)
+        return self.agent.rewards(
+            trajectories, Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
+        )
 
     def for_evaluation(self) -> RewardFn:
         """The same function by evaluation's rules, with the same completers."""
@@ -43,7 +45,7 @@ class RewardFn:
     def answer(self, pairs: Sequence[tuple[Any, str]], key: jax.Array) -> list[Completion]:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
         assert isinstance(self.agent, ReadingAgent), "only agents that read answer from a memory"
-        return self.agent.answer(pairs, _with_key(self.answerer, key), self.tokenizer)
+        return self.agent.answer(pairs, Scoring(self.tokenizer, _with_key(self.answerer, key)))
 
 
 def _with_key(completer: Completer | None, key: jax.Array) -> Complete | None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.agent.reward import token_f1
@@ -81,7 +81,7 @@ def test_a_search_outage_teaches_nothing():
     lost = [replace(trajectory(2), outcome=Outcome(StopReason.SEARCH_FAILED, error="refused"))] * 3
     guesses = replace(trajectory(1), transcript="<|im_start|>assistant\n<think>t</think>\\boxed{b}<|im_end|>")
     agent = MemSearcher(AgentConfig())
-    scored = agent.rewards((guesses, guesses, *lost), None, Completers(), print)
+    scored = agent.rewards((guesses, guesses, *lost), Scoring(None))
     assert [one.reward for one in scored[:2]] == [0.1, 0.1]
     result = multi_context_advantages(scored, [0] * 5, RLConfig())
     assert [example.advantage for example in result] == [0.0, 0.0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
-from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
@@ -47,7 +47,7 @@ def trajectory(problem, *contexts, turns=1, answer="Ada", stop=StopReason.ANSWER
 
 
 def score(trajectory):
-    (scored,) = AGENT.rewards([trajectory], None, Completers(), print)
+    (scored,) = AGENT.rewards([trajectory], Scoring(None))
     return scored
 
 

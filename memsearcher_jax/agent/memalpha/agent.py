@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memsearcher_jax.agent.base import Complete, Completers, Notify, PromptTokenizer, ReadingAgent
+from memsearcher_jax.agent.base import Complete, PromptTokenizer, ReadingAgent, Scoring
 from memsearcher_jax.agent.memalpha.memory import Memory, Store
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
@@ -42,9 +42,25 @@ from memsearcher_jax.types import (
 
 CHUNK = 1_024  # prompts that exist at a time: each may be as long as a memory
 MIN_PROMPTS = 16  # fewer may all fail by chance, so they do not end a run
-ANSWERS, GRADES, VERDICTS = range(3)  # which draws completions have
+DRAWS = {"answers": 0, "grades": 1, "verdicts": 2}
 
 Verdict = bool | None  # None: the judge failed
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question about a stream and its answer; without a score if the answerer or the judge failed."""
+
+    question: StreamQuestion
+    answer: Completion
+    score: float | None
+    error: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        given = f"failed: {self.answer.error}" if self.answer.error else " ".join(self.answer.text.split())
+        score = "?" if self.score is None else f"{self.score:g}"
+        return f"[{score}] {self.question.text} -> {given} (golden: {self.question.answer})"
 
 
 class Memalpha(ReadingAgent):
@@ -148,99 +164,68 @@ class Memalpha(ReadingAgent):
             needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "")) + case)
         return max(needed) + settings.answer_tokens + 1
 
-    def answer(
-        self, pairs: Sequence[tuple[Memory, str]], answerer: Complete | None, token_counter: TokenCounter
-    ) -> list[Completion]:
+    def answer(self, pairs: Sequence[tuple[Memory, str]], scoring: Scoring) -> list[Completion]:
+        stream = Stream("files", (), ())
         prompts = (
-            self._answer_prompt(self._retriever(Stream("files", (), ()), memory, token_counter), "files", question)
+            self._answer_prompt(EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter), question)
             for memory, question in pairs
         )
-        return _complete(answerer, prompts, ANSWERS, lambda line: None, "answers")
+        return _complete(scoring.answerer, prompts, "answers", scoring)
 
-    def rewards(
-        self,
-        trajectories: Sequence[Trajectory],
-        token_counter: TokenCounter,
-        completers: Completers,
-        notify: Notify,
-        *,
-        evaluation: bool = False,
-    ) -> list[ScoredTrajectory]:
+    def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         """One reward for each context. Without a judge the reward has no content term.
 
         A trajectory that did not reach the end of its stream has no reward. Two benchmarks are scored by other rules in
-        `evaluation`.
+        evaluation.
         """
         complete = [one for one in trajectories if one.outcome.stop is StopReason.STREAM_READ]
-        answers_RQ = self._answers(complete, token_counter, completers.answerer, notify)
-        grades_RQ = self._grades(complete, answers_RQ, completers.judge, notify, evaluation)
-        verdicts_RC = self._verdicts(complete, completers.judge, notify)
-        scored = iter(
-            [
-                self._score(*one, evaluation=evaluation)
-                for one in zip(complete, answers_RQ, grades_RQ, verdicts_RC, strict=True)
-            ]
-        )
+        answered_RQ = self._answered(complete, scoring)
+        scored = map(self._score, complete, answered_RQ, self._verdicts(complete, scoring))
         return [next(scored) if one.outcome.stop is StopReason.STREAM_READ else _unscored(one) for one in trajectories]
 
-    def _retriever(self, stream: Stream, memory: Memory, token_counter: TokenCounter) -> EvidenceRetriever:
-        return EvidenceRetriever(stream, memory, self.memalpha, token_counter)
-
-    def _answer_prompt(self, retriever: EvidenceRetriever, source: str, question: str) -> Prompt:
-        asked = self.prompts.with_prefix(source, question)
+    def _answer_prompt(self, retriever: EvidenceRetriever, question: str) -> Prompt:
+        asked = self.prompts.with_prefix(retriever.stream.source, question)
         return self.prompts.answer_prompt(retriever.retrieve(asked), asked)
 
-    def _answers(
-        self,
-        trajectories: Sequence[Trajectory],
-        token_counter: TokenCounter,
-        answerer: Complete | None,
-        notify: Notify,
-    ) -> list[list[Completion]]:
-        """One completion for each question of each stream, from the memory that the trajectory wrote."""
+    def _answered(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[Answered]]:
+        """The questions of each stream, answered from the memory that the trajectory wrote."""
+        streams = [_stream(one.problem) for one in trajectories]
+        asked = [(stream.source, question) for stream in streams for question in stream.questions]
 
-        def prompts() -> Iterator[Prompt]:
-            for trajectory in trajectories:
-                stream, outcome = _stream(trajectory.problem), _outcome(trajectory)
-                retriever = self._retriever(stream, outcome.memory, token_counter)
+        def answer_prompts() -> Iterator[Prompt]:
+            for stream, trajectory in zip(streams, trajectories, strict=True):
+                memory = _outcome(trajectory).memory
+                retriever = EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter)
                 for question in stream.questions:
-                    yield self._answer_prompt(retriever, stream.source, question.text)
+                    yield self._answer_prompt(retriever, question.text)
 
-        completions = iter(_complete(answerer, prompts(), ANSWERS, notify, "answers"))
-        return [list(itertools.islice(completions, len(_stream(one.problem).questions))) for one in trajectories]
+        def graded(source: str, answer: Completion) -> bool:
+            return needs_judge(source, evaluation=scoring.evaluation) and not answer.error
 
-    def _grades(
-        self,
-        trajectories: Sequence[Trajectory],
-        answers_RQ: Sequence[Sequence[Completion]],
-        judge: Complete | None,
-        notify: Notify,
-        evaluation: bool,
-    ) -> list[list[Completion]]:
-        """The judge's completions about the answers of the sources that need it; empty completions about others and
-        about answers that failed."""
-        prompts_RQ = [
-            [
-                self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
-                if needs_judge(stream.source, evaluation=evaluation) and not answer.error
-                else None
-                for question, answer in zip(stream.questions, answers, strict=True)
-            ]
-            for stream, answers in zip((_stream(one.problem) for one in trajectories), answers_RQ, strict=True)
-        ]
-        asked = (prompt for prompts in prompts_RQ for prompt in prompts if prompt)
-        empty = "the judge's completion is empty"
-        grades = (
-            one if one.text.strip() else Completion(error=one.error or empty)
-            for one in _complete(judge, asked, GRADES, notify, "grades")
+        answers = _complete(scoring.answerer, answer_prompts(), "answers", scoring)
+        grade_prompts = (
+            self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
+            for (source, question), answer in zip(asked, answers, strict=True)
+            if graded(source, answer)
         )
-        return [[next(grades) if prompt else Completion() for prompt in prompts] for prompts in prompts_RQ]
+        grades = iter(_complete(scoring.judge, grade_prompts, "grades", scoring))
 
-    def _verdicts(
-        self, trajectories: Sequence[Trajectory], judge: Complete | None, notify: Notify
-    ) -> list[list[list[Verdict]] | None]:
+        def scored(source: str, question: StreamQuestion, answer: Completion) -> Answered:
+            grade = next(grades) if graded(source, answer) else None
+            if grade and not grade.text.strip():
+                return Answered(question, answer, None, grade.error or "the judge's completion is empty")
+            if answer.error:
+                return Answered(question, answer, None, answer.error)
+            reply = grade and grade.text
+            score = question_score(source, answer.text, question.answer, reply, evaluation=scoring.evaluation)
+            return Answered(question, answer, score)
+
+        answered = (scored(*one, answer) for one, answer in zip(asked, answers, strict=True))
+        return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
+
+    def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""
-        if judge is None:
+        if scoring.judge is None:
             return [None] * len(trajectories)
         contents_RC = [
             [[content_to_judge(call) for call in calls] for calls in _outcome(trajectory).calls_C]
@@ -248,7 +233,7 @@ class Memalpha(ReadingAgent):
         ]
         judged = [content for contents_C in contents_RC for calls in contents_C for content in calls if content]
         prompts = (self.prompts.judge_prompt(*content) for content in judged)
-        completions = iter(_complete(judge, prompts, VERDICTS, notify, "verdicts"))
+        completions = iter(_complete(scoring.judge, prompts, "verdicts", scoring))
 
         def verdict(content: object) -> Verdict:
             if not content:
@@ -259,58 +244,42 @@ class Memalpha(ReadingAgent):
         return [[[verdict(content) for content in calls] for calls in contents_C] for contents_C in contents_RC]
 
     def _score(
-        self,
-        trajectory: Trajectory,
-        answers: Sequence[Completion],
-        grades: Sequence[Completion],
-        verdicts_C: Sequence[Sequence[Verdict]] | None,
-        *,
-        evaluation: bool,
+        self, trajectory: Trajectory, answered: Sequence[Answered], verdicts_C: Sequence[Sequence[Verdict]] | None
     ) -> ScoredTrajectory:
-        outcome, stream = _outcome(trajectory), _stream(trajectory.problem)
-        score_Q = [
-            None
-            if answer.error or grade.error
-            else question_score(stream.source, answer.text, question.answer, grade.text or None, evaluation=evaluation)
-            for question, answer, grade in zip(stream.questions, answers, grades, strict=True)
-        ]
-        known = [score for score in score_Q if score is not None]
-        counts = {
-            "questions": len(score_Q),
-            "answers_failed": len(score_Q) - len(known),
+        outcome, settings = _outcome(trajectory), self.memalpha
+        known = [one.score for one in answered if one.score is not None]
+        counts = outcome.counts | {
+            "questions": len(answered),
+            "answers_failed": len(answered) - len(known),
             "verdicts_failed": sum(verdict is None for calls in verdicts_C or () for verdict in calls),
         }
-        if self.memalpha.answer_from != "memory":
-            counts["memory_tokens"] = self._kept_tokens(outcome.counts["stream_tokens"])
-        lines = "\n".join(_line(*one) for one in zip(stream.questions, answers, score_Q, strict=True))
-        trajectory = replace(trajectory, outcome=replace(outcome, answer=lines, counts=outcome.counts | counts))
+        memory_tokens, stream_tokens = outcome.counts["memory_tokens"], outcome.counts["stream_tokens"]
+        if settings.answer_from == "rag":  # it searches in the complete stream
+            counts["memory_tokens"] = stream_tokens
+        elif settings.answer_from == "long_context":
+            counts["memory_tokens"] = min(stream_tokens, settings.answer_memory_tokens)
+        lines = "\n".join(map(str, answered))
+        trajectory = replace(trajectory, outcome=replace(outcome, answer=lines, counts=counts))
         if not known:
-            failure = next(one.error for one in (*answers, *grades) if one.error)
-            return _unscored(trajectory, f"no answer could be scored: {failure}")
-        scores = {"accuracy": _mean(known), **_by_kind(stream, score_Q)}
-        if self.memalpha.answer_from != "memory":
+            return _unscored(trajectory, f"no answer could be scored: {answered[0].error}")
+        scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, answered)}
+        if settings.answer_from != "memory":
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
-        calls_C = [calls_reward(results, self.memalpha.reward) for results in outcome.results_C]
+        calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
         content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
         reward = stream_reward(
             known,
-            memory_tokens=outcome.counts["memory_tokens"],
-            stream_tokens=outcome.counts["stream_tokens"],
+            memory_tokens=memory_tokens,
+            stream_tokens=stream_tokens,
             calls_C=calls_C,
             content_C=content_C,
-            config=self.memalpha.reward,
+            config=settings.reward,
         )
         scores |= {"compression": reward.compression, "calls_reward": _mean(calls_C)}
         if content_C is not None:
             scores["content_reward"] = _mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
         return ScoredTrajectory(trajectory, _mean(reward.value_C), reason, scores, reward.value_C)
-
-    def _kept_tokens(self, stream_tokens: int) -> int:
-        """Tokens that readers without a memory keep of a stream: those of its end, or all of them to search in."""
-        if self.memalpha.answer_from == "rag":
-            return stream_tokens
-        return min(stream_tokens, self.memalpha.answer_memory_tokens)
 
 
 def _tokens(tokenizer: PromptTokenizer, prompt: Prompt) -> int:
@@ -327,16 +296,14 @@ def _stream(problem: Problem) -> Stream:
     return problem.stream
 
 
-def _complete(
-    complete: Complete | None, prompts: Iterator[Prompt], draws: int, notify: Notify, what: str
-) -> list[Completion]:
+def _complete(complete: Complete | None, prompts: Iterator[Prompt], what: str, scoring: Scoring) -> list[Completion]:
     """Every completion, in order. Raises ConnectionError if all failed, and they are not only a few."""
     completions: list[Completion] = []
     while chunk := list(itertools.islice(prompts, CHUNK)):
         if complete is None:
             raise ValueError(f"judge.backend is none and {what} are needed: set it to initial_policy or openai")
-        completions += complete(chunk, draws)
-        notify(f"{len(completions)} {what}")
+        completions += complete(chunk, DRAWS[what])
+        scoring.notify(f"{len(completions)} {what}")
     if len(completions) >= MIN_PROMPTS and all(one.error for one in completions):
         raise ConnectionError(f"none of {len(completions)} {what} came; the last failure: {completions[-1].error}")
     return completions
@@ -348,23 +315,17 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def _by_kind(stream: Stream, score_Q: Sequence[float | None]) -> dict[str, float]:
+def _by_kind(source: str, answered: Sequence[Answered]) -> dict[str, float]:
     """The mean score of the data set, and by the kind of question where the data gives one."""
     scores: dict[str, list[float]] = {}
-    for question, score in zip(stream.questions, score_Q, strict=True):
-        if score is not None:
-            scores.setdefault(f"accuracy/{stream.source}", []).append(score)
-            if question.kind:
-                scores.setdefault(f"accuracy/{stream.source}/{question.kind}", []).append(score)
+    for one in answered:
+        if one.score is not None:
+            scores.setdefault(f"accuracy/{source}", []).append(one.score)
+            if one.question.kind:
+                scores.setdefault(f"accuracy/{source}/{one.question.kind}", []).append(one.score)
     return {name: _mean(values) for name, values in sorted(scores.items())}
 
 
 def _unscored(trajectory: Trajectory, reason: str = "") -> ScoredTrajectory:
     reason = reason or f"the stream was not read to its end: {trajectory.outcome.stop.value}"
     return ScoredTrajectory(trajectory, math.nan, reason, {}, (math.nan,) * len(trajectory.contexts))
-
-
-def _line(question: StreamQuestion, answer: Completion, score: float | None) -> str:
-    """One line for people."""
-    given = f"failed: {answer.error}" if answer.error else " ".join(answer.text.split())
-    return f"[{'?' if score is None else format(score, 'g')}] {question.text} -> {given} (golden: {question.answer})"

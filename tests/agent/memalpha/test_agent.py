@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.agent.base import Completers
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha import agent as memalpha_agent
 from memsearcher_jax.agent.memalpha.agent import Memalpha
@@ -91,9 +91,8 @@ class Judge:
 
 
 def score(*trajectories, answerer=None, judge=None, config=CONFIG, evaluation=False):
-    completers = Completers(answerer or ReadingAnswerer(), judge)
-    agent = Memalpha(AGENT, memalpha=config)
-    return agent.rewards(trajectories, TOKEN_COUNTER, completers, lambda line: None, evaluation=evaluation)
+    scoring = Scoring(TOKEN_COUNTER, answerer or ReadingAnswerer(), judge, evaluation=evaluation)
+    return Memalpha(AGENT, memalpha=config).rewards(trajectories, scoring)
 
 
 def metrics_of(batch):
