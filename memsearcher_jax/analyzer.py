@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import pairwise
+from functools import lru_cache
+from itertools import chain, pairwise
 
 VERSION = 2  # of the words; an index of another version is refused
 SPACELESS = (
@@ -19,32 +20,35 @@ SPACELESS = (
 )
 """Characters, for a class of a regular expression, of the scripts without spaces."""
 
-_HANGUL = "\uac00-\ud7af"
+_PAIRED = SPACELESS + "\uac00-\ud7af"  # and Korean
 _INDIC = "\u0900-\u0963\u0966-\u0dff"  # with vowel signs, which are no word characters to `re`
-_RUN = re.compile(rf"(?P<spaceless>[{SPACELESS}{_HANGUL}]+)|(?:[^\W{SPACELESS}{_HANGUL}]|[{_INDIC}])+")
-_LETTERS = str.maketrans(
-    {"ł": "l", "ø": "o", "đ": "d", "ð": "d", "ı": "i", "þ": "th", "æ": "ae", "œ": "oe", "\xad": ""}
-)
+_RUN = re.compile(rf"[{_PAIRED}]+|(?:[^\W{_PAIRED}]|[{_INDIC}])+")
+_ASCII_WORD, _NON_ASCII, _IS_PAIRED = re.compile(r"\w+"), re.compile(r"[^\x00-\x7f]+"), re.compile(f"[{_PAIRED}]")
+_LETTERS = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "\xad": ""})
 """Letters that Unicode does not decompose, as in Lucene's ASCIIFoldingFilter, and the soft hyphen."""
 _MARKS_OF_LETTERS = (0, 7, 8, 9)  # combining classes: no mark; nukta, kana voicing and virama make other letters
 
 
 def fold(text: str) -> str:
     """Remove case, accents and compatibility forms."""
-    if text.isascii():
-        return text.lower()
-    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    lowered = text.lower()
+    return lowered if lowered.isascii() else _NON_ASCII.sub(lambda run: _fold(run.group()), lowered)
+
+
+@lru_cache(100_000)
+def _fold(run: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", run).casefold())
     kept = "".join(c for c in decomposed if unicodedata.combining(c) in _MARKS_OF_LETTERS)
-    return unicodedata.normalize("NFC", kept).translate(_LETTERS)
+    return unicodedata.normalize("NFC", kept).translate(_LETTERS).lower()
 
 
 def words(text: str) -> list[str]:
     """The words in order; of a script without spaces, each character and each pair of neighbours."""
-    found: list[str] = []
-    for run in _RUN.finditer(fold(text)):
-        word = run.group()
-        if run["spaceless"]:
-            found += [*word, *map("".join, pairwise(word))]
-        else:
-            found.append(word)
-    return found
+    folded = fold(text)
+    if folded.isascii():
+        return _ASCII_WORD.findall(folded)
+    runs = _RUN.findall(folded)
+    if not _IS_PAIRED.search(folded):
+        return runs
+    parts = ([*run, *map("".join, pairwise(run))] if _IS_PAIRED.match(run) else [run] for run in runs)
+    return list(chain.from_iterable(parts))

@@ -60,11 +60,11 @@ def find_documents(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
     documents, left_out = list[Path](), dict[str, list[Path]]()
     for path in sorted(folder.rglob("*")):
         hidden = [part.startswith(".") for part in path.relative_to(folder).parts]
-        if path.is_symlink():
-            left_out.setdefault("symbolic link", []).append(path)
-        elif any(hidden):
+        if any(hidden):
             if hidden.index(True) == len(hidden) - 1:
                 left_out.setdefault("hidden", []).append(path)
+        elif path.is_symlink():
+            left_out.setdefault("symbolic link", []).append(path)
         elif path.is_file() and path.suffix.lower() in READERS:
             documents.append(path)
         elif path.is_file():

@@ -14,6 +14,7 @@ import logging
 import re
 from array import array
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bm25s import BM25
 
 Field = Literal["passage", "title"]
-CONTRACTED = re.compile(r"(?<=\w)['’][stdm]\b", re.IGNORECASE)
+CONTRACTED = re.compile(r"['’](?<=\w['’])[stdm]\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,13 @@ def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25
     return open_derived(directory, f"a BM25 index of each {field}", corpus.checksum, build, load)
 
 
-def _terms(text: str) -> list[str]:
+@cache
+def _stop_words() -> frozenset[str]:
     from bm25s.stopwords import STOPWORDS_EN
 
-    return [word for word in analyzer.words(CONTRACTED.sub("", text)) if word not in STOPWORDS_EN]
+    return frozenset(STOPWORDS_EN)
+
+
+def _terms(text: str) -> list[str]:
+    stop_words = _stop_words()
+    return [word for word in analyzer.words(CONTRACTED.sub("", text)) if word not in stop_words]
