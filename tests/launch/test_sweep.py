@@ -25,7 +25,7 @@ def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(smal
         assert row["curve"] == [step["exact_match"]]
         results = json.loads((folder / "test" / "results.json").read_text())
         assert (row["questions"], results["checkpoint"], results["step"]) == (4, str(folder), 1)
-        assert row["scores"] == results["evaluation"]["macro"]["scores"]
+        assert row["scores"] == results["evaluation"]["averages"]["macro"]
     assert (out / "sweep.png").is_file()
 
     (second / "test" / "results.json").unlink()  # as if it had been stopped
