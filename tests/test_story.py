@@ -1,27 +1,36 @@
 """End-to-end training: rollouts, updates, checkpoints, metrics and resumption."""
 
+import base64
 import io
 import json
 import shutil
 import zlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from memsearcher_jax.agent.base import Completers, QuestionAgent
 from memsearcher_jax.config import RunConfig, check
-from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.agent import prompts
+from memsearcher_jax.data.problems import DataConfig, ProblemLoader
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.launch import tpu_train
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl import carry_over, init_state, reward_fn, setup
-from memsearcher_jax.rl.loop import train
+from memsearcher_jax.rl import setup
+from memsearcher_jax.rl.recovery import Recovery
+from memsearcher_jax.rl.state import initial_params, initial_policy, initial_state, restored_state
+from memsearcher_jax.rl.training_run import train_run
 from memsearcher_jax.runtime import load_weights, run_dir
+from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
+from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.types import ScoredTrajectory
 
@@ -49,11 +58,16 @@ def run_for(config: RunConfig, out: Path, resume: bool = False):
     """Trains as launch/tpu_train.py does, without the command line."""
     run = setup.prepare(config, out)
     run_dir.open_run_folder(out, config, run.tokenizer.folder)
-    state = init_state.restored_state(run, out) if resume else init_state.initial_state(run)
+    state, start = restored_state(run, out, config) if resume else initial_state(run)
     writer = MetricsWriter(out, resume_step=state.step if resume else None)
     with writer, Progress("train", config.rl.steps, done=state.step, stream=io.StringIO()) as progress:
-        train(run, state, out, writer, progress)
+        train_run(state, start, out, writer, progress)
     return run
+
+
+def reopened(config: RunConfig, out: Path):
+    """The state and the progress with which the run in `out` would go on under this config."""
+    return restored_state(setup.prepare(config, out), out, config)
 
 
 def newest_weights(run, out: Path):
@@ -70,7 +84,7 @@ def uninterrupted(tmp_path_factory):
 
 def test_training_changes_the_weights(uninterrupted):
     run, out = uninterrupted
-    initial = jax.device_get(init_state.initial_params(run))
+    initial = jax.device_get(initial_params(run))
     final = newest_weights(run, out)
     changes = [
         float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(initial), jax.tree.leaves(final), strict=True)
@@ -102,9 +116,10 @@ def test_trajectories_of_every_step_are_stored(uninterrupted):
         assert len(trajectories) == 12
         for scored in trajectories:
             (context, *_) = scored.trajectory.contexts
-            opening = sum(run.tokenizer.prompt(run.prompts.initial_prompt(scored.trajectory.problem.question)), ())
+            opening = sum(run.tokenizer.prompt(run.agent.prompts.initial_prompt(scored.trajectory.problem.question)), ())
             assert context.ids[: len(opening)] == opening
-            assert scored.reward == reward_fn.score_answer(scored.trajectory).reward
+        again = run.agent.rewards([one.trajectory for one in trajectories], run.tokenizer, Completers(), print)
+        assert [one.reward for one in again] == [one.reward for one in trajectories]
 
 
 def test_a_resumed_run_equals_an_uninterrupted_run(uninterrupted, tmp_path):
@@ -135,7 +150,8 @@ def assert_same_run(out: Path, other: Path, run):
 
 def guarded(steps: int, **health) -> RunConfig:
     config = small(steps, evaluate_every=2, keep_checkpoints=1)
-    return check(replace(config, health=replace(config.health, on_collapse="rollback", patience=2, **health)))
+    health = {"on_collapse": "rollback", "patience": 2, "min_reward_fraction": 0.0} | health
+    return check(replace(config, health=HealthConfig(**health)))
 
 
 def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
@@ -148,7 +164,7 @@ def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
 @pytest.mark.slow
 def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
     """Every second step is a collapse, and no evaluation is better than that of the initial weights."""
-    out, config = tmp_path / "straight", guarded(5, min_entropy=100.0)
+    out, config = tmp_path / "straight", guarded(5, max_entropy=1e-6)
     run = run_for(config, out)
     steps = read_metrics(out / "metrics.jsonl")
     assert [step["rollbacks"] for step in steps] == [0, 1, 1, 2, 2]
@@ -165,7 +181,7 @@ def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["0", "5"]
 
     killed = tmp_path / "killed"
-    run_for(guarded(3, min_entropy=100.0), killed)
+    run_for(guarded(3, max_entropy=1e-6), killed)
     run_for(config, killed, resume=True)
     assert_same_run(killed, out, run)
     shutil.rmtree(killed / "checkpoints" / "5")  # now it goes on from the initial weights
@@ -180,11 +196,11 @@ def test_groups_without_spread_are_replaced(tmp_path, monkeypatch):
     def has_spread(problem):
         return zlib.crc32(problem.id.encode()) % 3 == 0
 
-    def score(trajectory, *_):
+    def score(agent, trajectory):
         reward = float(has_spread(trajectory.problem) and trajectory.rollout == 0)
         return ScoredTrajectory(trajectory, reward, "", {"exact_match": reward})
 
-    monkeypatch.setattr(reward_fn, "score_answer", score)
+    monkeypatch.setattr(QuestionAgent, "_score", score)
     out, config = tmp_path / "straight", small(3, refill=2)
     run = run_for(config, out)
     order = ProblemLoader(run.problems.train, config.seed).batch(0, 100)
@@ -232,7 +248,7 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
     assert checkpoint.latest_step(resumed / "checkpoints") == 2
     changed = replace(carrying(4), seed=1)
     with pytest.raises(ValueError, match="seed cannot change"):
-        init_state.restored_state(setup.prepare(changed, resumed), resumed)
+        run_for(changed, resumed, resume=True)
     run_for(carrying(4), resumed, resume=True)
     assert_same_run(resumed, tmp_path / "straight", run)
 
@@ -240,7 +256,7 @@ def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
 @pytest.mark.slow
 def test_a_rollback_samples_carried_problems_again(tmp_path):
     """Every second step is a collapse. No context of the weights that are gone is trained."""
-    out, health = tmp_path / "straight", guarded(4, min_entropy=100.0).health
+    out, health = tmp_path / "straight", guarded(4, max_entropy=1e-6).health
     config = check(replace(carrying(4, evaluate_every=2), health=health))
     run = run_for(config, out)
     steps = read_metrics(out / "metrics.jsonl")
@@ -248,7 +264,7 @@ def test_a_rollback_samples_carried_problems_again(tmp_path):
     assert steps[1]["staleness"] > 0 == steps[2]["staleness"]
     assert steps[2]["kl"] < 1e-6 < steps[1]["kl"], "the weights of step 2 are the initial ones"
     carried = checkpoint.run_meta(out / "checkpoints", config.model, 2)["carried"]
-    assert carry_over._content(carried)["groups"], "the first rollback had problems to sample again"
+    assert json.loads(zlib.decompress(base64.b64decode(carried)))["groups"], "the first rollback had problems to sample again"
     trained = [list(read_trajectories(path)) for path in sorted((out / "trajectories").iterdir())]
     counts = Counter((one.trajectory.problem.id, one.trajectory.rollout) for step in trained for one in step)
     assert set(counts.values()) == {1} and len(counts) == 4 * config.rl.prompts_per_step * config.rl.group_size
@@ -270,12 +286,40 @@ def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupt
     run = run_for(config, out)
     initial = newest_weights(run, source)
     (source / "checkpoints" / "2").rename(source / "checkpoints" / "4")
-    resumed = init_state.restored_state(setup.prepare(config, out), out)
-    assert resumed.initial_step == 3 and checkpoint.latest_step(source / "checkpoints") == 4
+    resumed, start = reopened(config, out)
+    assert start.initial_step == 3 and checkpoint.latest_step(source / "checkpoints") == 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.trainer.reference_params), initial)
     shutil.rmtree(source / "checkpoints" / "3")
     with pytest.raises(FileNotFoundError, match=r"source/checkpoints no longer holds step 3, only 4.*: raise rl.keep"):
-        init_state.restored_state(setup.prepare(config, out), out)
+        reopened(config, out)
+
+
+def test_changes_are_found_by_comparing_with_the_checkpoint(uninterrupted, tmp_path):
+    """However often the run was resumed since: a reward of another measure is never compared with earlier ones."""
+    run, out = uninterrupted
+    out = shutil.copytree(out, tmp_path / "run")
+    changed = replace(run.config, reward=replace(run.config.reward, wrong_answer=0.5))
+    assert reopened(run.config, out)[1].health.best_step == 2
+    for _ in range(2):
+        _, start = reopened(changed, out)
+        assert start.changed == (("reward.wrong_answer", 0.1, 0.5),)
+        assert start.health == HealthState()
+        run_dir.open_run_folder(out, changed, run.tokenizer.folder)  # as a resumed run does
+
+
+def test_a_rollback_restores_an_intact_checkpoint_if_the_best_one_is_damaged(uninterrupted, tmp_path):
+    run, source = uninterrupted
+    out = shutil.copytree(source, tmp_path / "run")
+    state, start = reopened(run.config, out)
+    start.health.best_step = 3
+    for file in (out / "checkpoints" / "3" / "params").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1_000:
+            file.write_bytes(file.read_bytes()[:-100])
+    with checkpoint.Checkpoints(out / "checkpoints", keep=2) as checkpoints:
+        monitor = HealthMonitor(guarded(3).health, print, start.health)
+        Recovery(monitor, checkpoints).restore_best(state, Timer())
+    shutil.rmtree(out / "checkpoints" / "3")
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.train.params), newest_weights(run, out))
 
 
 def test_a_run_folder_contains_config_and_tokenizer(uninterrupted):
@@ -284,12 +328,19 @@ def test_a_run_folder_contains_config_and_tokenizer(uninterrupted):
     assert json.loads((out / "tokenizer" / "tokenizer.json").read_text())["model"]["type"] == "BPE"
 
 
-def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
-    """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
+@pytest.fixture(scope="module")
+def base(uninterrupted, tmp_path_factory):
+    """Weights in the Hugging Face layout."""
     run, source = uninterrupted
-    base = tmp_path / "base"
-    trained = replace(run.config.model, path=str(source))
-    load_weights.export(trained, base, "float32", run.tokenizer.folder, (), 10**9)
+    folder = tmp_path_factory.mktemp("base") / "base"
+    load_weights.export(
+        replace(run.config.model, path=str(source)), folder, "float32", run.tokenizer.folder, (), 10**9
+    )
+    return folder
+
+
+def test_a_run_trains_adapters_alone(base, tmp_path):
+    """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     config, targets = small(2), ("q_proj", "v_proj", "down_proj")
     model = replace(config.model, path=str(base), lora_rank=4, lora_targets=targets)
     config = check(replace(config, model=model, rl=replace(config.rl, checkpoint_every=1)))
@@ -301,7 +352,7 @@ def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     merged = newest_weights(run, tmp_path / "straight")
     assert_same_run(resumed, tmp_path / "straight", run)
 
-    frozen = jax.device_get(init_state.initial_params(run))
+    frozen = jax.device_get(initial_params(run))
     changed = {name for name, x in merged["layers"].items() if (x != frozen["layers"][name]).any()}
     assert changed == {"wq", "wv", "down"}
     np.testing.assert_array_equal(merged["embed"], frozen["embed"])
@@ -320,15 +371,63 @@ def test_a_run_trains_adapters_alone(uninterrupted, tmp_path):
     ):
         loaded = jax.device_get(load_weights.load_params(model.path, model, run.meshes.train, "float32"))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merged)
+    model = replace(run.config.model, adapter=str(apart))
+    continued = replace(run, config=replace(run.config, model=model))
+    policy = jax.device_get(initial_policy(continued))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), policy, merged)
     with pytest.raises(ValueError, match=r"model.lora_rank is 8, and 4 in model.adapter"):
         load_weights.check_weights(base, replace(run.config.model, adapter=str(apart), lora_rank=8))
+
+
+def test_a_run_is_self_contained_and_survives_an_outage(base, tmp_path, monkeypatch, capsys):
+    """The weights, questions, passages and templates that it began with may change or vanish."""
+    given, out = tmp_path / "given", tmp_path / "run"
+    shutil.copytree(base, given / "weights")
+    shutil.copytree(Path(prompts.__file__).parent / "templates" / "brief", given / "templates")
+    encyclopedia = make_encyclopedia(load_preset("nano").data.encyclopedia)
+    for name, rows in (("corpus", encyclopedia.passages), ("questions", encyclopedia.train)):
+        (given / f"{name}.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    config = small(3)
+    config = replace(
+        config,
+        model=replace(config.model, path=str(given / "weights")),
+        agent=replace(config.agent, prompts=str(given / "templates")),
+        data=DataConfig(train=(str(given / "questions.jsonl"),)),
+        retrieval=replace(config.retrieval, corpus=str(given / "corpus.jsonl")),
+        training=replace(config.training, kl_coefficient=0.0),
+    )
+    rewards, calls = QuestionAgent.rewards, iter(range(99))
+
+    def fail_once(*args, **settings):
+        if next(calls) == 1:
+            raise ConnectionError("none of 16 answers came")
+        return rewards(*args, **settings)
+
+    monkeypatch.setattr(QuestionAgent, "rewards", fail_once)
+    with pytest.raises(SystemExit) as end:
+        tpu_train.train(tpu_train.Train(out=out, run=check(config)), None, Progress)
+    assert end.value.code == 85
+    assert "stopped after step 1 (ConnectionError: none of 16 answers came); checkpoint saved" in capsys.readouterr().err
+    template = (given / "templates" / "system.txt").read_text()
+    for resumed in range(2):
+        shutil.rmtree(given)
+        if not resumed:
+            (given / "templates").mkdir(parents=True)
+            (given / "templates" / "system.txt").write_text("edited")
+        tpu_train.main(["--resume", "--out", str(out), "--rl.steps", str(2 + resumed)])
+        notes = capsys.readouterr().err
+        assert "templates has changed since the run began, which goes on with its own copy" in notes
+        given.mkdir(exist_ok=True)
+    for path in sorted((out / "trajectories").iterdir()):
+        for scored in read_trajectories(path):
+            assert scored.trajectory.transcript.startswith(f"<|im_start|>system\n{template[:20]}")
 
 
 @pytest.mark.slow
 def test_training_increases_the_reward(tmp_path, monkeypatch):
     """A reward for token ids below 300 increases their frequency, so the advantages have the right sign end to end."""
 
-    def reward_small_ids(trajectory, *_):
+    def reward_small_ids(agent, trajectory):
         sampled_ids = [
             id
             for context in trajectory.contexts
@@ -337,7 +436,7 @@ def test_training_increases_the_reward(tmp_path, monkeypatch):
         ]
         return ScoredTrajectory(trajectory, float(np.mean([id < 300 for id in sampled_ids])), "", {"exact_match": 0.0})
 
-    monkeypatch.setattr(reward_fn, "score_answer", reward_small_ids)
+    monkeypatch.setattr(QuestionAgent, "_score", reward_small_ids)
     config = small(12, save_trajectories=False)
     config = replace(
         config,
