@@ -169,9 +169,8 @@ def load_preset(name: str) -> RunConfig:
     file = Path(name) if name.endswith(".py") else packaged.get(name, Path(name))
     spec = importlib.util.spec_from_file_location(f"preset_{file.stem}", file)
     if not file.is_file() or spec is None or spec.loader is None:
-        raise ValueError(
-            f"no preset {name!r}: choose one of {', '.join(sorted(packaged))}, or give the path of a preset file"
-        )
+        names = ", ".join(sorted(packaged))
+        raise ValueError(f"no preset {name!r}: choose one of {names}, or give the path of a preset file")
     module, function = importlib.util.module_from_spec(spec), name if name in packaged else file.stem
     try:
         spec.loader.exec_module(module)
@@ -270,10 +269,7 @@ def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[s
             raise ValueError(f"{name} is {then!r} in {out} and cannot change to {now!r}: omit it")
     if source.config or source.checkpoint:
         for name, then, now in differences(flags.run, hub.pinned(_new(command, source, words).run, stored)):
-            raise ValueError(
-                f"{name} is {then!r} in {out}, but --config and --checkpoint give {now!r}: omit --config and "
-                "--checkpoint"
-            )
+            raise ValueError(f"{name} is {then!r} in {out}, but --config and --checkpoint give {now!r}: omit both")
     return flags
 
 

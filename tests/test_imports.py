@@ -41,7 +41,7 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
 PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
 PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers"}
 PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
-PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}
+PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.runtime"}
 PACKAGES["serving"] = (
     LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"fastapi", "pydantic", "starlette", "mcp"}
 )
