@@ -321,12 +321,3 @@ def test_a_closed_stdout_is_not_an_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
-
-
-def test_an_unknown_flag_is_a_one_line_error():
-    done = subprocess.run([sys.executable, tpu_train.__file__, "--rl.stepz", "3"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (
-        2,
-        "",
-        "error: no setting '--rl.stepz': did you mean --rl.steps?\n",
-    )

@@ -21,7 +21,6 @@ TINY = ["--config", "tiny", "--checkpoint", str(located("package:tiny")), "--ret
     [
         ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
         ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
-        ("--limits.max_queries 3", "no setting '--limits.max_queries'"),
         ("--api_key_env NO_SUCH_KEY", "--api_key_env: the environment holds no variable of that name"),
         ("--host no.such.host.invalid --port 0", "cannot listen on no.such.host.invalid:0"),
         ("--retrieval.corpus none.jsonl --port 0", "none.jsonl: no such file"),
