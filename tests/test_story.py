@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
+from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.base import Completers, QuestionAgent
 from memsearcher_jax.config import RunConfig, check
-from memsearcher_jax.agent import prompts
 from memsearcher_jax.data.problems import DataConfig, ProblemLoader
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import tpu_train
@@ -116,7 +116,9 @@ def test_trajectories_of_every_step_are_stored(uninterrupted):
         assert len(trajectories) == 12
         for scored in trajectories:
             (context, *_) = scored.trajectory.contexts
-            opening = sum(run.tokenizer.prompt(run.agent.prompts.initial_prompt(scored.trajectory.problem.question)), ())
+            opening = sum(
+                run.tokenizer.prompt(run.agent.prompts.initial_prompt(scored.trajectory.problem.question)), ()
+            )
             assert context.ids[: len(opening)] == opening
         again = run.agent.rewards([one.trajectory for one in trajectories], run.tokenizer, Completers(), print)
         assert [one.reward for one in again] == [one.reward for one in trajectories]
@@ -264,7 +266,9 @@ def test_a_rollback_samples_carried_problems_again(tmp_path):
     assert steps[1]["staleness"] > 0 == steps[2]["staleness"]
     assert steps[2]["kl"] < 1e-6 < steps[1]["kl"], "the weights of step 2 are the initial ones"
     carried = checkpoint.run_meta(out / "checkpoints", config.model, 2)["carried"]
-    assert json.loads(zlib.decompress(base64.b64decode(carried)))["groups"], "the first rollback had problems to sample again"
+    assert json.loads(zlib.decompress(base64.b64decode(carried)))["groups"], (
+        "the first rollback had problems to sample again"
+    )
     trained = [list(read_trajectories(path)) for path in sorted((out / "trajectories").iterdir())]
     counts = Counter((one.trajectory.problem.id, one.trajectory.rollout) for step in trained for one in step)
     assert set(counts.values()) == {1} and len(counts) == 4 * config.rl.prompts_per_step * config.rl.group_size
@@ -333,9 +337,7 @@ def base(uninterrupted, tmp_path_factory):
     """Weights in the Hugging Face layout."""
     run, source = uninterrupted
     folder = tmp_path_factory.mktemp("base") / "base"
-    load_weights.export(
-        replace(run.config.model, path=str(source)), folder, "float32", run.tokenizer.folder, (), 10**9
-    )
+    load_weights.export(replace(run.config.model, path=str(source)), folder, "float32", run.tokenizer.folder, (), 10**9)
     return folder
 
 
@@ -407,7 +409,9 @@ def test_a_run_is_self_contained_and_survives_an_outage(base, tmp_path, monkeypa
     with pytest.raises(SystemExit) as end:
         tpu_train.train(tpu_train.Train(out=out, run=check(config)), None, Progress)
     assert end.value.code == 85
-    assert "stopped after step 1 (ConnectionError: none of 16 answers came); checkpoint saved" in capsys.readouterr().err
+    assert (
+        "stopped after step 1 (ConnectionError: none of 16 answers came); checkpoint saved" in capsys.readouterr().err
+    )
     template = (given / "templates" / "system.txt").read_text()
     for resumed in range(2):
         shutil.rmtree(given)
