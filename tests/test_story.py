@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.agent import prompts
-from memsearcher_jax.agent.base import Completers, QuestionAgent
+from memsearcher_jax.agent.base import QuestionAgent, Scoring
 from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.data.problems import DataConfig, ProblemLoader
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
@@ -116,11 +116,10 @@ def test_trajectories_of_every_step_are_stored(uninterrupted):
         assert len(trajectories) == 12
         for scored in trajectories:
             (context, *_) = scored.trajectory.contexts
-            opening = sum(
-                run.tokenizer.prompt(run.agent.prompts.initial_prompt(scored.trajectory.problem.question)), ()
-            )
+            prompt = run.agent.prompts.initial_prompt(scored.trajectory.problem.question)
+            opening = sum(run.tokenizer.prompt(prompt), ())
             assert context.ids[: len(opening)] == opening
-        again = run.agent.rewards([one.trajectory for one in trajectories], run.tokenizer, Completers(), print)
+        again = run.agent.rewards([one.trajectory for one in trajectories], Scoring(run.tokenizer))
         assert [one.reward for one in again] == [one.reward for one in trajectories]
 
 
@@ -400,18 +399,16 @@ def test_a_run_is_self_contained_and_survives_an_outage(base, tmp_path, monkeypa
     )
     rewards, calls = QuestionAgent.rewards, iter(range(99))
 
-    def fail_once(*args, **settings):
+    def fail_once(*args):
         if next(calls) == 1:
-            raise ConnectionError("none of 16 answers came")
-        return rewards(*args, **settings)
+            raise ConnectionError("no answers came")
+        return rewards(*args)
 
     monkeypatch.setattr(QuestionAgent, "rewards", fail_once)
     with pytest.raises(SystemExit) as end:
         tpu_train.train(tpu_train.Train(out=out, run=check(config)), None, Progress)
     assert end.value.code == 85
-    assert (
-        "stopped after step 1 (ConnectionError: none of 16 answers came); checkpoint saved" in capsys.readouterr().err
-    )
+    assert "stopped after step 1 (ConnectionError: no answers came); checkpoint saved" in capsys.readouterr().err
     template = (given / "templates" / "system.txt").read_text()
     for resumed in range(2):
         shutil.rmtree(given)
