@@ -163,6 +163,8 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
             step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
         except FileNotFoundError:  # the run was stopped before its first checkpoint
             return initial_state(run, settings)
+        if "position" not in meta:
+            raise ValueError(f"{folder} was trained by launch/sft.py: resume it with that, or give it to --checkpoint")
         changed = tuple(differences(from_dict(meta["settings"]), settings))
         health = HealthState(**meta["health"])
         if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):

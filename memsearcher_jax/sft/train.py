@@ -49,7 +49,7 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
             target = update.abstract_state(model, optimizer, mesh)
             warn = partial(print, file=sys.stderr, flush=True)
             step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
-            if meta["trajectories"] != data.checksum:
+            if meta.get("trajectories") != data.checksum:
                 raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
         params = initial_params(run, meta["initial_step"]) if state is None or model.lora_rank else {}
         trainer = make_trainer(model, training, mesh, params, method="sft", temperature=1.0, steps=data.steps)

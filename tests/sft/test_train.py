@@ -76,6 +76,7 @@ def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, 
     out = tmp_path / "run"
     sft.main([*SMALL, *demos, "--sft.epochs", "1", "--out", str(out)])
     flags = ["--resume", "--out", str(out), "--sft.epochs", "2"]
+    assert "was trained by launch/sft.py: resume it with that" in refused(tpu_train.main, flags[:3])
     assert "are other files than when" in refused(sft.main, [*flags, "--sft.trajectories", str(step_path(demos[1], 0))])
     sft.main(flags)
     assert numbers(out) == numbers(finished)
@@ -108,9 +109,10 @@ AGENTS = {
 def test_a_run_of_every_agent_is_trained_on_as_it_was_recorded(preset, flags, tmp_path, capsys):
     """Rejection sampling: a run's own trajectories, of which the best of each problem are imitated."""
     run, out = tmp_path / "run", tmp_path / "sft"
-    small = "--rl.steps 1 --rl.prompts_per_step 2 --rl.group_size 2 --training.minibatch_rows 8 --sampling.slots 8"
+    rows = "--training.minibatch_rows 8 --training.grad_accum_steps 1"
+    small = f"--rl.steps 1 --rl.prompts_per_step 2 --rl.group_size 2 --sampling.slots 8 {rows}"
     tpu_train.main(["--config", preset, *small.split(), *flags.split(), "--out", str(run)])
-    words = ["--config", preset, "--training.minibatch_rows", "8", "--sft.trajectories", str(run)]
+    words = ["--config", preset, *rows.split(), "--sft.trajectories", str(run)]
     words += "--sft.keep best --sft.held_out_share 0 --sft.epochs 3 --training.warmup_steps 0".split()
     sft.main([*words, "--out", str(out)])
     best = {}
