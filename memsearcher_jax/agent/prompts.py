@@ -1,20 +1,8 @@
-r"""Prompts of the search workflows, from template files that a user may replace.
+"""Prompts of the search workflows, from template files that a user may replace.
 
-A template set is a folder with five UTF-8 text files:
-
-    file             slots                    content
-    system.txt                                the system message: rules, tools, tags
-    turn.txt         {{question}} {{memory}}  the user message that opens a context
-    passage.txt      {{contents}}             one passage; the passages of a call are concatenated and stripped
-    response.txt     {{call}} {{result}}      the response to one tool call
-    observation.txt  {{responses}}            the user message after tool calls, around all responses
-
-Some workflows need fewer files: a set for react has no {{memory}} in turn.txt; a set for rag has {{passages}} instead,
-and neither response.txt nor observation.txt; a set for direct is system.txt and turn.txt with {{question}} alone.
-`TEMPLATE_SLOTS` lists the files of the sets for search_r1 and memalpha, which agent/search_r1.py and
-agent/memalpha/prompts.py describe.
-Every slot occurs once in its file, in this order. The last newline of a file is not part of the text. The chat markup
-around the messages and the `<think>` that opens a reply are added here, so template files contain no markup.
+A template set is a folder with the UTF-8 text files that `TEMPLATE_SLOTS` lists for the workflow. Every slot, written
+`{{name}}`, occurs once in its file, in the order of the table. The last newline of a file is not part of the text. The
+chat markup around the messages and the `<think>` that opens a reply are added here, so template files contain none.
 """
 
 from __future__ import annotations
@@ -31,29 +19,34 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.protocol import THINK
 from memsearcher_jax.types import Passage, Prompt, TextSpan, TokenCounter
 
-_CALLS = {"passage": ("contents",), "response": ("call", "result"), "observation": ("responses",)}
+_CALLS = {
+    "passage": ("contents",),  # one passage; the passages of a call are concatenated and stripped
+    "response": ("call", "result"),  # the response to one tool call
+    "observation": ("responses",),  # the user message after tool calls, around all responses
+}
 TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
+    # system: the system message, with rules, tools and tags; turn: the user message that opens a context
     "memsearcher": {"system": (), "turn": ("question", "memory"), **_CALLS},
     "react": {"system": (), "turn": ("question",), **_CALLS},
     "search_r1": {
         "system": (),
         "turn": ("question",),
         "passage": ("number", "title", "text"),
-        "observation": ("passages",),
-        "invalid": (),
+        "observation": ("passages",),  # the text after a search
+        "invalid": (),  # the text after a reply without an action
     },
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
     "memalpha": {
-        "system": ("memory",),
-        "chunk": ("chunk",),
-        "opening": (),
-        "answer_system": ("memory",),
+        "system": ("memory",),  # of the context of a chunk: the task, the memory, the tools
+        "chunk": ("chunk",),  # its user message, the same for every data source
+        "opening": (),  # begins every reply, such as the empty thought of Qwen3; may be empty
+        "answer_system": ("memory",),  # of the context of a question
         "answer": ("question",),
-        "judge_system": (),
-        "judge": ("type", "content"),
-        "grade_system": (),
-        "prefixes": (),
+        "judge_system": (),  # asks a judge whether a text belongs in the store where it was written
+        "judge": ("type", "content"),  # one such text: the store's name, and the text
+        "grade_system": (),  # asks a judge whether an answer is right; the case is the user message
+        "prefixes": (),  # lines `source: text`; the text precedes the questions of sources that begin so
     },
 }
 """The template files of each workflow, and their slots."""
@@ -65,8 +58,6 @@ SYSTEM = "<|im_start|>system\n"
 USER = "<|im_start|>user\n"
 ASSISTANT = "<|im_start|>assistant\n"
 END = "<|im_end|>\n"
-
-
 PromptSet = TypeVar("PromptSet", bound="Prompts")
 
 

@@ -1,17 +1,8 @@
-r"""The Search-R1 workflow: one assistant turn that searches and answers in tags of its own (Jin et al., 2025).
+"""The Search-R1 workflow: one assistant turn that searches and answers in tags of its own (Jin et al., 2025).
 
 The policy thinks, then writes `<search>` or `<answer>`; its generation ends with the closing tag. Search results follow
 in `<information>` tags, inside the same assistant turn, and the policy goes on. A reply without an action is followed
 by a text that says so. There is no chat markup between replies, and only the policy's own tokens are trained.
-
-A template set has five files:
-
-    file             slots                         content
-    system.txt                                     the system message
-    turn.txt         {{question}}                  the user message
-    passage.txt      {{number}} {{title}} {{text}} one passage; the passages of a search are concatenated and stripped
-    observation.txt  {{passages}}                  the text after a search
-    invalid.txt                                    the text after a reply without an action
 """
 
 from __future__ import annotations

@@ -1,18 +1,4 @@
-"""Mem-alpha's prompts, from the files of a template set.
-
-    system.txt         {{memory}}            the system message of a chunk's context: the task, the memory, the tools
-    chunk.txt          {{chunk}}             its user message, the same for every data source
-    opening.txt                              begins every reply, such as the empty thought of Qwen3; may be empty
-    answer_system.txt  {{memory}}            the system message of a question's context
-    answer.txt         {{question}}          its user message
-    judge_system.txt                         asks a judge whether a text belongs in the store where it was written
-    judge.txt          {{type}} {{content}}  one such text: the store's name, and the text
-    grade_system.txt                         asks a judge whether an answer is right; the case is the user message
-    prefixes.txt                             text that precedes the questions of a source: lines `source: text`, where
-                                             `source` is a name or a prefix of several names
-
-`agent/prompts.py` reads the files and adds the chat markup.
-"""
+"""Mem-alpha's prompts, from the files of a template set, which `agent.prompts.TEMPLATE_SLOTS` lists."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,14 +22,16 @@ OFFERED = INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory
 """The tools that a policy may call while it reads. The original also runs `search_memory`, which it never offers."""
 CONTENT_ARGUMENT = {INSERT: "content", UPDATE: "new_content"}
 
-_FLOWER = "✿"
-_NAME, _ARGUMENTS, _RESULT, _RETURN = (f"✿{word}✿" for word in ("FUNCTION", "ARGS", "RESULT", "RETURN"))
-_NAME_OPENS, _ARGUMENTS_OPEN = f"{_NAME}:", f"{_ARGUMENTS}:"
+# The name is the line above the arguments or, which may be blank then, the text before them on their own line. What is
+# possessive (`++`) cannot backtrack, which would take cubic time on a long run of spaces.
+_CALL = re.compile(
+    r"✿FUNCTION✿:(?:\s*+([^\n]++)\s*+|\s*+([^\n]+)|(?!\n*✿)\s*+)"
+    r"✿ARGS✿:([^✿]++)(?=✿FUNCTION✿|✿RESULT✿|✿RETURN✿|\Z)"
+)
 
 # Closing tags of an older format, in the order in which the original looks for them.
 _ENDS = ("</memory_insert>", "</memory_update>", "</memory_delete>", "</done>")
 
-_WHITE = re.compile(r"\s*")
 _STORES = {f"{store.value}_memory": store for store in Store}
 
 
@@ -46,26 +47,19 @@ def truncate_reply(reply: str) -> str:
     end = next((end for end in _ENDS if end in reply), None)
     if end is not None:
         reply = reply.partition(end)[0] + end
-    before, fabricated, _ = reply.partition(f"{_RESULT}:")
+    before, fabricated, _ = reply.partition("✿RESULT✿:")
     return before.strip() if fabricated else reply
 
 
 def tool_calls(reply: str) -> tuple[Call, ...]:
     """The calls of a truncated reply, in order.
 
-    As in the original, a call is lost if its arguments contain a flower or run into half a marker. Markers are found
-    one by one, because a regular expression for a complete call takes cubic time on a long run of spaces.
+    As in the original, a call is lost if its arguments contain a flower or run into half a marker.
     """
-    arguments_at = _find_arguments(reply)
-    markers = sorted(arguments_at)
-    calls, begin = [], 0
-    while (opens := reply.find(_NAME_OPENS, begin)) >= 0:
-        begin = opens + len(_NAME_OPENS)
-        if found := _find_name(reply, begin, markers):
-            name, marker = found
-            arguments, begin = arguments_at[marker]
-            calls.append(Call(name, arguments))
-    return tuple(calls)
+    return tuple(
+        Call((line or part).strip(), _without_comment(arguments.strip()))
+        for line, part, arguments in _CALL.findall(reply)
+    )
 
 
 def parse_arguments(text: str) -> Json | CallError:
@@ -138,42 +132,6 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallError:
     if content and content not in arguments:
         return CallError(ErrorKind.MISSING, f"the argument {content!r} is missing")
     return store
-
-
-def _find_arguments(text: str) -> dict[int, tuple[str, int]]:
-    """Marker position -> arguments and their end, if they reach to the next complete marker or the end of the text."""
-    found = {}
-    for marker in re.finditer(_ARGUMENTS_OPEN, text):
-        begin = marker.end()
-        end = text.find(_FLOWER, begin)
-        if end < 0:
-            end = len(text)
-        elif not text.startswith((_RESULT, _RETURN, _NAME), end):
-            continue
-        if end > begin:
-            found[marker.start()] = (_without_comment(text[begin:end].strip()), end)
-    return found
-
-
-def _find_name(text: str, begin: int, markers: Sequence[int]) -> tuple[str, int] | None:
-    """The name that starts at `begin`, and the marker of its arguments, one of the sorted `markers`."""
-    first = _skip_white(text, begin)
-    line_end = text.find("\n", first)
-    line_end = len(text) if line_end < 0 else line_end
-    below = _skip_white(text, line_end)
-    last = bisect_right(markers, below) - 1
-    if first < line_end and last >= 0 and markers[last] == below:
-        return text[first:line_end].strip(), below
-    last = bisect_left(markers, line_end) - 1
-    # The name may be blank, but it must be on the line of its marker.
-    if last < 0 or markers[last] < first or not text[begin : markers[last]].strip("\n"):
-        return None
-    return text[first : markers[last]].strip(), markers[last]
-
-
-def _skip_white(text: str, begin: int) -> int:
-    match = _WHITE.match(text, begin)
-    return match.end() if match else begin
 
 
 def _without_comment(arguments: str) -> str:
