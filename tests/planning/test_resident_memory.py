@@ -11,7 +11,10 @@ import pytest
 from memsearcher_jax.launch import cli
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.planning.tpu_plan import resident_memory
-from memsearcher_jax.rl import init_state, loop, setup
+from memsearcher_jax.rl import collector, setup, state
+from memsearcher_jax.rl.rollout import RolloutDriver
+from memsearcher_jax.rl.training_run import train_run
+from memsearcher_jax.training.trainer import Trainer
 
 
 def held_bytes():
@@ -33,7 +36,7 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     )
     before, held = held_bytes(), {"rewards": [], "update": [], "publish": [], "rollout": []}
     run = setup.prepare(config, tmp_path)
-    start = init_state.initial_state(run)
+    start = state.initial_state(run)
 
     def measured(phase, function, *, after=False):
         def call(*args):
@@ -46,11 +49,11 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(loop, "publish", measured("publish", loop.publish))
-    monkeypatch.setattr(loop, "rollout", measured("rollout", loop.rollout, after=True))
-    trainer = replace(start.trainer, update=measured("update", start.trainer.update))
-    monkeypatch.setattr(loop, "multi_context_advantages", measured("rewards", loop.multi_context_advantages))
-    loop.train(run, replace(start, trainer=trainer), tmp_path / "out", None, Progress("train", 2, stream=io.StringIO()))
+    monkeypatch.setattr(state, "publish", measured("publish", state.publish))
+    monkeypatch.setattr(RolloutDriver, "trajectories", measured("rollout", RolloutDriver.trajectories, after=True))
+    monkeypatch.setattr(collector, "make_rollout_batch", measured("rewards", collector.make_rollout_batch))
+    monkeypatch.setattr(Trainer, "step", measured("update", Trainer.step))
+    train_run(*start, tmp_path / "out", None, Progress("train", 2, stream=io.StringIO()))
     planned = resident_memory(config, run.meshes)
     assert planned.reference and planned.sampler_params and planned.slots
     expected = {
