@@ -146,7 +146,7 @@ def evaluate(
         settings = with_own_tokenizer(out, with_own_inputs(out, config)) if resume else config
         index = preconditions.reusable_index(config)
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
-        share = evaluation.Shard(hosts.index, hosts.count)
+        share = evaluation.HostShare(hosts.index, hosts.count)
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
         evaluation.drop_lost_trajectories(folder, share)
         done = evaluation.read_summaries(folder, problems, share)

@@ -1,7 +1,7 @@
 """Finished trajectories on disk: gzip-compressed JSON Lines.
 
     RUN/trajectories/step_000012.jsonl.gz      the trajectories of one training step, written at once
-    RUN/trajectories/shard_0000.jsonl.gz       those of one host of an evaluation, appended one at a time
+    RUN/trajectories/host_0000.jsonl.gz       those of one host of an evaluation, appended one at a time
 
     {"problem":  {"id", "question", "golden_answers", "metadata", "stream": null or
                   {"source", "chunks", "questions": [{"text", "answer", "kind"}]}},

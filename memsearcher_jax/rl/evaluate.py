@@ -30,22 +30,22 @@ from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
-SHARD_FILE = "shard_{:04d}.jsonl.gz"  # trajectories of one host
+HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host
 
 
 @dataclass(frozen=True)
-class Shard:
+class HostShare:
     """The questions of one of several hosts that evaluate together: every `count`-th, from number `index` on."""
 
     index: int = 0  # from 0
     count: int = 1
 
     def holds(self, number: int) -> bool:
-        """Whether the question, or the file, of that number belongs to this shard; it belongs to exactly one."""
+        """Whether the question, or the file, of that number belongs to this host; it belongs to exactly one."""
         return number % self.count == self.index
 
     def size(self, questions: int) -> int:
-        """How many of `questions` questions belong to this shard."""
+        """How many of `questions` questions belong to this host."""
         return len(range(self.index, questions, self.count))
 
 
@@ -102,7 +102,7 @@ class Evaluator:
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights. Raises RunEnded on all hosts if one of them is to stop."""
-        jobs = missing_jobs(evaluation_problems(self.run), (), Shard(self.hosts.index, self.hosts.count))
+        jobs = missing_jobs(evaluation_problems(self.run), (), HostShare(self.hosts.index, self.hosts.count))
         batch = None
         with self.hosts.guarded():
             self.hosts.check()
@@ -117,21 +117,21 @@ class Evaluator:
         """The summaries in the order of the questions; they come one host's after the other's."""
         summaries, rest = list(joined), iter(joined)
         for index in range(self.hosts.count):
-            count = Shard(index, self.hosts.count).size(len(summaries))
+            count = HostShare(index, self.hosts.count).size(len(summaries))
             summaries[index :: self.hosts.count] = itertools.islice(rest, count)
         return summaries
 
 
-def read_summaries(folder: Path, problems: Sequence[Problem], shard: Shard) -> dict[str, TrajectorySummary]:
+def read_summaries(folder: Path, problems: Sequence[Problem], share: HostShare) -> dict[str, TrajectorySummary]:
     """What all hosts of an evaluation of `problems` have written to `folder` so far, by the question's id.
 
-    An incomplete last line, left by a killed process, is cut off in the files that belong to this shard.
+    An incomplete last line, left by a killed process, is cut off in the files that belong to this host.
     Raises ValueError if a file is damaged, or holds anything but these questions, once each.
     """
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
     for path in _files(folder):
-        if shard.holds(_file_number(path)):
+        if share.holds(_file_number(path)):
             truncate_incomplete(path)
         for scored in read_log(path):
             problem = scored.trajectory.problem
@@ -143,22 +143,22 @@ def read_summaries(folder: Path, problems: Sequence[Problem], shard: Shard) -> d
     return summaries
 
 
-def drop_lost_trajectories(folder: Path, shard: Shard) -> None:
-    """Removes the trajectories that were lost to faults from the files of this shard: their questions are asked again.
+def drop_lost_trajectories(folder: Path, share: HostShare) -> None:
+    """Removes the trajectories that were lost to faults from the files of this host: their questions are asked again.
 
     Raises ValueError if a file is damaged.
     """
-    for path in filter(lambda path: shard.holds(_file_number(path)), _files(folder)):
+    for path in filter(lambda path: share.holds(_file_number(path)), _files(folder)):
         logged = list(read_log(path))
         kept = [scored for scored in logged if not scored.trajectory.outcome.stop.is_fault]
         if len(kept) < len(logged):
             atomic_write(path, b"".join(compress_trajectories([scored]) for scored in kept))
 
 
-def missing_jobs(problems: Sequence[Problem], done: Collection[str], shard: Shard) -> list[Job]:
-    """The jobs of this shard whose questions' ids are not in `done`."""
+def missing_jobs(problems: Sequence[Problem], done: Collection[str], share: HostShare) -> list[Job]:
+    """The jobs of this host whose questions' ids are not in `done`."""
     done = frozenset(done)
-    return [job for job in make_jobs(problems, 1) if shard.holds(job.number) and job.problem.id not in done]
+    return [job for job in make_jobs(problems, 1) if share.holds(job.number) and job.problem.id not in done]
 
 
 def evaluate_to_folder(
@@ -167,7 +167,7 @@ def evaluate_to_folder(
     params: Params,
     jobs: Sequence[Job],
     folder: Path,
-    shard: Shard,
+    share: HostShare,
     reward_fn: RewardFn,
     on_answer: Callable[[str, TrajectorySummary], None],
 ) -> None:
@@ -178,7 +178,7 @@ def evaluate_to_folder(
     loses these at most.
     """
     key, notify = evaluation_key(run), lambda line: None
-    with open_log(folder / SHARD_FILE.format(shard.index)) as log:
+    with open_log(folder / HOST_FILE.format(share.index)) as log:
 
         def write(scored: ScoredTrajectory) -> None:
             append_trajectory(log, scored)
@@ -202,11 +202,11 @@ def evaluation_key(run: Run) -> jax.Array:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(SHARD_FILE.replace("{:04d}", "*")))
+    return sorted(folder.glob(HOST_FILE.replace("{:04d}", "*")))
 
 
 def _file_number(path: Path) -> int:
-    digits = path.name.removeprefix("shard_").partition(".")[0]
+    digits = path.name.removeprefix("host_").partition(".")[0]
     if not digits.isdecimal():
-        raise ValueError(f"{path}: an evaluation's files are named {SHARD_FILE.format(12)}: move it away")
+        raise ValueError(f"{path}: an evaluation's files are named {HOST_FILE.format(12)}: move it away")
     return int(digits)

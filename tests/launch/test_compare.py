@@ -42,7 +42,7 @@ def question(number, correct, *, answer="Ada", stop=StopReason.ANSWERED, turns=2
 def write(folder: Path, *shards, **results) -> Path:
     """A folder as launch/evaluate.py leaves it."""
     for number, shard in enumerate(shards):
-        atomic_write(folder / "trajectories" / f"shard_{number:04d}.jsonl.gz", compress_trajectories(shard))
+        atomic_write(folder / "trajectories" / f"host_{number:04d}.jsonl.gz", compress_trajectories(shard))
     defaults = {"checkpoint": f"/w/{folder.name}", "step": 7, "questions": sum(map(len, shards)), "metrics": {}}
     (folder / "weights.json").write_text("{}")
     (folder / "results.json").write_text(json.dumps(defaults | results, indent=2))
@@ -237,11 +237,11 @@ def write_broken(cwd, case):
             "shard lost",
             "x is damaged: results.json counts 5 questions, but there are trajectories of 3",
         ),
-        ("twice", "shard_0001.jsonl.gz: question 'q0' occurs twice"),
-        ("cut off", "shard_0000.jsonl.gz: compressed data is damaged"),
+        ("twice", "host_0001.jsonl.gz: question 'q0' occurs twice"),
+        ("cut off", "host_0000.jsonl.gz: compressed data is damaged"),
         ("others", "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
         ("other texts", "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"),
-        ("not a number", "shard_0000.jsonl.gz: reward of question 'q0' is nan"),
+        ("not a number", "host_0000.jsonl.gz: reward of question 'q0' is nan"),
         ("titles", "problem 'q0': metadata.supporting_titles must be a list of strings"),
     ],
 )

@@ -17,7 +17,7 @@ from memsearcher_jax.runtime.distributed import Hosts
 
 FLAGS = "--config tiny --evaluation.max_questions 12 --retrieval.index_type exact"
 GLOO_OUTPUT = r"\[Gloo\]|connected to \d+ peer ranks|connected peer ranks"
-SHARD_FILES = ("shard_0000.jsonl.gz", "shard_0001.jsonl.gz")
+HOST_FILES = ("host_0000.jsonl.gz", "host_0001.jsonl.gz")
 
 
 def start_hosts(count, arguments):
@@ -75,14 +75,14 @@ def test_hosts_of_a_slice_share_the_questions_and_host_0_writes_the_results(tmp_
     assert {id: replies for id, (_, replies) in shared.items()} == {
         id: replies for id, (_, replies) in expected.items()
     }
-    assert sorted(file for file, _ in shared.values()) == [SHARD_FILES[0]] * 6 + [SHARD_FILES[1]] * 6
+    assert sorted(file for file, _ in shared.values()) == [HOST_FILES[0]] * 6 + [HOST_FILES[1]] * 6
     result = json.loads((together / "results.json").read_text())
     assert result == json.loads((alone / "results.json").read_text()) == json.loads((tmp_path / "x.json").read_text())
 
     # Only the second host has questions left; the first host still takes part in loading the weights.
-    shard = together / "trajectories" / SHARD_FILES[1]
-    before = shard.read_bytes()
-    shard.write_bytes(before[:-7])
+    file = together / "trajectories" / HOST_FILES[1]
+    before = file.read_bytes()
+    file.write_bytes(before[:-7])
     (together / "results.json").unlink()
     statuses, outputs = start_hosts(2, ["--resume", "--out", str(together)])
     assert statuses == [0, 0], outputs

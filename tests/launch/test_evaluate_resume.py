@@ -58,9 +58,9 @@ def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, unint
     with pytest.raises(KeyboardInterrupt):
         scripted(first, *FEW)
     stopped = tmp_path / "out"
-    (shard,) = (stopped / "trajectories").iterdir()
-    with shard.open("ab") as file:  # the process was killed while writing the sixth
-        file.write(shard.read_bytes()[:100])
+    (log,) = (stopped / "trajectories").iterdir()
+    with log.open("ab") as file:  # the process was killed while writing the sixth
+        file.write(log.read_bytes()[:100])
     capsys.readouterr()
     resumed, _ = scripted(second, "--resume")
     assert "evaluate 12/12" in capsys.readouterr().err
@@ -70,10 +70,10 @@ def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, unint
     assert resumed == result
 
     third = AgentFactory()
-    before = shard.read_bytes()
+    before = log.read_bytes()
     assert scripted(third, "--resume")[0] == result
     assert third.problem_ids == []
-    assert shard.read_bytes() == before
+    assert log.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -88,14 +88,14 @@ def test_a_killed_evaluation_keeps_all_reported_questions(tmp_path):
                 os.kill(process.pid, signal.SIGKILL)
                 break
     assert process.returncode == -signal.SIGKILL
-    (shard,) = (out / "trajectories").iterdir()
-    first = list(read_log(shard))
+    (log,) = (out / "trajectories").iterdir()
+    first = list(read_log(log))
     assert 9 <= len(first) < 60
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     counted = [int(number) for number in re.findall(r"^evaluate (\d+)/60", done.stderr, re.MULTILINE)]
     assert len(first) <= counted[0] <= counted[-1] == 60
-    trajectories = list(read_trajectories(shard))
+    trajectories = list(read_trajectories(log))
     assert trajectories[: len(first)] == first
     assert len({scored.trajectory.problem.id for scored in trajectories}) == len(trajectories) == 60
     assert json.loads((out / "results.json").read_text())["questions"] == 60
@@ -105,11 +105,11 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
     """The file of a former host may end in a torn line."""
     result, folder = uninterrupted
     stopped = shutil.copytree(folder, tmp_path / "out")
-    first = stopped / "trajectories" / "shard_0000.jsonl.gz"
+    first = stopped / "trajectories" / "host_0000.jsonl.gz"
     logged = list(read_log(first))
     first.write_bytes(compress_trajectories(logged[:4]))
     other = b"".join(compress_trajectories([scored]) for scored in logged[8:])
-    first.with_name("shard_0002.jsonl.gz").write_bytes(other[:-7])
+    first.with_name("host_0002.jsonl.gz").write_bytes(other[:-7])
     alone = AgentFactory()
     assert scripted(alone, "--resume")[0] == result
     assert len(alone.problem_ids) == 5
@@ -118,15 +118,15 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
 
 def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused):
     folder = shutil.copytree(uninterrupted[1], tmp_path / "out")
-    shard = folder / "trajectories" / "shard_0000.jsonl.gz"
-    before = shard.read_bytes()
-    shard.write_bytes(before * 2)
+    log = folder / "trajectories" / "host_0000.jsonl.gz"
+    before = log.read_bytes()
+    log.write_bytes(before * 2)
     error = refused(evaluate.main, ["--resume", "--out", folder])
     assert "was answered before: start another evaluation" in error
-    shard.write_bytes(before)
-    shard.with_name("shard_x.jsonl.gz").write_bytes(before)
+    log.write_bytes(before)
+    log.with_name("host_x.jsonl.gz").write_bytes(before)
     error = refused(evaluate.main, ["--resume", "--out", folder])
-    assert "shard_x.jsonl.gz: an evaluation's files are named shard_0012.jsonl.gz" in error
+    assert "host_x.jsonl.gz: an evaluation's files are named host_0012.jsonl.gz" in error
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def write(path, numbers):
 
 @pytest.fixture
 def log(tmp_path):
-    return tmp_path / "trajectories" / "shard_0000.jsonl.gz"
+    return tmp_path / "trajectories" / "host_0000.jsonl.gz"
 
 
 def test_both_readers_read_appended_trajectories(log):
@@ -82,7 +82,7 @@ def test_damage_before_the_end_raises_and_truncates_nothing(log):
     damaged[len(damaged) // 2] ^= 0xFF
     log.write_bytes(damaged)
     for use in (lambda: list(read_log(log)), lambda: open_log(log)):
-        with pytest.raises(ValueError, match=r"shard_0000.jsonl.gz: compressed data is damaged after byte \d+.*move"):
+        with pytest.raises(ValueError, match=r"host_0000.jsonl.gz: compressed data is damaged after byte \d+.*move"):
             use()
     assert log.read_bytes() == damaged
 
@@ -90,7 +90,7 @@ def test_damage_before_the_end_raises_and_truncates_nothing(log):
 def test_a_line_that_is_not_a_trajectory_raises_with_its_number(log):
     write(log, [0])
     log.write_bytes(log.read_bytes() + gzip.compress(b'{"problem": 1}\n'))
-    with pytest.raises(ValueError, match=r"shard_0000.jsonl.gz:2: not a trajectory"):
+    with pytest.raises(ValueError, match=r"host_0000.jsonl.gz:2: not a trajectory"):
         list(read_log(log))
 
 

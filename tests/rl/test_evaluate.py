@@ -15,8 +15,8 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.logs.trajectories import append_trajectory, open_log, summarize_trajectory
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
-    SHARD_FILE,
-    Shard,
+    HOST_FILE,
+    HostShare,
     evaluate,
     evaluate_to_folder,
     evaluation_problems,
@@ -70,12 +70,12 @@ def test_max_questions_limits_each_benchmark():
 
 @given(st.integers(0, 50), st.integers(1, 7))
 def test_each_question_is_assigned_to_one_host(questions, hosts):
-    shards = [Shard(host, hosts) for host in range(hosts)]
+    shares = [HostShare(host, hosts) for host in range(hosts)]
     problems = [problem(str(number)) for number in range(questions)]
-    assigned = [job.number for shard in shards for job in missing_jobs(problems, (), shard)]
+    assigned = [job.number for share in shares for job in missing_jobs(problems, (), share)]
     assert sorted(assigned) == list(range(questions))
-    assert [len(missing_jobs(problems, (), shard)) for shard in shards] == [shard.size(questions) for shard in shards]
-    assert [job.problem.id for job in missing_jobs(problems, {"0", "2"}, Shard())] == [
+    assert [len(missing_jobs(problems, (), share)) for share in shares] == [share.size(questions) for share in shares]
+    assert [job.problem.id for job in missing_jobs(problems, {"0", "2"}, HostShare())] == [
         problem.id for problem in problems if problem.id not in ("0", "2")
     ]
 
@@ -95,9 +95,9 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
     )
     run = run_of(*map(problem, "pqr"))
     if in_chunks:
-        jobs, done = missing_jobs(evaluation_problems(run), (), Shard()), {}
-        evaluate_to_folder(run, driver, {}, jobs, tmp_path, Shard(), reward_fn, done.__setitem__)
-        assert read_summaries(tmp_path, run.problems.test, Shard()) == done
+        jobs, done = missing_jobs(evaluation_problems(run), (), HostShare()), {}
+        evaluate_to_folder(run, driver, {}, jobs, tmp_path, HostShare(), reward_fn, done.__setitem__)
+        assert read_summaries(tmp_path, run.problems.test, HostShare()) == done
     else:
         done = [one.trajectory.problem.id for one in evaluate(run, driver, {}, print, reward_fn)]
     assert list(done) == ["p", "q", "r"]
@@ -105,23 +105,23 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
 
 
 def test_a_changed_question_is_an_error(tmp_path):
-    with open_log(tmp_path / SHARD_FILE.format(0)) as log:
+    with open_log(tmp_path / HOST_FILE.format(0)) as log:
         append_trajectory(log, score(trajectory(problem("q"))))
-    assert list(read_summaries(tmp_path, [problem("q"), problem("r")], Shard())) == ["q"]
+    assert list(read_summaries(tmp_path, [problem("q"), problem("r")], HostShare())) == ["q"]
     for others in ([problem("r")], [problem("q", question="Whom?")], [problem("q", "nq")]):
         with pytest.raises(ValueError, match="question 'q' is not one of these: start another evaluation"):
-            read_summaries(tmp_path, others, Shard())
+            read_summaries(tmp_path, others, HostShare())
 
 
 def test_only_the_host_of_a_file_truncates_a_torn_line(tmp_path):
     """Another host may be writing to it."""
-    files = [tmp_path / SHARD_FILE.format(number) for number in range(2)]
+    files = [tmp_path / HOST_FILE.format(number) for number in range(2)]
     for file in files:
         with open_log(file) as log:
             append_trajectory(log, score(trajectory(problem(file.name))))
         file.write_bytes(file.read_bytes() + file.read_bytes()[:9])
     sizes = [file.stat().st_size for file in files]
-    assert len(read_summaries(tmp_path, [problem(file.name) for file in files], Shard(1, 2))) == 2
+    assert len(read_summaries(tmp_path, [problem(file.name) for file in files], HostShare(1, 2))) == 2
     assert [file.stat().st_size for file in files] == [sizes[0], sizes[1] - 9]
 
 

@@ -309,7 +309,7 @@ def test_a_page_over_its_limit_samples_trajectories_and_says_so(tmp_path):
 
 def test_an_evaluation_that_was_killed_has_a_page_of_its_complete_trajectories(tmp_path):
     folder = evaluation(tmp_path / "ev", [scored(), scored(False)])
-    file = folder / "trajectories" / "shard_0000.jsonl.gz"
+    file = folder / "trajectories" / "host_0000.jsonl.gz"
     file.write_bytes(file.read_bytes() + compress_trajectories([scored()])[:-20])
     page, counts = page_of(folder)
     assert counts == {"read": 2, "shown": 2} and "The evaluation is not finished" in page.text
@@ -330,8 +330,8 @@ def test_an_invalid_folder_keeps_the_old_page(tmp_path):
     with pytest.raises(ValueError, match=r"results\.json: not JSON"):
         write_page(folder, out)
     (folder / "results.json").unlink()
-    (folder / "trajectories" / "shard_0001.jsonl.gz").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"shard_0001\.jsonl\.gz: compressed data is damaged"):
+    (folder / "trajectories" / "host_0001.jsonl.gz").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"host_0001\.jsonl\.gz: compressed data is damaged"):
         write_page(folder, out)
     assert out.read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
