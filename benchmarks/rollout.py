@@ -25,7 +25,7 @@ import tyro
 import workload
 
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.rl.rollout import RolloutDriver, WorkflowExecutor, make_jobs
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import SamplerStats
@@ -114,12 +114,11 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
     settings = sampling_config(flags, workload.CONTEXT, tuple(slots * quarter // 4 for quarter in (1, 2, 3)))
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)
-    executor = WorkflowExecutor(engine, workload.NumberTokenizer(), workload.NoPassages())
-    driver = RolloutDriver(executor, workload.workflow_of(load))
+    driver = RolloutDriver(engine, workload.NumberTokenizer(), workload.workflow_of(load), workload.NoPassages())
     jobs = make_jobs(workload.problems(load), 1)
 
     def run() -> SamplerStats:
-        trajectories, rollout = driver.rollout(jobs, params, jax.random.key(0), lambda message: None)
+        trajectories, rollout = driver.trajectories(jobs, params, jax.random.key(0), lambda message: None)
         assert len(trajectories) == len(jobs) and rollout.sampler.generated_tokens == load.generated_tokens
         return rollout.sampler
 

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
 def measure(config: RunConfig, tokens: int) -> dict[str, str]:
     """The table's lines."""
     # JAX takes seconds to import; --help and errors do not need it.
-    from memsearcher_jax.rl import init_state, setup
+    from memsearcher_jax.rl import setup, state
     from memsearcher_jax.rl.rng import named_key
     from memsearcher_jax.rl.rollout import make_jobs
 
@@ -66,14 +66,14 @@ def measure(config: RunConfig, tokens: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as workspace:
         run = setup.prepare(config, Path(workspace), training=False, questions=[problem])
     driver, marks = setup.make_driver(run, evaluation=True), list[tuple[float, float]]()
-    start = driver.make_workflow
-    driver = replace(driver, make_workflow=lambda one: with_marks(start(one), marks))
-    params, key = setup.publish(run, init_state.initial_params(run)), named_key(config.seed, "evaluate", 0)
-    driver.executor.engine.warm_up(params)
-    ((_, trajectory),) = driver.run(make_jobs([problem], 1), params, key)
+    start = driver.start
+    driver = replace(driver, start=lambda one: with_marks(start(one), marks))
+    params, key = setup.publish(run, state.initial_params(run)), named_key(config.seed, "evaluate", 0)
+    driver.engine.warm_up(params)
+    (trajectory,), _ = driver.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
     if trajectory.outcome.stop is not StopReason.STREAM_READ:
         raise RuntimeError(f"the stream was not read to its end: {trajectory.outcome.stop.value}")
-    reward_fn = init_state.open_reward_fn(run, evaluation=True)
+    reward_fn = state.open_reward_fn(run, evaluation=True)
     counts, lengths = trajectory.outcome.counts, [len(context.ids) for context in trajectory.contexts]
     seconds = [(after - before) * 1e3 for (before, _), (after, _) in itertools.pairwise(marks[WARM_UP:])]
     resident = [f"{marks[place][1]:,.0f}" for place in np.linspace(WARM_UP, len(marks) - 1, 6).astype(int)]

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import re
 import socket
 import tempfile
 import time
@@ -79,6 +80,20 @@ def refused(capsys):
         assert not rest, output.err
         assert line.startswith("error: ")
         return line
+
+    return run
+
+
+@pytest.fixture
+def misused(capsys):
+    """Runs a command whose flags tyro must refuse with status 2; returns its message in one line."""
+
+    def run(main, argv) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in argv])
+        assert stop.value.code == 2
+        return " ".join(re.sub(r"[│╭╮╰╯─]|---+", " ", capsys.readouterr().err).split())
 
     return run
 

@@ -125,7 +125,7 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, **kwargs)
 
-    help_ = run(tmp_path / "bin" / "memsearcher", "train", "--help", check=True).stdout
+    help_ = run(tmp_path / "bin" / "memsearcher", "train", "--help", "rl", check=True).stdout
     assert help_.startswith("usage: memsearcher train ") and "--rl.steps" in help_
     commands = re.findall(r"^    (\w+)", run(tmp_path / "bin" / "memsearcher", check=True).stdout, flags=re.MULTILINE)
     assert commands == list(main.COMMANDS)

@@ -13,7 +13,6 @@ from memsearcher_jax.config import RunConfig, agent_of, check, differences, from
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.planning import roofline
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
@@ -129,7 +128,7 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     assert (training.aggregate, training.importance_sampling_level) == ("token-mean", "token")
     # 128 of the 256 questions, times 5: 7 updates of the 3.5 contexts of each of 1,280 trajectories.
     assert training.minibatch_contexts == 128 * 5
-    assert roofline.updates_per_step(preset, roofline.Workload()) == 7
+    assert math.ceil(3.5 * 1_280 / training.minibatch_contexts) == 7
     # One epoch of the 169,615 questions of NQ and HotpotQA; the rest is dropped.
     assert preset.rl.steps == 169_615 // 256 == setup.with_steps(one_epoch(preset), 169_615).rl.steps
     assert (preset.rl.credit, preset.rl.advantage_scope, preset.rl.norm_by_std) == ("all_contexts", "trajectory", True)
@@ -172,8 +171,7 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     assert (training.aggregate, training.importance_sampling_level) == ("seq-mean-token-mean", "token")
     # 5 epochs of 562 streams; a step has 80 updates with the ten chunks of most streams.
     assert preset.rl.steps == 5 * (562 // 32)
-    workload = roofline.Workload(contexts=10, context_tokens=4_500)
-    assert training.minibatch_contexts == 32 and roofline.updates_per_step(preset, workload) == 80
+    assert 32 * 8 * 10 / training.minibatch_contexts == 80
     assert learning_rate_plan(training, preset.rl.steps).warmup == Duration(int(0.05 * preset.rl.steps), "steps")
     reward = preset.memalpha.reward
     assert (reward.compression_weight, reward.content_weight) == (0.05, 0.1)

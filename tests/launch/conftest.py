@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import re
 from functools import partial
 from pathlib import Path
 
@@ -169,20 +168,6 @@ def scripted(scripted_into, tmp_path):
 
     def run(make_script, *flags, out="out"):
         return scripted_into(tmp_path / out, make_script, *flags), tmp_path / out
-
-    return run
-
-
-@pytest.fixture
-def misused(capsys):
-    """Runs a command whose flags tyro must refuse with status 2; returns its message in one line."""
-
-    def run(main, argv) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in argv])
-        assert stop.value.code == 2
-        return " ".join(re.sub(r"[│╭╮╰╯─]|---+", " ", capsys.readouterr().err).split())
 
     return run
 

@@ -2,14 +2,15 @@
 
 import pytest
 
-from memsearcher_jax.agent.registry import WORKFLOWS
+from memsearcher_jax.agent.base import QuestionAgent
+from memsearcher_jax.agent.registry import AGENTS
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import evaluate, tpu_train
 from memsearcher_jax.logs.trajectories import read_trajectories
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, spec in WORKFLOWS.items() if not spec.reads_streams])
+@pytest.mark.parametrize("name", [name for name, agent in AGENTS.items() if issubclass(agent, QuestionAgent)])
 def test_a_workflow_trains_and_is_evaluated(name, small, tmp_path):
     prompts = "brief" if name == "memsearcher" else f"brief_{name}"
     run, out = tmp_path / "run", tmp_path / "evaluation"
