@@ -43,7 +43,7 @@ PHASES = {"disk_full": "write", "nan": "update"} | dict.fromkeys(
 )
 SECONDS = {
     "kill": (0.0, 0.02, 0.1, 0.3),
-    "disk_full": (30.0,),
+    "disk_full": (10.0,),
     "clock": (-86_400.0, 86_400.0),
     "delay": (3.0,),
     **dict.fromkeys(("search_outage", "search_hang", "search_garbage"), (5.0,)),
@@ -53,7 +53,7 @@ UNUSED_FILE = "_sharding"  # orbax reads it only if no shardings are given
 DISK_FULL_STATUS = 1
 LOG_LINES = {  # that must report a fault
     "sigterm": r"stopped after step",
-    "disk_full": r"cannot write|[Ff]ile too large",
+    "disk_full": r"not written yet|cannot write|[Ff]ile too large",
     "nan": r"gradient is not finite",
     "damaged checkpoint": r"(is damaged|cannot be read).* renamed to",
     "malformed row": r"malformed rows",
@@ -65,15 +65,15 @@ def schedule(seed: int, steps: int, hosts: int) -> list[Fault]:
     """A fault for every step but the first, which writes the first checkpoint; one of them is a kill.
 
     Consecutive seeds kill in different phases, and two jobs of six steps have every kind of fault. No kill comes before
-    there are two checkpoints, so that one can be damaged, or directly after a full disk, before the job can report it.
+    there are two checkpoints, so that one can be damaged, or after a full disk, while checkpoints are not written.
     """
     rng, others = random.Random(seed), max(0, steps - 2)
     kinds = [OTHER_KINDS[(seed * others + number) % len(OTHER_KINDS)] for number in range(others)]
     rng.shuffle(kinds)
-    kinds.insert(rng.randint(min(1, others), others), "kill")
-    if "disk_full" in kinds[:-1] and kinds[(full := kinds.index("disk_full")) + 1] == "kill":
-        other = full + 2 if full + 2 < len(kinds) else 0
-        kinds[full], kinds[other] = kinds[other], kinds[full]
+    last = [kind for kind in kinds if kind == "disk_full"]
+    kinds = [kind for kind in kinds if kind != "disk_full"]
+    kinds.insert(rng.randint(min(1, len(kinds)), len(kinds)), "kill")
+    kinds += last
     if kinds[-1] == "sigterm":  # after the last step there is nothing to stop
         kinds = [kinds[-1], *kinds[:-1]]
     faults = []
