@@ -11,6 +11,7 @@ OUT/rl.credit=last_context/test/   the evaluation of a training run on its test 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,9 +82,12 @@ def start(program: str, folder: Path, words: Sequence[str], environment: Mapping
     """Runs or resumes a program in `folder`. Exits with its status if it fails."""
     words = [*words, *["--resume"] * is_run(folder), "--out", str(folder)]
     process = subprocess.Popen([sys.executable, program, *words], env=environment)
+    # The program saves for as long as it needs. Ctrl-C reaches it from the terminal, SIGTERM from here.
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         status = process.wait()
-    except KeyboardInterrupt:  # of the terminal, which interrupts the program, too: it may save something
+    except KeyboardInterrupt:
         process.wait()
         raise
     if status:
