@@ -100,7 +100,7 @@ AGENTS = {
     "tiny_search_r1": "--agent.max_turns 2",
     "tiny_rag": "",
     "tiny_direct": "",
-    "tiny_memalpha": "--data.streams.train_streams 2 --data.streams.test_streams 0 --data.streams.train_chunks 3",
+    "tiny_memalpha": "--data.streams.train_streams 2 --data.streams.train_chunks 3 --data.streams.questions 4",
 }
 
 
@@ -113,7 +113,7 @@ def test_a_run_of_every_agent_is_trained_on_as_it_was_recorded(preset, flags, tm
     small = f"--rl.steps 1 --rl.prompts_per_step 2 --rl.group_size 2 --sampling.slots 8 {rows}"
     tpu_train.main(["--config", preset, *small.split(), *flags.split(), "--out", str(run)])
     words = ["--config", preset, *rows.split(), "--sft.trajectories", str(run)]
-    words += "--sft.keep best --sft.held_out_share 0 --sft.epochs 3 --training.warmup_steps 0".split()
+    words += ["--sft.keep", "best", "--sft.held_out_share", "0", "--sft.epochs", "3", "--training.warmup_steps", "0"]
     sft.main([*words, "--out", str(out)])
     best = {}
     for one in read_trajectories(step_path(run, 0)):
