@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.logs.trajectories import summarize_trajectory
-from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig
@@ -21,7 +20,6 @@ from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
 from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
     Context,
     Generate,
@@ -36,7 +34,7 @@ from memsearcher_jax.types import (
     Trajectory,
     Turn,
 )
-from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt
+from tests.support import NANO, TinyIndex, byte_tokenizer, make_prompt
 
 TOKENIZER, KEY = byte_tokenizer(), named_key(7, "rollout", 0)
 STEPS, PROMPTS, GROUP = 6, 3, 2
@@ -74,12 +72,6 @@ def searching(problem):
             raise KeyError("lost")
         yield Generate((TextSpan(result.passages[0].contents, False),), 4)
     return Outcome(StopReason.ANSWERED, turns=(Turn("", "", results=(result,)),))
-
-
-@pytest.fixture(scope="module")
-def engine():
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    return Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,14 @@ import jax.numpy as jnp
 import pytest
 
 from memsearcher_jax.agent.memalpha.workflow import generate_once
-from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.rl import completers
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.runtime.distributed import Interrupted
-from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt
-from tests.support import NANO, NANO_SAMPLING, byte_tokenizer, make_prompt
+from tests.support import byte_tokenizer, make_prompt
 
 KEY = jax.random.key(0)
 TOKENIZER = byte_tokenizer()
@@ -258,16 +255,9 @@ def test_cache_keys_distinguish_the_segments_of_a_prompt():
     assert completer.complete([prompt("b", "a"), prompt("", "ab")], KEY) == [Completion("a:b"), Completion("ab:")]
 
 
-@pytest.fixture(scope="module")
-def driver():
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    engine = Engine(NANO, NANO_SAMPLING, TOKENIZER.stop_ids, mesh)
+@pytest.fixture
+def driver(engine):
     return RolloutDriver(engine, TOKENIZER, partial(generate_once, max_tokens=6))
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(1))
 
 
 def test_engine_completions_are_reproducible_and_independent_of_the_batch(driver, params):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, make_jobs
 from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
@@ -53,17 +53,6 @@ def two_turns(problem):
         shown = "".join(passage.contents for result in results for passage in result.passages)[:40] or results[0].error
         completions.append((yield Generate((TextSpan("\n<|im_start|>", True), TextSpan(shown, False)), 5)))
     return Outcome(StopReason.ANSWERED, answer="".join(reply.text for reply in completions))
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(0))
-
-
-@pytest.fixture(scope="module")
-def engine():
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    return Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)
 
 
 def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
@@ -303,10 +292,11 @@ def live_bytes():
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(params, compilations, fresh_programs):
+def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(
+    one_device, params, compilations, fresh_programs
+):
     """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, mesh)
+    engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, one_device)
     training = RolloutDriver(engine, TOKENIZER, two_turns, TinyIndex(PASSAGES))
     evaluation, jobs = replace(training, sampling=SamplingParams(temperature=0.0)), make_jobs(PROBLEMS, 2)
 

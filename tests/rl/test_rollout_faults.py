@@ -15,8 +15,7 @@ import pytest
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.logs.trajectories import summarize_trajectory
-from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model import qwen
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient, ServiceUnavailable
 from memsearcher_jax.rl import search_executor
@@ -60,9 +59,8 @@ def params(finite_params):
 
 
 @pytest.fixture(scope="module")
-def engine():
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    return Engine(MODEL, SETTINGS, TOKENIZER.stop_ids, mesh)
+def engine(one_device):
+    return Engine(MODEL, SETTINGS, TOKENIZER.stop_ids, one_device)
 
 
 def good(problem):

@@ -11,8 +11,7 @@ from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
 from memsearcher_jax.config import agent_of, check
 from memsearcher_jax.data.synthetic.streams import make_streams
 from memsearcher_jax.launch import cli
-from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.completers import open_completers
@@ -45,18 +44,13 @@ def small(**sections):
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-
-
-@pytest.fixture(scope="module")
 def params():
     return jax.jit(lambda key: qwen.init(key, PRESET.model))(jax.random.key(1))
 
 
-def test_streams_are_read_questioned_and_trained(mesh, params):
+def test_streams_are_read_questioned_and_trained(one_device, params):
     config = small(judge=CompleterConfig(backend="initial_policy"))
-    engine, agent = Engine(config.model, config.sampling, TOKENIZER.stop_ids, mesh), agent_of(config)
+    engine, agent = Engine(config.model, config.sampling, TOKENIZER.stop_ids, one_device), agent_of(config)
     driver = RolloutDriver(engine, TOKENIZER, partial(agent.start, token_counter=TOKENIZER))
     loads = []
 
@@ -64,7 +58,7 @@ def test_streams_are_read_questioned_and_trained(mesh, params):
         loads.append(1)
         return params
 
-    reward_fn = RewardFn(agent, TOKENIZER, *open_completers(config, agent, TOKENIZER, mesh, frozen))
+    reward_fn = RewardFn(agent, TOKENIZER, *open_completers(config, agent, TOKENIZER, one_device, frozen))
     trajectories, _ = driver.trajectories(make_jobs(STREAMS, 2), params, KEY, lambda line: None)
     batch = reward_fn(trajectories, KEY, lambda line: None)
     assert loads == [1], "answers and verdicts come from one copy of the weights"
