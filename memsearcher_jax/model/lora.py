@@ -39,8 +39,20 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "layer_replication": (None, []),
+    "lora_bias": (False, None),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    **dict.fromkeys(("use_qalora", "use_bdlora"), (False, None)),
+    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "velora_config"), (None,)),
 }
 """Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
+READ_OR_HARMLESS = {
+    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode"),
+    *("lora_dropout", "lora_ga_config", "loftq_config", "megatron_config", "megatron_core", "peft_version"),
+    *("qalora_group_size", "revision", "runtime_config", "task_type"),
+}
+"""The other settings: those that are read, that the names of the tensors tell, or that only training uses."""
 
 
 def adapter_specs(config: ModelConfig) -> Params:
@@ -101,6 +113,8 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     for name, accepted in SUPPORTED.items():
         if settings.get(name, accepted[0]) not in accepted:
             raise ValueError(f"{path}: {name} is {settings[name]!r}, only {accepted[0]!r} is supported")
+    if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ_OR_HARMLESS):
+        raise ValueError(f"{path}: {unknown[0]} is not known: remove it there if the adapters do not depend on it")
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or min(rank, alpha) <= 0:
         raise ValueError(f"{path}: r is {rank!r} and lora_alpha is {alpha!r}, expected positive numbers")

@@ -123,8 +123,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
-                f"no space left for a checkpoint in {folder}: it needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are "
-                "free",
+                f"no space left for a checkpoint in {folder}: it needs {needed / 1e6:,.1f} MB, and "
+                f"{free / 1e6:,.1f} MB are free",
             )
 
     def wait(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training import grpo, losses, update
-from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training.config import LearningRatePlan, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
@@ -41,6 +42,11 @@ class Trainer:
     reference_params: Params | None  # in compute_dtype; None if neither a KL term nor LoRA needs them
     make_update: Callable[[TrainingConfig], Callable[..., tuple[TrainState, Metrics]]]
     merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
+
+    @property
+    def plan(self) -> LearningRatePlan:
+        """How the learning rate changes, as text for the beginning of a run."""
+        return learning_rate_plan(self.config)
 
     def with_learning_rate(self, learning_rate: float) -> Trainer:
         """A trainer that differs in nothing else."""
@@ -90,7 +96,14 @@ class Trainer:
                 if number == 1 and logprob_BT is not None:
                     sampler_metrics = mismatch_metrics(first, logprob_BT)
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
-        return state, _mean_metrics(metrics_by_update) | sampler_metrics
+        means = _mean_metrics(metrics_by_update)
+        if not means["learning_rate"]:
+            warnings.warn(
+                f"training step {training_step + 1} changed nothing: the learning rate is 0, it {self.plan}; "
+                "set training.decay_steps to end, or to a longer time",
+                stacklevel=2,
+            )
+        return state, means | sampler_metrics
 
     def sequence_logprobs(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator

@@ -159,13 +159,6 @@ def test_the_cache_is_updated_in_place(base, make_params, forward):
     assert memory.temp_size_in_bytes < cache_bytes / 2
 
 
-def test_the_cache_holds_the_compute_dtype(base):
-    cache = Cache.empty(replace(base, compute_dtype="bfloat16"), 6, 4)
-    assert {from_bits(x).dtype for x in (cache.k_LPKHE, cache.v_LPKEH)} == {jnp.dtype("bfloat16")}
-    assert cache.k_LPKHE.shape == (base.layers, 6, base.kv_heads, base.head_size, 4)
-    assert cache.v_LPKEH.shape == (base.layers, 6, base.kv_heads, 4, base.head_size)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_bits_are_those_of_the_values(dtype):
     values = jnp.asarray([1.5, -0.0, jnp.inf, 3e-39], dtype)

@@ -123,6 +123,8 @@ def test_files_hold_the_adapters_exactly(tmp_path, dtype):
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', only True is supported"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is"),
+        ({"target_parameters": ["experts.w"]}, "target_parameters is"),
+        ({"gated": True}, "gated is not known: remove it there"),
         ({"r": 8}, "but .* implies"),
         ({"r": 0}, "r is 0 and lora_alpha is 8.0, expected positive numbers"),
         ({"r": None}, "r is None and"),

@@ -84,20 +84,6 @@ def test_contexts_with_one_beginning_hold_its_full_pages_once(replica):
     assert replica.shared_tokens == 12
 
 
-def test_a_page_may_be_copied_over_itself(replica):
-    """The page whose beginning is reused is also the next one to be allocated."""
-    small = Replica(SETTINGS, pages=4)
-    context = open_context(small, 0, [*range(16)][:15])
-    step(small)
-    context.remaining = 0
-    pages = context.pages
-    small.remove(0)
-    again = open_context(small, 1, [*range(13), 99, 98])
-    assert step(small) == [(pages[3], pages[3])]
-    assert (again.pages, again.cached, small.shared_tokens) == (pages, 14, 13)
-    assert small.pool.find(np.array([*range(14)])).tail_tokens == 1
-
-
 def test_the_youngest_gives_its_pages_back_and_is_computed_again():
     replica = Replica(SETTINGS, pages=7)
     old, young = (open_context(replica, slot, [slot + 1] * 9, max_tokens=7) for slot in range(2))
@@ -125,32 +111,3 @@ def test_an_idle_context_does_not_keep_others_from_running(replica):
     waiting = open_context(small, 1, [3] * 14)
     step(small)
     assert (idle.pages, len(waiting.pages), small.preempted) == ([], 4, 1)
-
-
-def test_truncated_tokens_are_not_found_again(replica):
-    """Neither they nor what follows them, also where the page is used again for other tokens."""
-    context = open_context(replica, 0, [1, 2, 3], max_tokens=9)
-    step(replica)
-    finish(replica, context, [4, 5, 6, 7, 8, 9])
-    assert replica.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8])).pages == context.pages[:2]
-    replica.truncate(context, 4)
-    assert context.cached == 3
-    found = replica.pool.find(np.array([1, 2, 3, 4, 5, 6, 7, 8]))
-    assert (found.pages, found.tail, found.tail_tokens) == ([], context.pages[0], 3)
-    context.append([4, 5])
-    context.generate(1, None)
-    step(replica)
-    found = replica.pool.find(np.array([1, 2, 3, 4, 5, 6]))
-    assert (found.pages, found.tail_tokens) == (context.pages[:1], 0)
-
-
-def test_a_page_that_others_hold_is_left_to_them_by_truncation(replica):
-    context = open_context(replica, 0, [1, 2, 3], max_tokens=9)
-    step(replica)
-    finish(replica, context, [4, 5])
-    other = open_context(replica, 1, [1, 2, 3, 4, 9])
-    step(replica)
-    assert other.pages[0] == context.pages[0]
-    replica.truncate(context, 3)
-    assert (context.pages, context.cached) == ([], 0)
-    assert replica.pool.find(np.array([1, 2, 3, 4])).pages == other.pages[:1]

@@ -67,22 +67,6 @@ def test_rollouts_and_turns_share_their_common_prefix(params, engine, nano):
     assert stats.prefix_hit_rate > 0.6
 
 
-def test_a_prefix_is_copied_before_its_source_slot_is_reused(params, engine, nano):
-    """In one step slot 0 opens another question while slots 1 and 2 share the one that it held."""
-    engine.start(params, nano.key())
-    engine.scheduler.open_context(0, prompt(1), (0, 0), max_tokens=3)
-    nano.generate(engine, 0)
-    engine.scheduler.pop_context(0)
-    engine.scheduler.open_context(1, prompt(1, memory=1), (1, 0), max_tokens=3)
-    engine.scheduler.open_context(0, prompt(2), (2, 0), max_tokens=3)
-    engine.scheduler.open_context(2, prompt(1, memory=2), (3, 0), max_tokens=3)
-    engine.scheduler.open_context(3, prompt(2, memory=3), (4, 0), max_tokens=3)
-    while engine.scheduler.active:
-        engine.step()
-    for slot in range(4):
-        nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(slot))
-
-
 def test_each_shard_of_a_mesh_shares_prefixes_among_its_slots(params, nano):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     engine = nano.make_engine(nano.SETTINGS, mesh)
@@ -95,27 +79,6 @@ def test_each_shard_of_a_mesh_shares_prefixes_among_its_slots(params, nano):
     assert engine.stop().prefix_hit_rate > 0.5
     with pytest.raises(ValueError, match="3 slots do not divide over 2 replicas"):
         nano.make_engine(replace(nano.SETTINGS, slots=3), mesh)
-
-
-def test_contexts_with_different_beginnings_coexist(params, engine, nano):
-    """Also one that is the beginning of another, and a single token."""
-    engine.start(params, nano.key())
-    other, bare = [*range(30, 40), 3, 4, 5, 6, 8, 9], list(SYSTEM)
-    prompts = [prompt(0), other, bare, [100]]
-    for slot, ids in enumerate(prompts):
-        engine.scheduler.open_context(slot, ids, (slot, 0), max_tokens=6)
-    while engine.scheduler.active:
-        engine.step()
-    for slot in range(4):
-        recorded = engine.scheduler.pop_context(slot)
-        assert list(recorded.ids[: len(prompts[slot])]) == prompts[slot]
-        nano.assert_recorded_logprobs(params, recorded)
-    for slot, ids in enumerate(prompts[::-1]):
-        engine.scheduler.open_context(slot, ids, (slot, 1), max_tokens=6)
-    while engine.scheduler.active:
-        engine.step()
-    for slot in range(4):
-        nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(slot))
 
 
 def test_new_weights_get_a_new_prefix_cache(params, engine, nano):

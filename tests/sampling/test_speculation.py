@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.kv_cache import Cache
 from memsearcher_jax.sampling.decode import Decode, decode
-from memsearcher_jax.sampling.speculation import NGRAM, accepted, propose
+from memsearcher_jax.sampling.speculation import NGRAM, propose
 from tests.support import NANO
 
 CAPACITY = 24
@@ -28,18 +28,6 @@ def test_the_draft_is_what_followed_the_previous_occurrence(ids, speculative_tok
     ends = [end for end in range(NGRAM, len(ids)) if ids[end - NGRAM : end] == ids[-NGRAM:]]
     expected = ids[ends[-1] : ends[-1] + speculative_tokens] if ends else []
     assert draft_1W[0, : drafted_1[0]].tolist() == expected
-
-
-def test_draws_are_accepted_up_to_the_first_that_differs_from_the_draft():
-    draft_SW = jnp.array([[4, 5], [4, 5], [4, 5], [4, 5]])
-    token_ST = jnp.array([[4, 5, 6], [4, 9, 6], [9, 5, 6], [4, 5, 6]])
-    ends_ST = jnp.array([[False] * 3, [False] * 3, [False] * 3, [True, False, False]])
-    assert accepted(token_ST, draft_SW, ends_ST).tolist() == [
-        [True, True, True],
-        [True, True, False],
-        [True, False, False],
-        [True, False, False],
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The plan of the learning rate: its units, its values, and the rate that an update takes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from memsearcher_jax.configs.qwen import search_r1_3b
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training.trainer import Trainer
 from memsearcher_jax.training.update import init_state, learning_rate, make_optimizer, make_update
 
 
@@ -70,6 +72,18 @@ def test_search_r1_warms_up_over_286_training_steps_of_four_updates():
     assert config.rl.prompts_per_step * config.rl.group_size == 4 * config.training.minibatch_contexts
     rate = [float(learning_rate(config.training, 4 * step, step)) for step in (0, 142, 285, 499)]
     np.testing.assert_allclose(rate, np.multiply(config.training.learning_rate, [1 / 286, 0.5, 1, 1]), rtol=1e-6)
+
+
+def test_a_training_step_at_a_rate_of_zero_is_reported(nano):
+    """The number of updates of a step is not known in advance, so a plan in updates cannot be checked before."""
+    config = replace(nano.training, decay_steps="800 updates", kl_coefficient=0.0)
+    metrics = {"learning_rate": np.float32(0), "skipped": np.float32(0)}
+    trainer = Trainer(config, nano.mesh(), lambda state, *_: (state, dict(metrics)), None, None, None)
+    message = (
+        r"training step 131 changed nothing: the learning rate is 0, it begins at .* falls to 0 at update 800; set"
+    )
+    with pytest.warns(UserWarning, match=message):
+        trainer.step(SimpleNamespace(params={}), nano.examples, np.random.default_rng(0), print, 130)
 
 
 @pytest.mark.parametrize("unit", ["steps", "updates"])

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts
-from memsearcher_jax.agent.prompts import packaged_variant
-from memsearcher_jax.agent.registry import WORKFLOWS
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import TrainingExample, pack
 from memsearcher_jax.training.update import init_state
 
@@ -40,37 +34,24 @@ def draw_examples(prompts, counts, rng, longest=12):
     return examples
 
 
-def workflow_prompts(name):
-    """The prompts of two contexts of a workflow with the packaged templates; every word is an id below 64."""
-    agent = AgentConfig(workflow=name, prompts=packaged_variant(name, "memsearcher"))
-    prompts = WORKFLOWS[name].load_prompts(agent)
-    texts = ("Where was Ada born?", "a city"), ("Which river?", "")
-    make = prompts.chunk_prompt if isinstance(prompts, MemalphaPrompts) else prompts.initial_prompt
-    words = [" ".join(segment.text for segment in make(*text).segments).split() for text in texts]
-    return [[zlib.crc32(word.encode()) % 64 for word in text] for text in words]
-
-
 def drawn(name):
     """(examples, tokens per row) of each case."""
     rng = np.random.default_rng(0)
-    if name in WORKFLOWS:
-        prompts = workflow_prompts(name)
-        return draw_examples(prompts, (2, 2), rng), 3 * 128 * -(-max(map(len, prompts)) // 256)
     one, other = rng.integers(0, 64, (2, 20))
     prompts = {"none": [[]], "one": [one], "several": [one, other[:9], []], "nested": [one, [*one, *other[:8]]]}[name]
     return draw_examples(prompts, (9, 6, 3)[: len(prompts)], rng), 48
 
 
-CASES = ("none", "one", "several", "nested", "memsearcher", "react", "memalpha")
+CASES = ("none", "one", "several", "nested")
 
 
 def rows_of(nano, case):
     """(shared, separate): the same contexts in shared rows and in a row each.
 
-    Both have empty rows, so that one program computes all cases without a workflow.
+    Both have empty rows, so that one program computes all cases.
     """
     examples, seq_len = drawn(case)
-    rng, count = np.random.default_rng(0), 8 if case in WORKFLOWS else 32
+    rng, count = np.random.default_rng(0), 32
     shared = pack(examples, seq_len, count, rng)
     alone = [pack([example], seq_len, 1, rng) for example in examples]
     alone += [jax.tree.map(np.zeros_like, alone[0])] * (count - len(alone))
@@ -153,14 +134,3 @@ def test_sharing_on_sixteen_devices(mesh):
     subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, env=os.environ | {"XLA_FLAGS": flags}, check=True
     )
-
-
-def test_log_probabilities_of_shared_rows_are_those_of_contexts_alone(nano):
-    """The reference and recomputed old log-probabilities come from this function."""
-    shared, separate = rows_of(nano, "several")
-    count, seq_len = shared.ids_BT.shape
-    training = replace(nano.training, seq_len=seq_len, minibatch_rows=count)
-    with jax.set_mesh(nano.mesh()):
-        logprob_fn = make_logprob_fn(nano.model, training, temperature=1.0)
-        results = [by_token(rows, logprob_fn(nano.params(), rows)) for rows in (shared, separate)]
-    np.testing.assert_allclose(*results, atol=1e-5)
