@@ -142,14 +142,6 @@ def test_a_missing_or_damaged_index_is_an_error(tmp_path):
         open_index(folder, encoder=NAME)
 
 
-def test_damaged_scann_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    (tmp_path / "i" / "scann" / "scann_assets.pbtxt").unlink()
-    with pytest.raises(ValueError, match=r"is damaged .*scann_assets\.pbtxt"):
-        open_index(tmp_path / "i", encoder=NAME)
-
-
 def test_every_change_of_an_index_is_one_line(tmp_path):
     """A flipped byte in any file is found on request; an edited manifest and long vectors when the index is opened."""
     build_index(CORPUS, ENCODER, tmp_path / "whole", CONFIG, encoder_state={"idf": ENCODER.idf_F})
@@ -169,22 +161,28 @@ def test_every_change_of_an_index_is_one_line(tmp_path):
             open_index(tmp_path / "whole", encoder=NAME)
 
 
-@pytest.mark.parametrize("value", [1e37, np.nan, np.inf])
-def test_damaged_vectors_are_found_when_the_index_is_opened(tmp_path, value):
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("embeddings/000000.npy", {(3, 4): 1e37}, "a vector is longer than all those that were stored"),
+        ("embeddings/000000.npy", {(3, 4): np.nan}, "a vector is longer than all those that were stored"),
+        ("embeddings/000000.npy", {(3, 4): np.inf}, "a vector is longer than all those that were stored"),
+        ("contents.offset.npy", {3: 10_000}, r"the offsets of contents\.bin do not ascend"),
+        ("scann/scann_assets.pbtxt", None, r"is damaged .*scann_assets\.pbtxt"),
+    ],
+)
+def test_damage_is_found_when_the_index_is_opened(tmp_path, monkeypatch, name, change, message):
+    """A change of numbers, which keeps the size of the file, or a missing file."""
+    if change is None:
+        monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
     build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    path = tmp_path / "i" / "embeddings" / "000000.npy"
-    vectors = np.load(path)
-    vectors[3, 4] = value
-    np.save(path, vectors)
-    with pytest.raises(ValueError, match="a vector is longer than all those that were stored"):
-        open_index(tmp_path / "i", encoder=NAME)
-
-
-def test_changed_offsets_are_found_when_the_index_is_opened(tmp_path):
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    path = tmp_path / "i" / "contents.offset.npy"
-    offsets = np.load(path)
-    offsets[3] = offsets[5]
-    np.save(path, offsets)
-    with pytest.raises(ValueError, match=r"the offsets of contents\.bin do not ascend"):
+    path = tmp_path / "i" / name
+    if change is None:
+        path.unlink()
+    else:
+        numbers = np.load(path)
+        for place, value in change.items():
+            numbers[place] = value
+        np.save(path, numbers)
+    with pytest.raises(ValueError, match=message):
         open_index(tmp_path / "i", encoder=NAME)

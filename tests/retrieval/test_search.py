@@ -122,15 +122,15 @@ def test_the_index_of_another_corpus_is_an_error(tmp_path):
 def test_corpus_file_and_built_index(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES))
-    open_searcher(RetrievalConfig(corpus=str(corpus), encoder_size=256), tmp_path / "index", ())
+    open_source(RetrievalConfig(corpus=str(corpus), encoder_size=256), tmp_path / "index", ())
     built = RetrievalConfig(index=str(tmp_path / "index"), encoder_size=256)
-    searcher = open_searcher(built, tmp_path / "unused", ())
+    searcher = open_source(built, tmp_path / "unused", ())
     assert searcher.search(["Lyon"], 1)[0][0].title == "Lyon"
     assert not (tmp_path / "unused").exists()
     corpus.write_text(json.dumps({"id": "0", "contents": "changed"}))
     both = RetrievalConfig(corpus=str(corpus), index=str(tmp_path / "index"), encoder_size=256)
     with pytest.raises(ValueError, match="another corpus"):
-        open_searcher(both, tmp_path / "unused", ())
+        open_source(both, tmp_path / "unused", ())
 
 
 SUPPORTED = {"2wikimultihopqa": 657, "hotpotqa": 60, "musique": 60}
@@ -149,7 +149,7 @@ def test_supporting_passages_are_found(shared, wiki_index, method, minimum):
     config = RetrievalConfig(
         corpus=str(shared / "data" / "wiki_mini" / "corpus.jsonl"), index_type="exact", method=method
     )
-    searcher = open_searcher(config, wiki_index, ())
+    searcher = open_source(config, wiki_index, ())
     for (name, count), bound in zip(SUPPORTED.items(), minimum, strict=True):
         lines = (shared / "data" / "wiki_mini" / name / "dev.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
@@ -211,24 +211,24 @@ def test_results_do_not_depend_on_the_batch(tmp_path, method):
 
 
 def test_bm25_over_an_index_needs_neither_encoder_nor_vectors(tmp_path):
-    open_searcher(SMALL, tmp_path / "theirs", PASSAGES)
+    open_source(SMALL, tmp_path / "theirs", PASSAGES)
     shutil.rmtree(tmp_path / "theirs" / "embeddings")
     config = RetrievalConfig(index=str(tmp_path / "theirs"), method="bm25", encoder="/no/such/folder")
-    assert open_searcher(config, tmp_path / "index", ()).search(["Bari"], 1)[0][0].title == "Bari"
+    assert open_source(config, tmp_path / "index", ()).search(["Bari"], 1)[0][0].title == "Bari"
     (tmp_path / "theirs" / "contents.bin").write_bytes(b"cut")
     with pytest.raises(ValueError, match="theirs: is damaged"):
-        open_searcher(config, tmp_path / "index", ())
+        open_source(config, tmp_path / "index", ())
 
 
 def test_a_configured_index_is_not_changed(tmp_path):
     """A hybrid search writes its BM25 index into the run's folder, and uses one in the configured index."""
-    open_searcher(SMALL, tmp_path / "theirs", PASSAGES)
+    open_source(SMALL, tmp_path / "theirs", PASSAGES)
     before = sorted(path.name for path in (tmp_path / "theirs").iterdir())
     config = RetrievalConfig(index=str(tmp_path / "theirs"), encoder_size=256, method="hybrid")
-    first = open_searcher(config, tmp_path / "index", ())
+    first = open_source(config, tmp_path / "index", ())
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == before
     (tmp_path / "index" / "bm25").rename(tmp_path / "theirs" / "bm25")
-    assert open_searcher(config, tmp_path / "index", ()).search(["Bari"], 2) == first.search(["Bari"], 2)
+    assert open_source(config, tmp_path / "index", ()).search(["Bari"], 2) == first.search(["Bari"], 2)
     assert not (tmp_path / "index" / "bm25").exists()
 
 
