@@ -22,11 +22,13 @@ OFFERED = INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory
 """The tools that a policy may call while it reads. The original also runs `search_memory`, which it never offers."""
 CONTENT_ARGUMENT = {INSERT: "content", UPDATE: "new_content"}
 
-# The name is the line above the arguments or, which may be blank then, the text before them on their own line. What is
-# possessive (`++`) cannot backtrack, which would take cubic time on a long run of spaces.
+# The name is the line above the arguments or, which may be blank then, the text before them on their own line.
+# Possessive quantifiers (`++`) and the last alternative, which skips a line without a call, bound the time: a long run
+# of spaces would take cubic time, one of markers quadratic.
 _CALL = re.compile(
-    r"✿FUNCTION✿:(?:\s*+([^\n]++)\s*+|\s*+([^\n]+)|(?!\n*✿)\s*+)"
+    r"✿FUNCTION✿:(?:(?:\s*+([^\n]++)\s*+|\s*+([^\n]+)|(?!\n*✿)\s*+)"
     r"✿ARGS✿:([^✿]++)(?=✿FUNCTION✿|✿RESULT✿|✿RETURN✿|\Z)"
+    r"|(?:(?!✿FUNCTION✿:[^\S\n]*+\n)[^\n])*+)"
 )
 
 # Closing tags of an older format, in the order in which the original looks for them.
@@ -59,6 +61,7 @@ def tool_calls(reply: str) -> tuple[Call, ...]:
     return tuple(
         Call((line or part).strip(), _without_comment(arguments.strip()))
         for line, part, arguments in _CALL.findall(reply)
+        if arguments
     )
 
 
