@@ -18,7 +18,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from memsearcher_jax.model import paged_attention as kernels
 from memsearcher_jax.model.attention import (
@@ -340,10 +339,10 @@ def append_to_pages(
 ) -> tuple[Array, Array]:
     """Both pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
 
-    Tokens past the last page are dropped. The writes are slice updates in a loop, which every compiler does in place:
-    for a scatter, TPU and CPU convert the layout of the whole cache and back. In each page that a chunk reaches, one
-    window of fixed width is rewritten: each entry takes its new token or keeps its value. A window that would pass the
-    page's end starts earlier, since XLA shifts such slices.
+    Tokens past the last page are dropped. The writes are slice updates in a loop, which the compiler does in place: for
+    a scatter it would convert the layout of the whole cache and back. In each page that a chunk reaches, one window of
+    fixed width is rewritten: each entry takes its new token or keeps its value. A window that would pass the page's end
+    starts earlier, since XLA shifts such slices.
     """
     L, A, _, W, _ = k_LAKWH.shape
     N, E = page_table_AN.shape[1], v_LPKEH.shape[3]
@@ -369,9 +368,7 @@ def append_to_pages(
                     new_L1, is_new = new_L1KEH, is_new_E1
                 else:
                     new_L1, is_new = jnp.swapaxes(new_L1KEH, 3, 4), is_new_E1[:, 0]
-                # Without the constraint the TPU compiler orders new entries by layer, and then the whole cache too.
-                update_L1 = with_layout_constraint(jnp.where(is_new, new_L1, old_L1), Layout(tuple(range(5))))
-                return jax.lax.dynamic_update_slice(x_LP, update_L1, corner)
+                return jax.lax.dynamic_update_slice(x_LP, jnp.where(is_new, new_L1, old_L1), corner)
 
             return write(pools[0], k_LKWH, 4), write(pools[1], v_LKWH, 3)
 

@@ -105,11 +105,8 @@ def forward(
     params["adapters"], if present, are LoRA adapters that `lora.merge` has already added to the other weights: they get
     the gradient, and the weights get none.
     With a cache segment_BT is 0 for padding, which comes last in a chunk; tokens follow the entries that their context
-    holds (position_BT must agree), attend to them, and are appended. The output at padding is undefined. Raises
-    ValueError for another `output`.
+    holds (position_BT must agree), attend to them, and are appended. The output at padding is undefined.
     """
-    if output not in ("logits", "hidden"):
-        raise ValueError(f"output {output!r}: choose logits or hidden")
     weights = {name: value for name, value in params.items() if name != "adapters"}
     if cache is not None or "adapters" in params:  # integers have no gradient
         weights["layers"] = jax.tree.map(as_bits, weights["layers"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,14 +19,7 @@ from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.model.qwen import Params
 
 
-class Device(Protocol):
-    """A `jax.Device`, which type checkers do not know."""
-
-    id: int
-    process_index: int
-
-
-def make_mesh(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh ("data", "fsdp", "tensor") over all of `devices`, by default every device of every host.
 
     Devices are ordered by host, so that neighbours along "tensor", which communicate most, share one.
@@ -101,7 +94,7 @@ def on_submesh(params: Params, config: ModelConfig, mesh: Mesh) -> Params:
     return jax.tree.map(local_array, params, param_shardings(config, mesh))
 
 
-def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Device]) -> Params:
+def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Any]) -> Params:
     """The shardings of one full copy of the weights per host, each sharded as on `local`, the mesh of one host."""
     names = ("host", *local.axis_names)
     mesh = Mesh(
@@ -111,7 +104,7 @@ def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Devic
     return jax.tree.map(lambda sharding: NamedSharding(mesh, sharding.spec), param_shardings(config, local))
 
 
-def _by_host(devices: Sequence[Device]) -> list[Device]:
+def _by_host(devices: Sequence[Any]) -> list[Any]:
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
