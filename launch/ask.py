@@ -129,7 +129,7 @@ def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
         (trajectory,), _ = shown.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
         if trajectory.outcome.stop is not StopReason.STREAM_READ or not isinstance(run.agent, ReadingAgent):
             return trajectory.outcome
-        memory = run.agent.remembered(trajectory)
+        memory = run.agent.remembered(trajectory.outcome)
         (completion,) = state.open_reward_fn(run, evaluation=True).answer([(memory, problem.question)], key)
         stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
         return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)

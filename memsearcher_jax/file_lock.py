@@ -16,17 +16,17 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # by some network 
 
 
 @contextlib.contextmanager
-def locked(file: Path, busy: str, *, shared: bool = False, wait: float = 0.0) -> Iterator[None]:
+def locked(file: Path, busy: str, *, wait: float = 0.0) -> Iterator[None]:
     """Holds a lock on `file`, whose directory must exist. The system releases it when the process ends for any reason.
 
-    Several processes can hold a `shared` lock. If another process still holds the lock after `wait` seconds, raises
-    ValueError(busy). Raises OSError if the file cannot be created. A file system without locks is reported on stderr.
+    If another process still holds the lock after `wait` seconds, raises ValueError(busy). Raises OSError if the file
+    cannot be created. A file system without locks is reported on stderr.
     """
-    mode, end = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, time.monotonic() + wait
+    end = time.monotonic() + wait
     while True:
         with file.open("w") as stream:
             try:
-                fcntl.flock(stream, mode)
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno == errno.EWOULDBLOCK and time.monotonic() < end:
                     time.sleep(POLL_SECONDS)
@@ -40,11 +40,6 @@ def locked(file: Path, busy: str, *, shared: bool = False, wait: float = 0.0) ->
             try:
                 yield
             finally:
-                _remove_unless_shared(file, stream.fileno())
+                with contextlib.suppress(OSError):  # the directory was moved or removed
+                    file.unlink()
         return
-
-
-def _remove_unless_shared(file: Path, descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # another process shares the lock, or the directory was moved or removed
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.unlink()

@@ -20,17 +20,6 @@ def test_one_process_at_a_time_holds_the_lock(tmp_path):
         pass
 
 
-def test_a_shared_lock_excludes_only_exclusive_ones(tmp_path):
-    file = tmp_path / "lock"
-    with locked(file, "busy", shared=True):
-        with locked(file, "busy", shared=True):
-            pass
-        with pytest.raises(ValueError, match="busy"), locked(file, "busy"):
-            pass
-    with locked(file, "busy"):
-        pass
-
-
 def test_a_process_waits_for_the_lock_although_its_file_is_removed(tmp_path):
     file, order = tmp_path / "lock", []
 

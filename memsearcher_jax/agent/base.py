@@ -19,6 +19,7 @@ from memsearcher_jax.agent.prompts import Prompts, load
 from memsearcher_jax.types import (
     FAILURES,
     Completion,
+    Outcome,
     Problem,
     Prompt,
     ScoredTrajectory,
@@ -234,8 +235,8 @@ class ReadingAgent(Agent):
         """A workflow that adds texts, each at most `chunk_tokens` long, to a memory; None: an empty one."""
 
     @abc.abstractmethod
-    def remembered(self, trajectory: Trajectory) -> Any:
-        """The memory that a finished trajectory wrote."""
+    def remembered(self, outcome: Outcome) -> Any:
+        """The memory that a workflow wrote."""
 
     @abc.abstractmethod
     def answer(self, pairs: Sequence[tuple[Any, str]], scoring: Scoring) -> list[Completion]:

@@ -38,7 +38,6 @@ from memsearcher_jax.types import (
     Prompt,
     Search,
     StopReason,
-    Trajectory,
     Workflow,
 )
 
@@ -171,10 +170,10 @@ class AgentService:
         async for event in self._events(workflow, params):
             yield event
 
-    def remembered(self, finished: FinishedWorkflow) -> Any:
+    def remembered(self, outcome: Outcome) -> Any:
         """The memory that reading has written."""
         assert isinstance(self.run.agent, ReadingAgent), "only these memorize"
-        return self.run.agent.remembered(Trajectory(Problem("asked", "", ()), 0, finished.outcome, (), ""))
+        return self.run.agent.remembered(outcome)
 
     async def recall(self, question: str, memory: Any) -> Completion:
         """Answers a question from a memory, with the completer of evaluations.

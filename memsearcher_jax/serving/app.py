@@ -230,7 +230,7 @@ class _ChatCompletion:
     async def _end(self, finished: FinishedWorkflow, question: str) -> Event:
         outcome, answered = finished.outcome, ""
         if outcome.stop is StopReason.STREAM_READ:
-            completion = await self.agent.recall(question, self.agent.remembered(finished))
+            completion = await self.agent.recall(question, self.agent.remembered(outcome))
             stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
             outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
         if outcome.stop.is_fault:

@@ -16,7 +16,7 @@ from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
-from memsearcher_jax.types import StopReason
+from memsearcher_jax.types import Outcome, StopReason
 
 MAX_NAME = 200  # characters
 
@@ -49,7 +49,7 @@ def make_tools(agent: AgentService) -> MCPServer:
         """Answer a question: the agent searches its passages for as many turns as it needs."""
         with _tool_errors():
             await agent.check_question(question)
-            outcome = (await _finish(agent.ask(question, RequestParams()), context)).outcome
+            outcome = await _finish(agent.ask(question, RequestParams()), context)
             if outcome.stop is not StopReason.ANSWERED:
                 raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
         sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome)[0]]
@@ -65,11 +65,10 @@ def make_tools(agent: AgentService) -> MCPServer:
                 # A lock is held for each name under way, also for those that have no memory yet.
                 if memory not in memories and len({*memories, *locks}) > max_memories:
                     raise ValueError(f"there are {max_memories} memories: no other can be created")
-                finished = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
-                outcome = finished.outcome
+                outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
                 if outcome.stop is not StopReason.STREAM_READ:
                     raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
-                memories[memory] = agent.remembered(finished)
+                memories[memory] = agent.remembered(outcome)
         counts = outcome.counts
         return Memorized(chunks=len(outcome.turns), items=counts["memory_items"], tokens=counts["memory_tokens"])
 
@@ -100,12 +99,12 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError(str(error)) from None
 
 
-async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> FinishedWorkflow:
+async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> Outcome:
     """What the workflow returns; searches and memories are reported as progress."""
     async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, FinishedWorkflow):
-                return event
+                return event.outcome
             turn = event["turn"]
             if event["type"] == "search":
                 await context.report_progress(turn, message=f"search: {'; '.join(event['queries'])}")

@@ -29,6 +29,7 @@ from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome, memalpha
 from memsearcher_jax.types import (
     Completion,
+    Outcome,
     Problem,
     Prompt,
     ScoredTrajectory,
@@ -100,8 +101,8 @@ class Memalpha(ReadingAgent):
         stream = Stream("files", tuple(chunks), (StreamQuestion(question, ""),))
         return replace(Problem.of_stream("asked", stream), question=question)
 
-    def remembered(self, trajectory: Trajectory) -> Memory:
-        return _outcome(trajectory).memory
+    def remembered(self, outcome: Outcome) -> Memory:
+        return _read(outcome).memory
 
     def check(self) -> None:
         if self.memalpha.core_tokens >= self.config.memory_tokens:
@@ -194,7 +195,7 @@ class Memalpha(ReadingAgent):
 
         def answer_prompts() -> Iterator[Prompt]:
             for stream, trajectory in zip(streams, trajectories, strict=True):
-                memory = _outcome(trajectory).memory
+                memory = _read(trajectory.outcome).memory
                 retriever = EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter)
                 for question in stream.questions:
                     yield self._answer_prompt(retriever, question.text)
@@ -228,7 +229,7 @@ class Memalpha(ReadingAgent):
         if scoring.judge is None:
             return [None] * len(trajectories)
         contents_RC = [
-            [[content_to_judge(call) for call in calls] for calls in _outcome(trajectory).calls_C]
+            [[content_to_judge(call) for call in calls] for calls in _read(trajectory.outcome).calls_C]
             for trajectory in trajectories
         ]
         judged = [content for contents_C in contents_RC for calls in contents_C for content in calls if content]
@@ -246,7 +247,7 @@ class Memalpha(ReadingAgent):
     def _score(
         self, trajectory: Trajectory, answered: Sequence[Answered], verdicts_C: Sequence[Sequence[Verdict]] | None
     ) -> ScoredTrajectory:
-        outcome, settings = _outcome(trajectory), self.memalpha
+        outcome, settings = _read(trajectory.outcome), self.memalpha
         known = [one.score for one in answered if one.score is not None]
         counts = outcome.counts | {
             "questions": len(answered),
@@ -286,9 +287,9 @@ def _tokens(tokenizer: PromptTokenizer, prompt: Prompt) -> int:
     return sum(map(len, tokenizer.prompt(prompt)))
 
 
-def _outcome(trajectory: Trajectory) -> StreamOutcome:
-    assert isinstance(trajectory.outcome, StreamOutcome), "the workflow ends with STREAM_READ"
-    return trajectory.outcome
+def _read(outcome: Outcome) -> StreamOutcome:
+    assert isinstance(outcome, StreamOutcome), "the workflow ends with STREAM_READ"
+    return outcome
 
 
 def _stream(problem: Problem) -> Stream:
