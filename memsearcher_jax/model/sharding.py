@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -19,7 +19,14 @@ from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.model.qwen import Params
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+class Device(Protocol):
+    """A `jax.Device`, which type checkers do not know."""
+
+    id: int
+    process_index: int
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
     """A mesh ("data", "fsdp", "tensor") over all of `devices`, by default every device of every host.
 
     Devices are ordered by host, so that neighbours along "tensor", which communicate most, share one.
@@ -94,7 +101,7 @@ def on_submesh(params: Params, config: ModelConfig, mesh: Mesh) -> Params:
     return jax.tree.map(local_array, params, param_shardings(config, mesh))
 
 
-def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Any]) -> Params:
+def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Device]) -> Params:
     """The shardings of one full copy of the weights per host, each sharded as on `local`, the mesh of one host."""
     names = ("host", *local.axis_names)
     mesh = Mesh(
@@ -104,7 +111,7 @@ def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Any])
     return jax.tree.map(lambda sharding: NamedSharding(mesh, sharding.spec), param_shardings(config, local))
 
 
-def _by_host(devices: Sequence[Any]) -> list[Any]:
+def _by_host(devices: Sequence[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
