@@ -59,7 +59,7 @@ def feed(forward):
 def fill(feed):
     def fill(params, config, rows, texts):
         """Appends these texts to the rows."""
-        ids_BT = np.zeros((len(texts), max(map(len, texts))), np.int32)
+        ids_BT = np.zeros((len(texts), padded(max(map(len, texts)))), np.int32)
         for row, text in enumerate(texts):
             ids_BT[row, : len(text)] = text
         feed(params, config, rows, ids_BT, list(map(len, texts)))
@@ -73,11 +73,17 @@ def contexts(base):
     return [rng.integers(0, base.vocab_size, held + new) for held, new in zip(HELD, NEW, strict=True)]
 
 
+def padded(tokens):
+    """A power of two, so that texts of different lengths need few programs."""
+    return 1 << (tokens - 1).bit_length()
+
+
 def full_logits(params, config, forward, ids_T):
     """The logits of one context, in one pass without a cache."""
-    row = ids_T[None].astype(np.int32)
-    logits_BTV, _ = forward(params, config, row, np.arange(len(ids_T))[None], np.ones_like(row))
-    return np.asarray(logits_BTV)[0]
+    row, position_1T = np.zeros((1, padded(len(ids_T))), np.int32), np.arange(padded(len(ids_T)))[None]
+    row[0, : len(ids_T)] = ids_T
+    logits_BTV, _ = forward(params, config, row, position_1T, np.int32(position_1T < len(ids_T)))
+    return np.asarray(logits_BTV)[0, : len(ids_T)]
 
 
 def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
