@@ -46,13 +46,7 @@ def nano() -> RunConfig:
             top_k=0,
             top_p=1.0,
         ),
-        training=TrainingConfig(
-            seq_len=768,
-            minibatch_rows=8,
-            grad_accum_steps=1,
-            logit_chunk=128,
-            learning_rate=1e-3,
-        ),
+        training=TrainingConfig(seq_len=768, minibatch_rows=8, grad_accum_steps=1, logit_chunk=128, learning_rate=1e-3),
         rl=RLConfig(steps=4, prompts_per_step=16, group_size=4, checkpoint_every=2),
         evaluation=EvaluationConfig(max_turns=4, max_questions=32),
     )

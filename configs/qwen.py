@@ -55,18 +55,9 @@ def qwen7b() -> RunConfig:
     """Qwen2.5-7B on 32 devices of 32 GB (v6e-32) by default: one row per device and microbatch, four devices per
     sampler. On devices of 16 GB: `--model.remat nothing_saveable`.
     """
-    model = replace(
-        SMALL,
-        remat="save_qkv_attention_up",  # a tenth less time than nothing_saveable
-        tie_embeddings=False,
-        vocab_size=152_064,
-        embed_size=3_584,
-        ffn_size=18_944,
-        layers=28,
-        heads=28,
-        kv_heads=4,
-        head_size=128,
-    )
+    shape = replace(SMALL, embed_size=3_584, ffn_size=18_944, layers=28, heads=28, kv_heads=4, head_size=128)
+    # It takes a tenth less time than nothing_saveable.
+    model = replace(shape, vocab_size=152_064, tie_embeddings=False, remat="save_qkv_attention_up")
     return memsearcher(model, tensor=4, grad_accum_steps=8)
 
 

@@ -45,11 +45,7 @@ def tiny() -> RunConfig:
             default_top_n=1,
         ),
         sampling=replace(
-            base.sampling,
-            slots=64,
-            context_tokens=360,
-            decode_steps_per_call=8,
-            decode_batch_sizes=(16, 32, 48),
+            base.sampling, slots=64, context_tokens=360, decode_steps_per_call=8, decode_batch_sizes=(16, 32, 48)
         ),
         # Large enough that no question is repeated and no name can be memorised.
         data=DataConfig(
