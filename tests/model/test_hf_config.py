@@ -146,6 +146,11 @@ def test_rope_theta_is_read_from_every_version_of_the_file(rope, read):
     assert read(without(SEVEN_B, "rope_theta") | rope).rope_theta == 5e5
 
 
+def test_keys_that_fine_tuning_and_conversion_leave_behind_change_nothing(read):
+    left = {"transformers.js_config": {"kv_cache_dtype": {}}, "_attn_implementation_autoset": True, "use_mrope": False}
+    assert read(SEVEN_B | left | {"rope_interleaved": False, "do_sample": True, "pad_token_id": 3}) == read(SEVEN_B)
+
+
 def test_settings_missing_from_old_files_have_their_old_defaults(read):
     config = read(without(SEVEN_B, "tie_word_embeddings", "torch_dtype"))
     assert (config.head_size, config.tie_embeddings, config.param_dtype) == (128, False, "float32")
