@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
+from rich.live import Live
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent, ReadingAgent
@@ -31,11 +32,13 @@ from memsearcher_jax.data.documents import (
     read_passages,
 )
 from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.report import console as show
 from memsearcher_jax.types import (
     Completion,
     Generate,
     Outcome,
+    Overrides,
     Problem,
     Prompt,
     Search,
@@ -46,6 +49,8 @@ from memsearcher_jax.types import (
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.setup import Run
+
+MAX_LIVE_CHARACTERS = 1_000  # of a text that grows; a terminal cannot redraw lines that have left its screen
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,15 @@ def main(argv: Sequence[str]) -> None:
                 preconditions.require_inputs(flags.run)
             problem = Problem("asked", flags.question, ())
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-            with outputs.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder:
-                # JAX takes seconds to import; --help and errors do not need it.
+            with (
+                outputs.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder,
+                announced() as begin,
+            ):
+                begin("loading JAX")  # seconds; --help and errors do not need it
                 from memsearcher_jax.rl import setup
                 from memsearcher_jax.runtime import hub
 
+                begin("opening the model's files, the documents and the index")
                 if isinstance(agent, ReadingAgent):
                     tokenizer = setup.open_tokenizer(hub.local(flags.run).model)
                     problem = agent.text_problem(
@@ -99,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
                     )
                 index = preconditions.reusable_index(flags.run)
                 run = setup.prepare(flags.run, folder, training=False, questions=[problem], index=index)
-                answer = human_answer(run) if flags.human else model_answer(run)
+                answer = human_answer(run) if flags.human else model_answer(run, begin)
         show.show_question(problem, console)
         outcome = answer(problem, console)
     show.show_end(outcome, problem, console, reward=None, reason="")
@@ -111,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
     outputs.write_json(flags.json, result)
 
 
-def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
+def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, Console], Outcome]:
     """The checkpoint is the policy, with evaluation's settings and as few slots as possible."""
     from memsearcher_jax.rl import setup, state
     from memsearcher_jax.rl.rng import named_key
@@ -120,17 +129,34 @@ def model_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     config = run.config
     sampling = replace(config.sampling, slots=run.meshes.local.shape["data"])
     run = replace(run, config=replace(config, sampling=sampling))
+    begin("loading the weights")
     params = setup.publish(run, state.initial_params(run))
     driver = setup.make_driver(run, evaluation=True)
+    assert driver.sampling is not None, "make_driver sets it"
+    temperature, top_p = driver.sampling.temperature, driver.sampling.top_p
 
     def answer(problem: Problem, console: Console) -> Outcome:
-        shown = replace(driver, start=lambda one: show_workflow(driver.start(one), run, console))
+        def streamed(request: Generate) -> Generator[Generate, Completion, Completion]:
+            """Shows the end of the text in a terminal while it grows."""
+            with announced() as begin, Live(console=console, transient=True) as live:
+                begin("generating; the first time, compiling")
+
+                def progress(ids: Sequence[int]) -> bool:
+                    text = run.tokenizer.completion(ids).text if ids else ""
+                    live.update(show.safe_text(text[-MAX_LIVE_CHARACTERS:], "dim"))
+                    return False
+
+                return (yield replace(request, overrides=Overrides(0, temperature, top_p, progress)))
+
+        shown = replace(driver, start=lambda one: show_workflow(driver.start(one), run, console, streamed))
         key = named_key(config.seed, "ask", 0)
         (trajectory,), _ = shown.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
         if trajectory.outcome.stop is not StopReason.STREAM_READ or not isinstance(run.agent, ReadingAgent):
             return trajectory.outcome
         memory = run.agent.remembered(trajectory.outcome)
-        (completion,) = state.open_reward_fn(run, evaluation=True).answer([(memory, problem.question)], key)
+        with announced() as begin:
+            begin("answering from the memory")
+            (completion,) = state.open_reward_fn(run, evaluation=True).answer([(memory, problem.question)], key)
         stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
         return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)
 
@@ -182,8 +208,17 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     return answer
 
 
-def show_workflow(workflow: Workflow, run: Run, console: Console) -> Workflow:
-    """The same workflow; prints every request and its response."""
+def as_it_is(request: Generate) -> Generator[Generate, Completion, Completion]:
+    return (yield request)
+
+
+def show_workflow(
+    workflow: Workflow,
+    run: Run,
+    console: Console,
+    generated: Callable[[Generate], Generator[Generate, Completion, Completion]] = as_it_is,
+) -> Workflow:
+    """The same workflow; prints every request and its response. `generated` yields a request and may change it."""
     turn, memory, response = 0, "", None
     while True:
         try:
@@ -198,10 +233,10 @@ def show_workflow(workflow: Workflow, run: Run, console: Console) -> Workflow:
             turn += 1
             memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
             show.show_turn_start(turn, memory, console, has_memory=run.agent.keeps_memory)
-            response = yield request
+            response = yield from generated(request)
             show.show_reply(response.text, console)
         else:
-            response = yield request
+            response = yield from generated(request)
             show.show_rewrite(memory, protocol.memory(response.text), response.text, console)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.config import agent_of
 from memsearcher_jax.launch import cli, preconditions
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.rl.config import read_key
@@ -38,6 +39,8 @@ class ServeAgent(cli.Command):
     """Port to listen on; 0 for any free one."""
     api_key_env: str = ""
     """Environment variable that holds the key which clients must send; empty: no key."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the service from a browser, such as https://host; "*" for all."""
     limits: AgentLimits = field(default_factory=AgentLimits)
 
 
@@ -58,20 +61,23 @@ def main(argv: Sequence[str]) -> None:
         from memsearcher_jax.serving.app import make_app
 
         name = flags.name or Path(flags.run.model.path).resolve().name.partition("@")[0]  # of the Hub: NAME@COMMIT
-        run_server(make_app(agent, name, key, flags.host), flags.limits, listener, f"the agent {name}")
+        app = make_app(agent, name, key, flags.host, flags.cors_origins)
+        run_server(app, flags.limits, listener, f"the agent {name}")
 
 
 def open_agent(flags: ServeAgent, scratch: Path) -> AgentService:
     """The agent of the checkpoint with evaluation's settings; all programs are compiled."""
-    # JAX takes seconds to import; --help and errors do not need it.
-    from memsearcher_jax.rl import setup
-    from memsearcher_jax.serving.agent import AgentService
+    with announced() as begin:
+        begin("loading JAX")  # seconds; --help and errors do not need it
+        from memsearcher_jax.rl import setup
+        from memsearcher_jax.serving.agent import AgentService
 
-    agent = agent_of(flags.run)
-    problem = agent.text_problem(["any"], "any") if isinstance(agent, ReadingAgent) else Problem("any", "any", ())
-    index = preconditions.reusable_index(flags.run)
-    run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
-    return AgentService(run, flags.limits)
+        agent = agent_of(flags.run)
+        problem = agent.text_problem(["any"], "any") if isinstance(agent, ReadingAgent) else Problem("any", "any", ())
+        index = preconditions.reusable_index(flags.run)
+        begin("opening the model's files and the index")
+        run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
+        return AgentService(run, flags.limits, begin)
 
 
 if __name__ == "__main__":

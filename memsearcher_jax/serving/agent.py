@@ -13,9 +13,9 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any
 
 from memsearcher_jax.agent import protocol
@@ -92,13 +92,14 @@ class AgentService:
 
     run: Run
     limits: AgentLimits
+    notify: InitVar[Callable[[str], None]] = lambda line: None  # receives lines on the progress of loading
     _requests: dict[int, _Request] = field(default_factory=dict, init=False)  # not yet finished
     _queue: deque[Job] = field(default_factory=deque, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _closed: bool = field(default=False, init=False)
     _questions: deque[tuple[Any, str, Future[Completion]]] = field(default_factory=deque, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, notify: Callable[[str], None]) -> None:
         """Loads the weights and compiles all programs."""
         config = self.run.config
         # Clients wait for answers: a service that is down is an error at once, not after minutes as in training.
@@ -108,6 +109,7 @@ class AgentService:
             answerer=replace(config.answerer, max_outage=0.0),
         )
         run = replace(self.run, config=config)
+        notify("loading the weights")
         self._params = setup.publish(self.run, state.initial_params(self.run))
         driver = setup.make_driver(run, evaluation=True)
         self._driver = replace(driver, start=self._observed)
@@ -115,6 +117,7 @@ class AgentService:
         self._key, self._numbers = evaluation_key(self.run), itertools.count()
         self._reward_fn = state.open_reward_fn(run, evaluation=True)
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        notify("compiling the programs")
         self._driver.engine.warm_up(self._params)
         cached = self._reward_fn.answerer
         if isinstance(cached, CachedCompleter) and isinstance(cached.completer, EngineCompleter):
@@ -146,11 +149,9 @@ class AgentService:
         if tokens > limit:
             raise ValueError(f"the question has {tokens} tokens: at most {limit} are allowed")
 
-    async def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
+    def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """The events of a search agent; the last item is what its workflow returned."""
-        workflow = self._start(Problem("asked", question, ()))
-        async for event in self._events(workflow, params):
-            yield event
+        return self._events(self._start(Problem("asked", question, ())), params)
 
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams

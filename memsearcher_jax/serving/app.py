@@ -13,7 +13,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -28,7 +29,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
-from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
+from memsearcher_jax.retrieval.server.app import Count, Overloaded, allow_origins, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
@@ -44,9 +45,12 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-IGNORED_IF = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "parallel_tool_calls": True}
-UNSUPPORTED = (*IGNORED_IF, "stop", "tools", "functions", "response_format", "logit_bias", "top_logprobs", "audio")
-"""Parameters that would change the answer: refused, unless they have the value that changes nothing."""
+NEUTRAL = {
+    **{"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "top_logprobs": 0, "stop": ""},
+    **{"tools": [], "functions": [], "parallel_tool_calls": True, "response_format": {"type": "text"}},
+    **{"logit_bias": {}, "audio": None},
+}
+"""Parameters that would change the answer, with the value that changes nothing: others are refused."""
 DISCONNECTED = 499  # as in nginx's log; nobody reads it
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
@@ -90,14 +94,20 @@ class ChatBody(BaseModel):
         return RequestParams(seed, temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
 
 
-def make_app(agent: AgentService, name: str, key: str = "", host: str = "127.0.0.1") -> FastAPI:
+def make_app(
+    agent: AgentService, name: str, key: str = "", host: str = "127.0.0.1", cors_origins: Sequence[str] = ()
+) -> FastAPI:
     """The service of `agent` under the model's `name`. With a `key`, requests must carry it as their bearer token.
 
     `host` is the address to listen on. On a loopback address requests for other host names are refused: they may come
-    from a web page whose name was made to resolve to this machine.
+    from a web page whose name was made to resolve to this machine. `cors_origins` are as those of the search service.
     """
     limits, tools = agent.limits, make_tools(agent)
-    tools_app = tools.streamable_http_app(stateless_http=True, host=host, max_request_body_size=limits.max_body_bytes)
+    # The SDK's own check knows no other origins; hosts and origins are checked by the middleware below.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False) if cors_origins else None
+    tools_app = tools.streamable_http_app(
+        stateless_http=True, host=host, max_request_body_size=limits.max_body_bytes, transport_security=security
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -108,6 +118,7 @@ def make_app(agent: AgentService, name: str, key: str = "", host: str = "127.0.0
     app.router.routes.extend(tools_app.routes)
     app.add_middleware(RequireKey, key=key)
     app.add_middleware(BodyLimit, limits=limits, error=error_body)
+    allow_origins(app, cors_origins)
     if host in (*LOOPBACK, "::1"):
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
 
@@ -149,9 +160,8 @@ def make_app(agent: AgentService, name: str, key: str = "", host: str = "127.0.0
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
         _check_model(body.model, name)
-        for parameter in UNSUPPORTED:
-            value = (body.model_extra or {}).get(parameter)
-            if value not in (None, IGNORED_IF.get(parameter), [], {}, {"type": "text"}):
+        for parameter, neutral in NEUTRAL.items():
+            if (body.model_extra or {}).get(parameter) not in (None, neutral, [], {}):
                 raise HTTPException(400, f"{parameter}: the agent does not support it")
         params, (*earlier, last) = body.params, body.messages
         try:

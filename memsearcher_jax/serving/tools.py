@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -39,7 +40,7 @@ class Memorized(BaseModel):
 
 def make_tools(agent: AgentService) -> MCPServer:
     """The tools of the agent; an error that a tool raises is a result with `is_error`."""
-    server = MCPServer("memsearcher_jax", log_level="WARNING")
+    server = MCPServer("memsearcher_jax", version=version("memsearcher_jax"), log_level="WARNING")
     memories: dict[str, Any] = {}
     max_memories = agent.limits.max_memories
     # Texts are added one by one. A lock exists while a request uses it: clients may send any number of names.

@@ -22,10 +22,10 @@ def flags_of(name, *more):
 
 
 @contextlib.contextmanager
-def serve(agent, key=""):
+def serve(agent, key="", cors_origins=()):
     """The address of the agent's service."""
     with listen("127.0.0.1", 0) as listener:
-        app = make_app(agent, "tiny", key)
+        app = make_app(agent, "tiny", key, cors_origins=cors_origins)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

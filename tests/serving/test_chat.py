@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, replace
 
+import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,36 @@ def test_errors_have_openais_format(url, change, status, message):
     refused_status, answer = post(url, json.dumps(body).encode())
     assert (refused_status, answer["error"]["code"]) == (status, str(status))
     assert message in answer["error"]["message"]
+
+
+def test_parameters_that_change_nothing_are_accepted(url):
+    neutral = {
+        "n": 1,
+        "top_logprobs": 0,
+        "logprobs": False,
+        "stop": "",
+        "tools": [],
+        "response_format": {"type": "text"},
+    }
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1} | neutral
+    assert post(url, json.dumps(body).encode())[0] == 200
+    assert post(url, json.dumps(body | {"stop": "x"}).encode())[0] == 400
+
+
+def test_a_page_of_an_allowed_origin_may_send_the_key(agent, serving):
+    allowed, asked = "https://a.example", {"Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization, content-type"
+    with serving(agent, key="s3cret", cors_origins=(allowed,)) as url:
+        for path in ("/v1/chat/completions", "/mcp"):
+            for origin, status in ((allowed, 200), ("https://b.example", 400)):
+                preflight = httpx.options(url + path, headers={"Origin": origin} | asked)
+                assert preflight.status_code == status, (path, origin)
+                assert preflight.headers.get("access-control-allow-origin") == (allowed if status == 200 else None)
+        refused = httpx.get(f"{url}/v1/models", headers={"Origin": allowed})
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == allowed
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        headers = {"Authorization": "Bearer s3cret", "Accept": "application/json, text/event-stream"}
+        assert httpx.post(f"{url}/mcp", json=ping, headers=headers | {"Origin": allowed}).status_code == 200
 
 
 def post(url, body, path="/v1/chat/completions"):

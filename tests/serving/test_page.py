@@ -124,6 +124,8 @@ def test_a_key_is_asked_for(chromium, agent, serving, question):
     with serving(agent, key="s3cret") as url:
         open_page(chromium, url)
         until(lambda: by_id(chromium, "key").is_displayed())
+        until(lambda: by_id(chromium, "status").text == "Enter the API key.")
+        assert "error" not in by_id(chromium, "status").get_attribute("class")
         by_id(chromium, "key").send_keys("s3cret")
         ask(chromium, question)
         until(lambda: chromium.find_elements(By.CSS_SELECTOR, "#answer > p"))

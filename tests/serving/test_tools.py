@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import openai
@@ -25,6 +26,7 @@ def call(url, *calls):
             reported.append(message)
 
         async with Client(f"{url}/mcp") as client:
+            assert client.server_info.version == version("memsearcher_jax")
             names = [tool.name for tool in (await client.list_tools()).tools]
             results = [await client.call_tool(name, given, progress_callback=progress) for name, given in calls]
         return results, names, reported

@@ -91,10 +91,7 @@ def make_app(
     app.state.batcher = batcher
     app.exception_handler(RequestValidationError)(_invalid_body)
     app.add_middleware(BodyLimit, limits=limits)
-    if cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
+    allow_origins(app, cors_origins)
 
     async def search(queries: Sequence[str], top_n: int) -> list[list[Passage]]:
         if len(queries) > (maximum := limits.max_queries_per_request):
@@ -158,6 +155,12 @@ def _documents(passages: Sequence[Passage]) -> list[dict[str, str]]:
 
 def _scores(passages: Sequence[Passage]) -> list[float]:
     return [passage.score for passage in passages]
+
+
+def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
+    """Lets web pages of these origins use the service from a browser."""
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 async def _invalid_body(request: Request, error: RequestValidationError) -> JSONResponse:

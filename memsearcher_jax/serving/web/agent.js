@@ -78,7 +78,8 @@ async function request(path, options = {}) {
   if (response.ok) return response;
   if (response.status === 401) $("key-label").hidden = false;
   const body = await response.json().catch(() => ({}));
-  throw new Error(body.error?.message ?? body.detail ?? `status ${response.status}`);
+  const error = new Error(body.error?.message ?? body.detail ?? `status ${response.status}`);
+  throw Object.assign(error, { status: response.status });
 }
 
 async function loadModel() {
@@ -131,5 +132,11 @@ $("form").addEventListener("submit", async (submitted) => {
   $("stop").disabled = true;
 });
 $("stop").addEventListener("click", () => running?.stop());
-loadModel().catch((error) => setStatus(error.message, true));
-$("key").addEventListener("change", () => loadModel().then(() => setStatus("")).catch((error) => setStatus(error.message, true)));
+function start() {
+  loadModel().then(() => setStatus("")).catch((error) => {
+    const needsKey = error.status === 401 && !$("key").value;
+    setStatus(needsKey ? "Enter the API key." : error.message, !needsKey);
+  });
+}
+start();
+$("key").addEventListener("change", start);
