@@ -171,7 +171,7 @@ def read_sizes(path: Path, settings: Any, keys: Mapping[str, str]) -> dict[str, 
 
 def check_heads(path: Path, heads: int, kv_heads: int) -> None:
     """Raises ValueError unless every kv head has equally many query heads."""
-    if kv_heads < 1 or heads % kv_heads:
+    if min(heads, kv_heads) < 1 or heads % kv_heads:
         raise ValueError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
 
 

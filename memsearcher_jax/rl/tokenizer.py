@@ -66,7 +66,8 @@ class ChatTokenizer:
         end_tokens = tuple(name for name in dict.fromkeys(names) if name in known)
         tokenizer = replace(tokenizer, markup=markup, end_tokens=end_tokens)
         # transformers reads config.json where there is no generation_config.json; a run folder keeps neither.
-        unused = set(_end_ids(Path(folder) / "config.json")) - set(map(tokenizer._template.token_to_id, end_tokens))
+        used = {id for id, token in tokenizer._specials.items() if token in end_tokens}
+        unused = set(_end_ids(Path(folder) / "config.json")) - used
         if unused and not (Path(folder) / "generation_config.json").is_file():
             raise ValueError(
                 f"{folder}: config.json ends replies with token {min(unused)}, and the files of the tokenizer do not: "

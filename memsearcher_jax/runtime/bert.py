@@ -205,7 +205,8 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
         qkv = (
             jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{i}"].reshape(N, -1, D)) + w[f"b{i}"].reshape(N, -1) for i in "qkv"
         )
-        out_BTNH = bidirectional_attention(*qkv, mask_BT)
+        q_BTNH, k_BTNH, v_BTNH = qkv
+        out_BTNH = bidirectional_attention(q_BTNH, k_BTNH, v_BTNH, mask_BT)
         x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]
         x_BTD = layer_norm(x_BTD, w["attention_scale"], w["attention_shift"], c.norm_eps)
         ffn_BTF = ACTIVATION_FUNCTIONS[c.activation](jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"])

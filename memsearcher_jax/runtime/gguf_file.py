@@ -18,7 +18,7 @@ from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import ARCHITECTURES, check_heads, transformers
 
-Shapes = Mapping[str | None, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
 
 SIZES = {
@@ -73,7 +73,7 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in stored.items()}
     config = _read_config(file, fields, shapes)
     translate = get_tensor_name_map(MODEL_ARCH.QWEN3, config.layers)  # the names of all three families
-    names = {one: translate.get_name(one.name, (".weight", ".bias")) for one in weights.tensors(config)}
+    names = {one: translate.get_name(one.name, (".weight", ".bias")) or one.name for one in weights.tensors(config)}
     _check_tensors(file, config, shapes, {name: one.shape for one, name in names.items()})
     by_weight = {(one.path, one.layer): name for one, name in names.items()}
     tokenizer = _read_tokenizer(file, fields)
@@ -100,7 +100,7 @@ def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelCon
     own = {name.removeprefix(prefix): value for name, value in fields.items() if not HARMLESS.match(name)}
     if missing := [key for key in (*SIZES.values(), "attention.layer_norm_rms_epsilon") if key not in own]:
         raise ValueError(f"{file} lacks the key {prefix}{missing[0]}")
-    sizes = {field: int(own[key]) for field, key in SIZES.items()}
+    sizes: dict[str, Any] = {field: int(own[key]) for field, key in SIZES.items()}
     kv_heads = int(own.get("attention.head_count_kv", sizes["heads"]))
     check_heads(file, sizes["heads"], kv_heads)
     head_size = int(own.get("attention.key_length", sizes["embed_size"] // sizes["heads"]))
@@ -140,7 +140,7 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     """The tokenizer of transformers that the file describes."""
     transformers()
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     found = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     parts, settings = (

@@ -82,6 +82,7 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     def lower(call: CopyPages | Prefill | Decode, *root_key: Any) -> Lowered:
         return programs[type(call)].lower(cache, params, *root_key, jax.tree.map(abstract, call))
 
+    assert largest is not None, "the last step decodes"
     with jax.set_mesh(mesh):
         root_key = jax.eval_shape(lambda: jax.random.key(0))
         yield "decode", settings.slots * settings.decode_steps_per_call, lower(largest, root_key)

@@ -49,7 +49,7 @@ def make_optimizer(config: TrainingConfig) -> optax.GradientTransformationExtraA
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
         return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
 
-    def scale(updates: Any, state: optax.ScaleByScheduleState, params: Any = None, *, training_step: Any = 0) -> Any:
+    def scale(updates: Any, state: Any, params: Any = None, *, training_step: Any = 0) -> Any:
         rate = learning_rate(config, state.count, training_step)
         updates = jax.tree.map(lambda x: (-rate).astype(x.dtype) * x, updates)
         return updates, optax.ScaleByScheduleState(count=state.count + 1)
