@@ -156,6 +156,8 @@ class QuestionAgent(Agent):
     """An agent that answers one question; it is rewarded by its answer."""
 
     workflow: ClassVar[Callable[..., Workflow]]
+    parse_answer: ClassVar[Callable[[str], answers.Parsed]] = staticmethod(answers.parse_boxed)
+    """The answer of a transcript and its format error, by the format of the workflow."""
 
     @cached_property
     def prompts(self) -> Prompts:
@@ -165,23 +167,14 @@ class QuestionAgent(Agent):
         workflow = type(self).workflow
         return workflow(problem.question, config=self.config, prompts=self.prompts, token_counter=token_counter)
 
-    def parse_answer(self, transcript: str) -> answers.Parsed:
-        """The answer of a transcript, by the format of the workflow."""
-        return answers.parse_boxed(transcript)
-
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         return [self._score(trajectory) for trajectory in trajectories]
 
     def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
-        outcome, golden, titles = (
-            trajectory.outcome,
-            trajectory.problem.golden_answers,
-            trajectory.problem.supporting_titles,
-        )
-        earned = answers.trajectory_reward(
-            outcome, trajectory.transcript, golden, self.reward, self.parse_answer, titles
-        )
+        outcome, problem, transcript = trajectory.outcome, trajectory.problem, trajectory.transcript
+        golden, titles, parse = problem.golden_answers, problem.supporting_titles, type(self).parse_answer
+        earned = answers.trajectory_reward(outcome, transcript, golden, self.reward, parse, titles)
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
@@ -231,8 +224,8 @@ class ReadingAgent(Agent):
         """A problem of these texts and one question without a golden answer."""
 
     @abc.abstractmethod
-    def read(self, chunks: Sequence[str], memory: Any, token_counter: TokenCounter) -> Workflow:
-        """A workflow that adds texts, each at most `chunk_tokens` long, to a memory; None: an empty one."""
+    def start(self, problem: Problem, token_counter: TokenCounter, memory: Any = None) -> Workflow:
+        """The workflow that adds a problem's texts, each of at most `chunk_tokens`, to a memory; None: an empty one."""
 
     @abc.abstractmethod
     def remembered(self, outcome: Outcome) -> Any:

@@ -128,10 +128,8 @@ class SearchR1(QuestionAgent):
     workflow = staticmethod(search_r1)
     searches = True
     has_one_context = True
+    parse_answer = staticmethod(parse_answer)
 
     @cached_property
     def prompts(self) -> SearchR1Prompts:
         return load(self.config, SearchR1Prompts)
-
-    def parse_answer(self, transcript: str) -> tuple[str | None, str]:
-        return parse_answer(transcript)

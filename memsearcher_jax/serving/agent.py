@@ -167,7 +167,8 @@ class AgentService:
             return join_texts(passages, limit, tokenizer)
 
         # Seconds for a long text.
-        workflow = agent.read(await asyncio.to_thread(chunks), memory, tokenizer)
+        problem = agent.text_problem(await asyncio.to_thread(chunks), "none yet")
+        workflow = agent.start(problem, tokenizer, memory)
         async for event in self._events(workflow, params):
             yield event
 

@@ -81,20 +81,14 @@ class Memalpha(ReadingAgent):
     def chunk_tokens(self) -> int:
         return self.memalpha.chunk_tokens
 
-    def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
-        return self._workflow(_stream(problem), token_counter)
-
-    def read(self, chunks: Sequence[str], memory: Memory | None, token_counter: TokenCounter) -> Workflow:
-        return self._workflow(Stream("files", tuple(chunks), ()), token_counter, memory)
-
-    def _workflow(self, stream: Stream, token_counter: TokenCounter, initial: Memory | None = None) -> Workflow:
+    def start(self, problem: Problem, token_counter: TokenCounter, memory: Memory | None = None) -> Workflow:
         return memalpha(
-            stream,
+            _stream(problem),
             agent=self.config,
             config=self.memalpha,
             prompts=self.prompts,
             token_counter=token_counter,
-            initial=initial,
+            initial=memory,
         )
 
     def text_problem(self, chunks: Sequence[str], question: str) -> Problem:
