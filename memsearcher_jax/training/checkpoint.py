@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import jax
 import jax.numpy as jnp
@@ -216,7 +217,8 @@ class ParamsReader:
     """
 
     def __init__(self, folder: str | Path, config: ModelConfig, expected: Mapping[str, int]):
-        self._url = str(folder) if "://" in str(folder) else f"file://{folder}"
+        # tensorstore takes URLs, in which a folder named exp#1 or 50% would be another one.
+        self._url = str(folder) if "://" in str(folder) else f"file://{quote(str(folder))}"
         self._expected = expected
         self._context = tensorstore.Context(SEQUENTIAL_READS)
         specs = jax.tree.leaves_with_path(qwen.param_specs(config))
