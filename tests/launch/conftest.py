@@ -3,18 +3,17 @@
 import contextlib
 import json
 import logging
+import sys
 from functools import partial
 from pathlib import Path
 
-import jsonschema
 import pytest
-import yaml
 
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.scripted import scripted_trajectory
 from memsearcher_jax.rl.search_executor import search_all
-from memsearcher_jax.runtime.run_dir import CHECKPOINTS
+from memsearcher_jax.runtime import load_weights
 
 SMALL = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
@@ -62,33 +61,18 @@ def evaluated(finished, tmp_path_factory) -> Path:
     return out
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """The content of every file in a folder; empty folders have empty content."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() or not any(path.iterdir())
-    }
-
-
 @pytest.fixture
 def snapshot():
-    """`contents`, for comparing a folder before and after a command."""
+    """The content of every file in a folder, to compare before and after a command; empty folders have none."""
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+            for path in folder.rglob("*")
+            if path.is_file() or not any(path.iterdir())
+        }
+
     return contents
-
-
-@pytest.fixture
-def damage():
-    """Overwrites the newest checkpoint of a run, as a full disk or an incomplete copy would; returns its step."""
-
-    def overwrite(run: Path) -> int:
-        newest = max((run / CHECKPOINTS).iterdir(), key=lambda path: int(path.name))
-        for path in sorted((newest / "params").rglob("*")):
-            if path.is_file():
-                path.write_bytes(b"damaged")
-        return int(newest.name)
-
-    return overwrite
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +139,7 @@ def scripted_into():
             patch.setattr(setup, "make_driver", make_driver)
             patch.setattr(state, "initial_params", lambda run, step=None: {})
             patch.setattr(setup, "publish", lambda run, params: params)
+            patch.setattr(load_weights, "check_weights", lambda folder, model: None)  # they are not read
             evaluate.main([*settings, "--out", str(folder), *map(str, flags)])
         results = folder / "results.json"
         return json.loads(results.read_text()) if results.is_file() else None
@@ -172,35 +157,18 @@ def scripted(scripted_into, tmp_path):
     return run
 
 
-METADATA = {"type": "object", "properties": {}}  # the CRD omits ObjectMeta; the fields in use:
-METADATA["properties"] = {"name": {"type": "string"}, "annotations": {"additionalProperties": {"type": "string"}}}
+@pytest.fixture
+def fake_program(tmp_path, monkeypatch):
+    """Makes a program that records its arguments and its input the only one on PATH; returns the file it writes."""
+    programs, recorded = tmp_path / "programs", tmp_path / "recorded.json"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
 
+    def install(name, status=0):
+        text = "sys.stdin.read()" if name == "kubectl" else "''"
+        source = f"import json, sys\njson.dump([sys.argv[1:], {text}], open({str(recorded)!r}, 'w'))\n"
+        (programs / name).write_text(f"#!{sys.executable}\n{source}sys.exit({status})\n")
+        (programs / name).chmod(0o755)
+        return recorded
 
-def strict(schema):
-    """An OpenAPI v3 structural schema as JSON Schema that rejects unknown fields, which Kubernetes silently drops.
-
-    Properties may be named `items` or `properties`, so the recursion follows only keys that hold schemas.
-    """
-    schema = dict(schema)
-    if schema.pop("x-kubernetes-int-or-string", False):
-        return {"type": ["integer", "string"]}
-    if "properties" in schema:
-        schema["properties"] = {name: strict(value) for name, value in schema["properties"].items()}
-        if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            schema["additionalProperties"] = False
-    for key in ("items", "additionalProperties"):
-        if isinstance(schema.get(key), dict):
-            schema[key] = strict(schema[key])
-    return schema
-
-
-@pytest.fixture(scope="module")
-def validator(shared):
-    crd = yaml.load((shared / "reference" / "jobset_crd.yaml").read_text(), Loader=yaml.CSafeLoader)
-    (version,) = (version for version in crd["spec"]["versions"] if version["name"] == "v1alpha2")
-    schema = version["schema"]["openAPIV3Schema"]
-    schema["properties"]["metadata"] = METADATA
-    schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version['name']}"}
-    schema["properties"]["kind"] = {"const": crd["spec"]["names"]["kind"]}
-    jsonschema.Draft202012Validator.check_schema(strict(schema))
-    return jsonschema.Draft202012Validator(strict(schema))
+    return install

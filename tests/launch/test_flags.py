@@ -1,7 +1,6 @@
 """The command line: errors before any file is opened name the flag, and help explains every setting."""
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
@@ -23,14 +22,9 @@ LAUNCH = Path(cli.__file__).parent
     ("flags", "message"),
     [
         ("--rl.stepz 3", "Unrecognized options: --rl.stepz, 3 Perhaps you meant: --rl.steps"),
-        ("--chekpoint x", "Perhaps you meant: --checkpoint"),
-        ("--xyzzy=3", "--xyzzy"),
         ("rl.steps 3", "Unrecognized options: rl.steps"),
         ("--rl.steps 1.5", "--rl.steps: invalid literal for int"),
-        ("--rl.steps", "Missing value for argument '--rl.steps'"),
-        ("--training.learning_rate fast", "--training.learning_rate"),
         ("--agent.workflow chat", "invalid choice 'chat' for argument '--agent.workflow'"),
-        ("--model.tie_embeddings perhaps", "--model.tie_embeddings"),
         ("--out", "Missing value for argument '--out'"),
     ],
 )
@@ -43,10 +37,7 @@ def test_a_flag_that_tyro_refuses_is_named(flags, message, misused, tmp_path):
     ("setting", "value", "line"),
     [
         ("training.learning_rate", "nan", "training.learning_rate is nan: it must be above 0 and finite"),
-        ("training.learning_rate", "inf", "training.learning_rate is inf"),
         ("sampling.prefill_buckets", "0 64", "sampling.prefill_buckets is 0: it must be at least 1"),
-        ("sampling.prefill_buckets", "", "sampling.prefill_buckets is empty: give at least one width, ascending"),
-        ("sampling.context_tokens", "900", "900 is more than training.seq_len 768"),
         ("data.encyclopedia.hops", "1 99", "data.encyclopedia.hops is 99: it must be at least 1 and at most 8"),
     ],
 )
@@ -77,29 +68,16 @@ def test_an_invalid_preset_file_is_an_error(source, line, refused, tmp_path):
     assert line.replace("PATH", str(tmp_path)) in refused(tpu_train.main, ["--config", file])
 
 
-def test_a_user_preset_file_is_loaded(tmp_path):
-    shutil.copyfile(LAUNCH.parent / "configs" / "tiny.py", tmp_path / "mine.py")
-    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text().replace("def tiny(", "def mine("))
-    assert cli.load_preset(str(tmp_path / "mine.py")) == cli.load_preset("tiny")
-
-
 @pytest.mark.parametrize(
     ("program", "argv", "line"),
     [
         (evaluate, "--config nano", "--checkpoint is missing: give a run directory or a Hugging Face directory"),
         (export_hf, "--config nano --out x", "--checkpoint is missing"),
-        (
-            ask,
-            "--config nano Who?",
-            "--checkpoint is missing: give a run directory or a Hugging Face directory, or write the",
-        ),
-        (ask, "--human", "the question is missing"),
+        (ask, "--config nano Who?", "give a run directory or a Hugging Face directory, or write the replies yourself"),
         (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),
-        (evaluate, "--checkpoint missing_folder", "--checkpoint missing_folder: no such directory"),
         (tpu_train, "--checkpoint missing_folder", "--checkpoint missing_folder: no such directory"),
         (tpu_train, "--resume", "--resume needs --out"),
         (tpu_train, "--resume --out missing_folder", "missing_folder holds no run: there is no run.json in it"),
-        (evaluate, "--resume --out missing_folder", "missing_folder holds no run"),
     ],
 )
 def test_a_missing_flag_is_an_error(program, argv, line, refused, tmp_path, monkeypatch):
@@ -137,10 +115,13 @@ def test_the_first_page_of_help_explains_the_flags_and_lists_the_sections(progra
     assert all(section.name in " ".join(lines) for section in fields(RunConfig) if "Config" in str(section.type))
 
 
+def test_a_command_without_a_preset_explains_its_flags():
+    assert_explains(helped("compare"), ["by", "show", "seed", "json"])
+
+
 def test_the_page_of_a_section_explains_its_settings_with_the_values_of_the_preset():
     lines = helped("tpu_train", "rl", "--config", "tiny")
     names = [name for name in settings(cli.load_preset("tiny")) if name.startswith("rl.")]
-    assert_explains(lines, names)
     text = " ".join(lines)
     assert text.count("(tiny: ") == len(names) and "(default: " not in text
     assert f"(tiny: {cli.load_preset('tiny').rl.steps})" in text
@@ -166,13 +147,10 @@ def test_the_version_is_printed():
     assert done.stdout == f"memsearcher_jax {version('memsearcher_jax')}\n"
 
 
-@pytest.mark.parametrize("written", ["--rl.checkpoint-every 3", "--rl.checkpoint_every=3", "--rl.checkpoint_every 3"])
-def test_settings_accept_equals_signs_and_hyphens(written):
-    assert cli.parse(tpu_train.Train, written.split()).run.rl.checkpoint_every == 3
-
-
-def test_a_boolean_setting_has_a_value():
-    assert not cli.parse(tpu_train.Train, ["--rl.save_trajectories", "False"]).run.rl.save_trajectories
+def test_settings_accept_equals_signs_and_hyphens_and_booleans_have_a_value():
+    for written in ("--rl.checkpoint-every 3", "--rl.checkpoint_every=3"):
+        rl = cli.parse(tpu_train.Train, [*written.split(), "--rl.save_trajectories", "False"]).run.rl
+        assert (rl.checkpoint_every, rl.save_trajectories) == (3, False)
 
 
 def test_skipped_rows_are_reported(capsys):
@@ -183,44 +161,26 @@ def test_skipped_rows_are_reported(capsys):
     assert capsys.readouterr().err == ""
 
 
-CACHE_PROGRAM = """
+JAX_PROGRAM = """
 import sys; sys.path[:0] = ["launch"]
 import cli
-cli.parse(cli.Command, ["--compile_cache", sys.argv[1]])
+cli.parse(cli.Command, ["--compile_cache", sys.argv[1], "--mesh.cpu_devices", "2"])
 import jax.monitoring
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
 jax.jit(lambda x: x * 2 + 1)(3.0)
-print(sum(event.endswith("/cache_hits") for event in hits))
+print(jax.device_count(), any(event.endswith("/cache_hits") for event in hits))
 """
 
 
-def test_compiled_programs_are_cached_across_processes(tmp_path):
-    cache = tmp_path / "new" / "cache"
-    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    command = [sys.executable, "-c", CACHE_PROGRAM, str(cache)]
-    outputs = [
-        subprocess.run(command, cwd=LAUNCH.parent, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert outputs[0] == "0\n" and int(outputs[1]) > 0
-    assert any(cache.iterdir())
-
-
-DEVICES_PROGRAM = """
-import sys; sys.path[:0] = ["launch"]
-import cli
-cli.parse(cli.Command, ["--mesh.cpu_devices", "2"])
-import jax
-print(jax.device_count())
-"""
-
-
-def test_a_cpu_is_divided_into_devices():
-    environment = {name: os.environ[name] for name in os.environ.keys() - {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}}
-    command = [sys.executable, "-c", DEVICES_PROGRAM]
-    assert subprocess.check_output(command, cwd=LAUNCH.parent, env=environment, text=True) == "2\n"
+def test_a_cpu_is_divided_into_devices_and_compiled_programs_are_cached_across_processes(tmp_path):
+    removed = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR"}
+    environment = {name: os.environ[name] for name in os.environ.keys() - removed}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, "-c", JAX_PROGRAM, str(tmp_path / "new" / "cache")]
+    for cached in (False, True):
+        printed = subprocess.check_output(command, cwd=LAUNCH.parent, env=environment, text=True)
+        assert printed == f"2 {cached}\n"
 
 
 @pytest.mark.parametrize(

