@@ -75,7 +75,7 @@ TOP_LEVEL = {
 
 setup(
     name="memsearcher_jax",
-    version="0.2.0",
+    version="0.3.0",
     description="Search agents with a compact memory, trained end to end by multi-context GRPO in JAX",
     license="Apache-2.0",
     license_files=["LICENSE"],

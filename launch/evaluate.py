@@ -31,6 +31,7 @@ from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.report.console import show_summary
@@ -124,7 +125,7 @@ def evaluate(
     Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
     one line.
     """
-    with cli.one_line_errors(), contextlib.ExitStack() as startup:
+    with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
         if resume and out:
             require_same_evaluation(out, config)
             if hosts.first:
@@ -132,7 +133,7 @@ def evaluate(
         elif hosts.first or out is None:
             out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks))
 
-        # JAX takes seconds to import; --help and errors do not need it.
+        begin("loading JAX")  # seconds; --help and errors do not need it
         from memsearcher_jax.rl import evaluate as evaluation
         from memsearcher_jax.rl import setup, state
         from memsearcher_jax.rl.metrics import trajectory_metrics
@@ -145,6 +146,7 @@ def evaluate(
             require_same_weights(out, weights)
         settings = with_own_tokenizer(out, with_own_inputs(out, config)) if resume else config
         index = preconditions.reusable_index(config)
+        begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
         share = evaluation.HostShare(hosts.index, hosts.count)
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
@@ -155,6 +157,7 @@ def evaluate(
         jobs = evaluation.missing_jobs(problems, answered, share)
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(answered) < len(problems)):
+            begin("loading the weights")
             params = setup.publish(run, state.initial_params(run, weights["step"]))
             driver = setup.make_driver(run, evaluation=True)
             reward_fn = state.open_reward_fn(run, evaluation=True)

@@ -22,6 +22,7 @@ import tyro
 
 from memsearcher_jax.config import RunConfig, to_dict
 from memsearcher_jax.launch import cli, outputs, preconditions, remote_output
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
@@ -71,7 +72,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
     """Trains in --out, which mirrors `remote` if there is one."""
     config = flags.run
     with contextlib.ExitStack() as job:
-        with cli.one_line_errors(), contextlib.ExitStack() as startup:
+        with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
             preconditions.require_inputs(config, questions="data.train", accelerator=True)
             trackers.check_installed(config.rl.trackers)
             if flags.out and not flags.resume:
@@ -82,7 +83,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
 
-            # JAX takes seconds to import; --help and errors do not need it.
+            begin("loading JAX")  # seconds; --help and errors do not need it
             from memsearcher_jax.rl import setup
             from memsearcher_jax.rl.state import initial_state, needs_initial_weights, restored_state
             from memsearcher_jax.rl.training_run import train_run
@@ -92,6 +93,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             own = with_own_tokenizer(out, with_own_inputs(out, config)) if flags.resume else config
             done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
             weights = done is None or needs_initial_weights(config)
+            begin("opening the model's files, the questions and the index")
             # What restarts this job may restart its services, too.
             outage = config.rl.max_search_outage if flags.resume else 0.0
             run = hosts.in_turn(lambda: setup.prepare(own, out, max_outage=outage, weights=weights))
@@ -107,6 +109,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
+            begin("loading the weights")
             state, start = restored_state(run, out, config) if flags.resume else initial_state(run, config)
             writer = None
             if hosts.first:
@@ -125,10 +128,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
                 rate = learning_rate_plan(run.config.training, steps)
-                print(
-                    f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}; the learning rate {rate}",
-                    file=sys.stderr,
-                )
+                where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
+                print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -41,7 +42,8 @@ class Progress:
     """Shows `label`, the number of completed items of `total`, the latest metrics and the current activity.
 
     On a terminal: a live bar with the remaining time. Otherwise: plain lines without control characters, one per
-    `advance`, and one per `activity` after `quiet_s` seconds without a line. Use it as a context manager.
+    `advance`, and one with the activity and its time after `quiet_s` seconds without a line, also while a program
+    compiles. Use it as a context manager.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Progress:
         total: int,
         *,
         done: int = 0,
-        quiet_s: float = 30.0,
+        quiet_s: float = 10.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -58,7 +60,8 @@ class Progress:
         self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
         self._started = self._printed = clock()
         self._first_done = done
-        self._metrics, self._activity = "", ""
+        self._metrics, self._activity, self._began = "", "", self._started
+        self._closed = threading.Event()
         self._live: Live | None = None
         console = Console(file=self._stream)
         if self._stream.isatty() and not console.is_dumb_terminal:
@@ -84,9 +87,8 @@ class Progress:
 
     def activity(self, text: str) -> None:
         """Show what happens between two advances, such as "rollout 37/64"."""
-        self._activity = text
-        if not self._live and self._clock() - self._printed >= self._quiet_s:
-            self._print_line(text)
+        self._activity, self._began = text, self._clock()
+        self._break_silence()
 
     def note(self, text: str) -> None:
         """Print a permanent line, such as a warning."""
@@ -98,11 +100,23 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._live:
             self._live.start()
+        else:
+            threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._closed.set()
         if self._live:
             self._live.stop()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(1.0):
+            self._break_silence()
+
+    def _break_silence(self) -> None:
+        if not self._live and self._clock() - self._printed >= self._quiet_s:
+            seconds = self._clock() - self._began
+            self._print_line(self._activity + (f" … {seconds:.0f} s" if seconds >= 1 else ""))
 
     def _render(self) -> RenderableType:
         lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._metrics, self._activity) if part]

@@ -1,6 +1,8 @@
 """The progress display: plain lines for a file, one live display for a terminal."""
 
 import io
+import re
+import time
 
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress, format_metrics
@@ -93,3 +95,12 @@ def test_the_terminal_is_restored_after_an_error(monkeypatch):
     except RuntimeError:
         pass
     assert stream.getvalue().rstrip("\n").endswith("\x1b[?25h"), "the cursor is visible again"
+
+
+def test_a_silent_phase_is_reported_with_its_time():
+    stream = io.StringIO()
+    with Progress("train", 1, quiet_s=0.5, stream=stream) as progress:
+        progress.activity("update")
+        time.sleep(2.5)
+    lines = stream.getvalue().splitlines()
+    assert lines and re.fullmatch(r"train 0/1  update … [12] s", lines[-1])
