@@ -7,7 +7,6 @@ Jobs run one after another; none starts after --minutes. Every step but the firs
 any phase or shortly after its start, so that some interrupt the writing of a checkpoint; a full disk; a clock that
 jumps; a delayed host; a gradient that is not finite; a search service that is down, hangs, or answers garbage. Between
 two starts the newest checkpoint is sometimes truncated or has a bit flipped. The question file has malformed rows.
-Last, an export is killed and repeated.
 
 A job passes if its weights, optimizer, position and metrics are bit-identical to those of the job without faults, no
 kill has lost more than one step, and its log has a line for every fault. Otherwise the exit status is 1.
@@ -18,9 +17,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,11 +29,12 @@ from faulty_host import Fault
 from run_job import Job, checkpoint_steps, differences, free_port, restarts
 from search_service import FaultySearchService, write_questions
 
-from memsearcher_jax.launch import cli, export_hf
+from memsearcher_jax.launch import cli
 
 SMALL = "--rl.steps 6 --rl.prompts_per_step 4 --rl.group_size 4 --rl.checkpoint_every 1 --rl.keep_checkpoints 3"
 KILL_PHASES = ("rollout", "gather", "update", "write")
 OTHER_KINDS = ("sigterm", "disk_full", "clock", "search_outage", "delay", "nan", "search_hang", "search_garbage")
+ORDER = {"sigterm": 0, "disk_full": 2}  # in a schedule; all other faults are 1
 PHASES = {"disk_full": "write", "nan": "update"} | dict.fromkeys(
     ("search_outage", "search_hang", "search_garbage"), "rollout"
 )
@@ -65,17 +62,15 @@ def schedule(seed: int, steps: int, hosts: int) -> list[Fault]:
     """A fault for every step but the first, which writes the first checkpoint; one of them is a kill.
 
     Consecutive seeds kill in different phases, and two jobs of six steps have every kind of fault. No kill comes before
-    there are two checkpoints, so that one can be damaged, or after a full disk, while checkpoints are not written.
+    there are two checkpoints, so that one can be damaged, or after a full disk, while checkpoints are not written. No
+    SIGTERM comes in the last step, after which there is nothing to stop.
     """
     rng, others = random.Random(seed), max(0, steps - 2)
     kinds = [OTHER_KINDS[(seed * others + number) % len(OTHER_KINDS)] for number in range(others)]
     rng.shuffle(kinds)
-    last = [kind for kind in kinds if kind == "disk_full"]
-    kinds = [kind for kind in kinds if kind != "disk_full"]
-    kinds.insert(rng.randint(min(1, len(kinds)), len(kinds)), "kill")
-    kinds += last
-    if kinds[-1] == "sigterm":  # after the last step there is nothing to stop
-        kinds = [kinds[-1], *kinds[:-1]]
+    kinds.sort(key=lambda kind: ORDER.get(kind, 1))
+    before = len(kinds) - ("disk_full" in kinds)
+    kinds.insert(rng.randint(min(1, before), before), "kill")
     faults = []
     for step, kind in enumerate(kinds, start=1):
         phase = KILL_PHASES[seed % len(KILL_PHASES)] if kind == "kill" else PHASES.get(kind) or rng.choice(KILL_PHASES)
@@ -105,27 +100,6 @@ def lost_steps(log: str, newest: int) -> int:
     """Number of finished steps without a checkpoint."""
     done = [int(step) for step in re.findall(r"train (\d+)/\d+  .*left ", log)]
     return max(done, default=newest) - newest
-
-
-def killed_export(rng: random.Random, run: Path) -> list[str]:
-    """Kills an export and repeats it; returns what failed."""
-    out, failures = run.with_name("exported"), []
-    command = [sys.executable, export_hf.__file__, "--checkpoint", str(run), "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        start = time.monotonic()
-        while process.poll() is None and not list(out.parent.glob(".exported.*.partial")):
-            time.sleep(0.005)
-        time.sleep(rng.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        print(f"killed an export after {time.monotonic() - start:.1f} s", flush=True)
-    if out.exists() and any(out.iterdir()) and not (out / "tokenizer.json").exists():
-        failures.append("a killed export left an incomplete directory")
-    elif not (out / "tokenizer.json").exists():
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not (out / "tokenizer.json").exists():
-            failures.append(f"an export after a killed one failed: {done.stderr[-300:]}")
-    return failures
 
 
 def check_job(
@@ -160,7 +134,7 @@ def check_job(
     injected |= {fault.kind for fault in faults if fault.kind == "nan" or job.triggered(fault)}
     log = "\n".join(map(job.log, range(len(job.attempts))))
     failures += [f"no line reports {kind}" for kind in sorted(injected) if not re.search(LOG_LINES[kind], log)]
-    return failures + differences(job.out, reference.out) + killed_export(rng, job.out)
+    return failures + differences(job.out, reference.out)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ from memsearcher_jax.runtime import preemption
 
 GRACE_SECONDS = 180  # between the exit of the first host and the kill of the others
 LOG_LINES = re.compile(
-    r"fault: |stopped after|coordinator lost|host lost|failed|damaged|step \d+ of \d+$|not finite|not written|cannot write|error: "
+    r"fault: |stopped after|host lost|coordinator lost|failed|damaged|step \d+ of \d+$"
+    r"|not finite|not written|cannot write|error: "
 )
 STATUSES = {0: "done", preemption.STOPPED: "stopped (85)", -signal.SIGKILL: "killed", -signal.SIGALRM: "hung"}
 

@@ -42,29 +42,25 @@ def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, fast_compile):
 
 
 @pytest.mark.slow
-def test_carried_trajectories_survive_a_kill_and_a_stop(tmp_path, capsys, fast_compile):
-    """They are in the checkpoint, those of both hosts."""
-    flags = "--sigterm 1@step1:rollout --kill 0@step2:update"
-    _, lines = run(capsys, tmp_path / "all", flags, "--rl.checkpoint_every 1 --rl.carry_over 1")
-    assert lines[-1] == "passed: 2 restarts; the result is bit-identical to a job without faults"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "metric", "values"),
     [
-        "--rl.refill 1",
-        "--rl.evaluate_every 2 --health.on_collapse rollback --health.max_entropy 0.001 --health.patience 2",
+        ("--rl.carry_over 1", "interrupted_tokens", None),
+        ("--rl.refill 1", "refills", [1] * 4),  # the rewards are 0, so every group is replaced
+        (
+            "--rl.evaluate_every 2 --health.on_collapse rollback --health.max_entropy 0.001 --health.patience 2",
+            "rollbacks",
+            [0, 1, 1, 2],
+        ),
     ],
 )
-def test_hosts_agree_on_refills_and_rollbacks_after_a_kill_and_a_stop(settings, tmp_path, capsys, fast_compile):
-    """The rewards are 0, so every group is replaced; every second step is rolled back."""
-    flags = "--sigterm 1@step1:rollout --kill 0@step3:update"
+def test_hosts_agree_after_a_kill_and_a_stop(settings, metric, values, tmp_path, capsys, fast_compile):
+    """On what they carry, replace and roll back."""
+    flags = f"--sigterm 1@step1:rollout --kill 0@step{2 if values is None else 3}:update"
     _, lines = run(capsys, tmp_path / "all", flags, f"--rl.checkpoint_every 1 {settings}")
     assert lines[-1] == "passed: 2 restarts; the result is bit-identical to a job without faults"
-    steps = read_metrics(tmp_path / "all" / "run" / "metrics.jsonl")
-    assert [step.get("refills", 1) for step in steps] == [1] * 4
-    assert [step.get("rollbacks") for step in steps] in ([None] * 4, [0, 1, 1, 2])
+    steps = [step[metric] for step in read_metrics(tmp_path / "all" / "run" / "metrics.jsonl")]
+    assert len(steps) == 4 and values in (None, steps)
 
 
 @pytest.mark.slow
@@ -78,31 +74,18 @@ def test_a_single_host_saves_on_sigterm(tmp_path, capsys, fast_compile):
     assert lines[-1].startswith(("passed: 1 restart", "passed: 2 restarts"))
 
 
-@pytest.mark.parametrize("text", ["1@step2:update", "0@step0:rollout+0.5"])
-def test_a_fault_round_trips(text):
-    assert str(Fault.parse("kill", text)) == f"kill {text}"
+def test_a_fault_round_trips():
+    for text in ("1@step2:update", "0@step0:rollout+0.5"):
+        assert str(Fault.parse("kill", text)) == f"kill {text}"
+    for text in ("step2:update", "1@2:update", "1@step2:sleep", "1@step2", "1@step2:update+-1"):
+        with pytest.raises(ValueError, match="write HOST@stepN:PHASE"):
+            Fault.parse("kill", text)
 
 
-@pytest.mark.parametrize("text", ["step2:update", "1@2:update", "1@step2:sleep", "1@step2", "1@step2:update+-1"])
-def test_a_malformed_fault_is_rejected(text):
-    with pytest.raises(ValueError, match="write HOST@stepN:PHASE"):
-        Fault.parse("kill", text)
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ("--config nano --kill 2@step0:update", "--kill: there is no host 2: they are 0 to 1"),
-        ("--config nano --kill step0:update", "write HOST@stepN:PHASE"),
-    ],
-)
-def test_invalid_faults_are_rejected(flags, line, refused):
-    assert line in refused(run_job.main, flags.split())
-
-
-def test_invalid_flags_are_rejected(misused):
+def test_invalid_flags_are_rejected(refused, misused):
+    error = refused(run_job.main, ["--config", "nano", "--kill", "2@step0:update"])
+    assert "--kill: there is no host 2: they are 0 to 1" in error
     assert "Perhaps you meant: --rl.steps" in misused(run_job.main, ["--config", "nano", "--", "--rl.stepz", "3"])
-    assert "--config" in misused(run_job.main, ["--hosts", "2"])
 
 
 def finished(folder: Path, **changes) -> Path:
