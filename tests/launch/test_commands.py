@@ -85,11 +85,9 @@ def test_results_are_strict_json_without_surrogates(tmp_path):
     ("flags", "line"),
     [
         ("--model.layers 2", "model.layers is 1 in {run} and cannot change to 2: omit it"),
-        ("--model.tokenizer x", "model.tokenizer is '' in {run} and cannot change"),
         ("--config qwen05b", "model.vocab_size is 2048 in {run}, but --config and --checkpoint give 151936"),
         ("--checkpoint {run}", "model.path is '' in {run}, but --config and --checkpoint give '{run}'"),
         ("--rl.steps 4 --training.minibatch_rows 12", "12 does not divide over 8 devices"),
-        ("--rl.steps 4 --data.train x", "the questions come from a file, the passages do not"),
     ],
 )
 def test_an_invalid_resume_is_an_error_and_changes_nothing(flags, line, run, refused, snapshot):

@@ -14,13 +14,20 @@ from tests.support import ScriptedPolicy
 BUSY = "another process is writing --out"
 
 
-def test_a_second_start_is_refused_and_changes_nothing(tmp_path, refused, small, snapshot):
-    out = tmp_path / "run"
-    with outputs.new_output_dir(out, "train"):
-        (out / "data").mkdir()
-        (out / "data" / "questions").write_text("kept")
+def test_a_second_writer_is_refused_and_changes_nothing(scripted, finished, tmp_path, refused, small, snapshot):
+    answer = ["No.</think>\n\\boxed{unknown}"]
+    _, evaluated = scripted(lambda problem: ScriptedPolicy(answer), "--evaluation.max_questions", "2")
+    started = tmp_path / "run"
+    (started / "data").mkdir(parents=True)
+    (started / "data" / "questions").write_text("kept")
+    for main, flags, out in (
+        (tpu_train.main, small, started),
+        (tpu_train.main, ["--resume", "--rl.steps", "3"], finished),
+        (evaluate.main, ["--resume"], evaluated),
+    ):
         before = snapshot(out)
-        assert BUSY in refused(tpu_train.main, [*small, "--out", str(out)])
+        with outputs.output_lock(out):
+            assert BUSY in refused(main, [*flags, "--out", out])
         assert snapshot(out) == before
 
 
@@ -43,20 +50,6 @@ def test_the_lock_outlives_the_start(tmp_path):
         with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "a"):
             pass
     assert list((tmp_path / "a").iterdir()) == []
-
-
-def test_a_running_evaluation_is_not_resumed(scripted, refused, snapshot):
-    answer = ["No.</think>\n\\boxed{unknown}"]
-    _, out = scripted(lambda problem: ScriptedPolicy(answer), "--evaluation.max_questions", "2")
-    before = snapshot(out)
-    with outputs.output_lock(out):
-        assert BUSY in refused(evaluate.main, ["--resume", "--out", str(out)])
-    assert snapshot(out) == before
-
-
-def test_a_running_training_is_not_resumed(finished, refused, small, tmp_path):
-    with outputs.output_lock(finished):
-        assert BUSY in refused(tpu_train.main, ["--resume", "--out", str(finished), "--rl.steps", "3"])
 
 
 @pytest.mark.slow

@@ -52,13 +52,10 @@ def test_an_ascii_terminal_shows_escapes():
     assert (done.returncode, done.stdout, done.stderr) == (0, "Zo\\xeb \\u8ab0\n", "")
 
 
-def test_error_lines_escape_control_characters(refused, tmp_path):
+def test_error_lines_escape_control_characters_and_arguments_are_utf8(refused, tmp_path):
     line = refused(compare.main, [tmp_path / "\x1b[31mred\x07", tmp_path])
     assert "\\x1b[31mred\\x07" in line
     assert cli.printable("a\n b\t\x9b\u202e Zoë") == "a b \\x9b\\u202e Zoë"
-
-
-def test_an_argument_that_is_not_utf8_is_an_error(refused):
     assert "the argument '\\udcff.jsonl' is not valid UTF-8" in refused(evaluate.main, ["--data", "\udcff.jsonl"])
 
 

@@ -25,12 +25,6 @@ def matches(output, documented):
 DRY_RUNS = documented_outputs((ROOT / "docs" / "pods.md").read_text(encoding="utf-8"))
 
 
-def test_commands_and_outputs_are_parsed_from_a_page():
-    page = "a\n\n    $ run \\\n        -- two\n    1\n      2\n\n    no command\n\n    $ three\n    3\n"
-    assert documented_outputs(page) == {"run         -- two": "1\n  2\n", "three": "3\n"}
-    assert matches("1\n2\n3\n", "1\n…\n3\n") and not matches("1\n2\n4\n", "1\n…\n3\n")
-
-
 def test_the_page_shows_every_launch_command():
     words = [shlex.split(command) for command in DRY_RUNS]
     assert {(Path(line[1]).name, line[2] if line[2].isalpha() else "") for line in words} == {

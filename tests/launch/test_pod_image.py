@@ -1,5 +1,6 @@
 """The container image of a pod: its files, package versions and user, and that signals reach the trainer."""
 
+import contextlib
 import importlib.metadata
 import json
 import resource
@@ -9,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -46,39 +46,27 @@ def test_the_image_contains_exactly_the_allowed_files():
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_the_image_has_no_build_arguments_or_secrets():
-    assert arguments_of("ARG") == []
-    assert arguments_of("ENV") == ["PYTHONUNBUFFERED=1"]
-
-
-def test_the_image_user_cannot_modify_the_image():
+def test_the_image_has_a_pinned_base_no_build_arguments_and_a_user_who_cannot_modify_it():
     names = [name for name, _ in LINES]
-    assert arguments_of("USER") == ["1000"]
+    (base,) = arguments_of("FROM")
+    assert base.startswith("python:3.11.") and base.endswith("-slim-bookworm")
+    assert (arguments_of("ARG"), arguments_of("ENV"), arguments_of("USER")) == ([], ["PYTHONUNBUFFERED=1"], ["1000"])
     assert max(place for place, name in enumerate(names) if name in ("RUN", "COPY")) < names.index("USER")
     assert not any("--chown" in rest for _, rest in LINES)
 
 
-def pinned():
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
-
-
-def required(requirement, extras=("",)):
+def required(requirement, extras):
     """Names of the direct and indirect requirements of a package, as far as they are installed."""
     visited, waiting = set(), [(requirement, extras)]
     while waiting:
         name, extras = waiting.pop()
-        try:
-            dependencies = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for dependency in map(Requirement, dependencies):
-            if dependency.marker and not any(dependency.marker.evaluate({"extra": extra}) for extra in extras):
-                continue
-            key = canonicalize_name(dependency.name), ("", *sorted(dependency.extras))
-            if key not in visited:
-                visited.add(key)
-                waiting.append(key)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for dependency in map(Requirement, importlib.metadata.requires(name) or []):
+                key = canonicalize_name(dependency.name), ("", *sorted(dependency.extras))
+                marker = dependency.marker
+                if key not in visited and (not marker or any(marker.evaluate({"extra": extra}) for extra in extras)):
+                    visited.add(key)
+                    waiting.append(key)
     return {name for name, _ in visited}
 
 
@@ -87,48 +75,33 @@ def test_every_installed_package_is_pinned():
     installs = [line for line in arguments_of("RUN") if "pip install" in line]
     assert installs and all(command.count("-c constraints.txt") == 1 for command in installs[0].split("&&"))
     assert "'.[tpu,gcs]'" in installs[0]
-    required_names = required("memsearcher_jax", ("", "tpu", "gcs")) | {"setuptools", "libtpu", "gcsfs"}
-    assert len(required_names) > 40
-    assert required_names - pinned() - {"memsearcher-jax"} == set()
+    names = required("memsearcher_jax", ("", "tpu", "gcs")) | {"setuptools", "libtpu", "gcsfs"}
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in constraints if "==" in line}
+    assert len(names) > 40
+    assert names - pinned - {"memsearcher-jax"} == set()
 
 
-def test_the_base_image_is_pinned():
-    (base,) = arguments_of("FROM")
-    assert base.startswith("python:3.11.") and base.endswith("-slim-bookworm")
+TRAINER = """
+import json, os, resource, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
+print(json.dumps([os.getpid(), sys.argv[1:], resource.getrlimit(resource.RLIMIT_MEMLOCK)]), flush=True)
+signal.pause()
+"""
 
 
-@pytest.fixture
-def trainer(tmp_path):
-    """A trainer that prints its process id, arguments and limits, and waits for a signal."""
-    file = tmp_path / "trainer.py"
-    file.write_text(
-        "import json, os, resource, signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))\n"
-        "limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)\n"
-        "print(json.dumps([os.getpid(), sys.argv[1:], limit]), flush=True)\n"
-        "signal.pause()\n"
-    )
-    return file
-
-
-def test_the_trainer_replaces_the_start_process_and_gets_its_signals(trainer, tmp_path):
-    copied = tmp_path / "launch" / "pod" / "start.py"
+def test_the_trainer_replaces_the_start_process_and_gets_its_signals(tmp_path):
+    copied, lowered = tmp_path / "launch" / "pod" / "start.py", 1 << 20
     copied.parent.mkdir(parents=True)
     shutil.copyfile(start.__file__, copied)
-    trainer.rename(tmp_path / "launch" / "tpu_train.py")
-    lowered = 1 << 20
+    (tmp_path / "launch" / "tpu_train.py").write_text(TRAINER)
 
     def lower_limit():
         _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (lowered, hard))
 
-    with subprocess.Popen(
-        [sys.executable, copied, "--out", "a b"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lower_limit,
-        text=True,
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, copied, "--out", "a b"], preexec_fn=lower_limit, **pipes) as process:
         pid, argv, (soft, hard) = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 85

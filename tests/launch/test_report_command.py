@@ -33,8 +33,9 @@ def test_the_default_output_is_in_the_run_folder(evaluated, capsys):
     report.main([str(evaluated), "--compare", str(evaluated), "--max_trajectories", "2"])
     assert f"{evaluated}/report.html: 2 of 3 trajectories" in capsys.readouterr().out
     assert "compared with (ev) 2. 3 trajectories." in (evaluated / "report.html").read_text(encoding="utf-8")
-    report.main([str(evaluated)])
+    report.main([str(evaluated), "--follow"])  # it has ended: the page is written once
     assert "3 of 3" in capsys.readouterr().out
+    assert 'http-equiv="refresh"' not in (evaluated / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_page_of_a_running_job_reloads_until_the_run_has_ended(finished, tmp_path, monkeypatch):
@@ -59,28 +60,3 @@ def test_the_page_of_a_running_job_reloads_until_the_run_has_ended(finished, tmp
     assert ["with 3 steps" in text for text in pages] == [False, False, True]
     last = page.read_text(encoding="utf-8")
     assert reload not in last and "with 3 steps" in last
-
-
-def test_a_finished_evaluation_is_written_once(evaluated):
-    report.main([str(evaluated), "--follow"])
-    assert 'http-equiv="refresh"' not in (evaluated / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ("none", "none: no such folder"),
-        ("empty", "empty has neither metrics.jsonl nor trajectories"),
-        ("ev --compare none", "none: no such folder"),
-        ("ev --out empty", "--out empty is a directory: choose a file"),
-        ("ev --out ev/results.json", "choose a name that ends in .html"),
-        ("none --out ev/results.json/page.html", "--out ev/results.json/page.html cannot be written"),
-        ("ev --max_trajectories 0", "it must be at least 1"),
-    ],
-)
-def test_invalid_flags_are_one_line_errors(flags, line, evaluated, tmp_path, monkeypatch, refused, snapshot):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    before = snapshot(tmp_path)
-    assert line in refused(report.main, flags.split())
-    assert snapshot(tmp_path) == before
