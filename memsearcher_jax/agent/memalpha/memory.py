@@ -41,7 +41,7 @@ class ErrorKind(enum.Enum):
 
     UNREADABLE = "Invalid JSON arguments"
     MISSING = "Missing required argument"  # or an unknown tool
-    INVALID = "Invalid argument value"  # an id that the store does not hold
+    INVALID = "Invalid argument value"  # an id that the store does not hold, or a disabled store
     UNEXPECTED = "Unexpected error"  # arguments that are not an object, or a memory_type that the tool does not accept
 
 
@@ -73,6 +73,7 @@ class CallResult:
     item: Item | None = None  # the inserted or updated item; None for the core
     idle: bool = False  # a delete that found nothing to delete
     tokens_cut: int = 0  # tokens by which a core paragraph was over its budget
+    hits: tuple[tuple[Item, float], ...] = ()  # of a search: items with their scores, best first
 
     @classmethod
     def failed(cls, kind: ErrorKind, message: str) -> CallResult:
@@ -81,7 +82,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class Memory:
-    """The three stores and the next id."""
+    """The three stores and the next id. Stores that are not in `enabled` refuse every operation and stay empty."""
 
     core: Json = ""
     core_tokens: int = 0
@@ -90,6 +91,7 @@ class Memory:
     contents: PMap[tuple[Store, Json], int] = field(default_factory=lambda: pmap())  # items per content
     next_id: int = 0
     core_budget: int = 512  # tokens
+    enabled: frozenset[Store] = frozenset(Store)
 
     @property
     def tokens(self) -> int:
@@ -106,6 +108,8 @@ class Memory:
         """Appends an item under a new id. Content that the store already holds is skipped."""
         if store is Store.CORE:
             return self, CallResult.failed(ErrorKind.INVALID, "core memory cannot be inserted, only updated")
+        if error := self.disabled_error(store):
+            return self, error
         if (store, _content_key(content)) in self.contents:
             return self, CallResult(Status.SKIPPED)
         item = Item(f"{self.next_id:04x}", content, token_counter.count(as_text(content)))
@@ -116,6 +120,8 @@ class Memory:
         self, store: Store, content: Json, item_id: Json, token_counter: TokenCounter
     ) -> tuple[Memory, CallResult]:
         """Replaces the content of one item, or the complete core, for which `item_id` is ignored."""
+        if error := self.disabled_error(store):
+            return self, error
         if store is Store.CORE:
             content, tokens_cut = _fit_core(content, self.core_budget, token_counter)
             memory = replace(self, core=content, core_tokens=token_counter.count(as_text(content)))
@@ -131,6 +137,8 @@ class Memory:
 
     def delete(self, store: Store, item_id: Json = None) -> tuple[Memory, CallResult]:
         """Removes an item, or empties the core. As in the original, removing nothing is `idle` and not an error."""
+        if error := self.disabled_error(store):
+            return self, error
         if store is Store.CORE:
             return replace(self, core="", core_tokens=0), CallResult(Status.OK, idle=self.core == "")
         items = self.items(store)
@@ -138,6 +146,11 @@ class Memory:
         if position is None:
             return self, CallResult(Status.OK, idle=True)
         return self._with_items(store, items.delete(position), removed=items[position]), CallResult(Status.OK)
+
+    def disabled_error(self, store: Store) -> CallResult | None:
+        if store in self.enabled:
+            return None
+        return CallResult.failed(ErrorKind.INVALID, f"{store.value} memory is disabled")
 
     def _with_items(
         self, store: Store, items: PVector[Item], removed: Item | None = None, added: Item | None = None

@@ -14,9 +14,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+
+from memsearcher_jax.agent.memalpha.memory import Item, Memory, Store
 
 K1, B, EPSILON = 1.5, 0.75, 0.25
+TOP_K = 20
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,20 @@ class BM25Index:
             idf = {word: value if value >= 0 else replacement for word, value in idf.items()}
         return cls([count.total() for count in counts], postings, idf)
 
-    def rank(self, query: str, top_k: int) -> list[tuple[int, float]]:
+    def rank(self, query: str, *, top_k: int | None = TOP_K, min_score: float | None = None) -> list[tuple[int, float]]:
         """(position, score) of the best texts, best first; texts with equal scores keep their order.
 
-        Texts with score 0 take part. A query without words finds nothing. A word that the query repeats counts each
-        time. Where no text holds a word of the query, every score is 0.
+        Texts with score 0 take part unless `min_score` excludes them. A query without words finds nothing. A word that
+        the query repeats counts each time. Where no text holds a word of the query, every score is 0.
         """
         words = tokenize(query)
         if not words:
             return []
         scores = self._scores(words)
+        eligible = [position for position, score in enumerate(scores) if min_score is None or score >= min_score]
         # nlargest keeps the order of equal scores, as a stable sort does
-        return heapq.nlargest(top_k, enumerate(scores), key=itemgetter(1))
+        best = heapq.nlargest(len(eligible) if top_k is None else top_k, eligible, key=scores.__getitem__)
+        return [(position, scores[position]) for position in best]
 
     def _scores(self, words: Sequence[str]) -> list[float]:
         scores, mean_length = [0.0] * len(self.lengths), sum(self.lengths) / max(1, len(self.lengths))
@@ -71,3 +75,12 @@ class BM25Index:
 def tokenize(text: str) -> list[str]:
     """Lower-case runs of letters, digits and underscores; text without spaces, such as Chinese, is one word."""
     return re.findall(r"\w+", text.lower())
+
+
+def search(
+    memory: Memory, store: Store, query: str, *, top_k: int | None = TOP_K, min_score: float | None = None
+) -> tuple[tuple[Item, float], ...]:
+    """The best items of one store with their scores. For several queries, build one `BM25Index`."""
+    items = memory.items(store)
+    ranked = BM25Index.build([item.text for item in items]).rank(query, top_k=top_k, min_score=min_score)
+    return tuple((items[position], score) for position, score in ranked)

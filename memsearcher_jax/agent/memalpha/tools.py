@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from json_repair import repair_json
 
 from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Json, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.search import search
 from memsearcher_jax.types import TokenCounter
 
-OFFERED = INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
+INSERT, UPDATE, DELETE, SEARCH = "new_memory_insert", "memory_update", "memory_delete", "search_memory"
+OFFERED = (INSERT, UPDATE, DELETE)
 """The tools that a policy may call while it reads. The original also runs `search_memory`, which it never offers."""
 CONTENT_ARGUMENT = {INSERT: "content", UPDATE: "new_content"}
 
@@ -75,12 +77,14 @@ def parse_arguments(text: str) -> Json | CallError:
         return CallError(ErrorKind.UNREADABLE, "the arguments are not JSON and cannot be repaired")
 
 
-def run_call(memory: Memory, call: Call, token_counter: TokenCounter) -> tuple[Memory, CallResult]:
+def run_call(
+    memory: Memory, call: Call, token_counter: TokenCounter, offered: Sequence[str] = OFFERED
+) -> tuple[Memory, CallResult]:
     """The memory after one call, and the result of the call."""
     arguments = parse_arguments(call.arguments)
     if isinstance(arguments, CallError):
         return memory, CallResult(Status.ERROR, arguments)
-    if call.name not in OFFERED:
+    if call.name not in offered:
         return memory, CallResult.failed(ErrorKind.MISSING, f"there is no tool {call.name!r}")
     if not isinstance(arguments, dict):
         return memory, CallResult.failed(ErrorKind.UNEXPECTED, "the arguments are not a JSON object")
@@ -91,16 +95,20 @@ def run_call(memory: Memory, call: Call, token_counter: TokenCounter) -> tuple[M
         return memory.insert(store, arguments["content"], token_counter)
     if call.name == UPDATE:
         return memory.update(store, arguments["new_content"], arguments.get("memory_id"), token_counter)
-    return memory.delete(store, arguments.get("memory_id"))
+    if call.name == DELETE:
+        return memory.delete(store, arguments.get("memory_id"))
+    if error := memory.disabled_error(store):
+        return memory, error
+    return memory, CallResult(Status.OK, hits=search(memory, store, arguments["query"], min_score=0.0))
 
 
 def run_calls(
-    memory: Memory, calls: Sequence[Call], token_counter: TokenCounter
+    memory: Memory, calls: Sequence[Call], token_counter: TokenCounter, offered: Sequence[str] = OFFERED
 ) -> tuple[Memory, tuple[CallResult, ...]]:
     """Runs `calls` in order, each on the memory that the previous call left. A failed call does not stop the next."""
     results = []
     for call in calls:
-        memory, result = run_call(memory, call, token_counter)
+        memory, result = run_call(memory, call, token_counter, offered)
         results.append(result)
     return memory, tuple(results)
 
@@ -123,12 +131,19 @@ def content_to_judge(call: Call) -> tuple[Store, str] | None:
 
 def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallError:
     """The store that a call addresses, or what is wrong with its arguments; checks in the order of the original."""
-    if "memory_type" not in arguments:
-        return CallError(ErrorKind.MISSING, "the argument 'memory_type' is missing")
+    for required in ("memory_type", "query") if name == SEARCH else ("memory_type",):
+        if required not in arguments:
+            return CallError(ErrorKind.MISSING, f"the argument {required!r} is missing")
     memory_type, store = arguments["memory_type"], None
     if isinstance(memory_type, str):
-        # delete also takes the name of a store without "_memory"
-        store = _STORES.get(memory_type.replace("_memory", "") + "_memory" if name == DELETE else memory_type)
+        # delete and search also take the name of a store without "_memory"
+        bare = name in (DELETE, SEARCH)
+        store = _STORES.get(memory_type.replace("_memory", "") + "_memory" if bare else memory_type)
+    if name == SEARCH:
+        if not isinstance(memory_type, str) or not isinstance(arguments["query"], str):
+            return CallError(ErrorKind.UNEXPECTED, f"{SEARCH} takes text for memory_type and query")
+        if store in (None, Store.CORE):
+            return CallError(ErrorKind.INVALID, f"{SEARCH} searches semantic and episodic memory, not {memory_type!r}")
     if store is None or (name == INSERT and store is Store.CORE):
         return CallError(ErrorKind.UNEXPECTED, f"{name} takes no memory_type {memory_type!r}")
     content = CONTENT_ARGUMENT.get(name)

@@ -54,12 +54,12 @@ class EvidenceRetriever:
         if self.config.answer_from == "long_context":
             return self._end_of_stream
         if self.config.answer_from == "rag":
-            ranked = self._chunk_index.rank(query, self.config.retrieved_chunks)
+            ranked = self._chunk_index.rank(query, top_k=self.config.retrieved_chunks)
             chunks = [self.stream.chunks[position] for position, _ in ranked]
             return self._fit(len(chunks), lambda count: "\n\n".join(chunks[:count]))
         retrieved = {}
         for store in ITEM_STORES:
-            ranked = self._item_indices[store].rank(query, self.config.retrieved_items)
+            ranked = self._item_indices[store].rank(query, top_k=self.config.retrieved_items)
             retrieved[store] = [self.memory.items(store)[position] for position, _ in ranked]
         return self._fit(max(map(len, retrieved.values())), lambda count: self._render(retrieved, count))
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Item, Memory, Status, Store, as_text
-from memsearcher_jax.agent.memalpha.tools import INSERT, UPDATE, Call, parse_arguments, run_call
+from memsearcher_jax.agent.memalpha.tools import DELETE, INSERT, SEARCH, UPDATE, Call, parse_arguments, run_call
 
+ALL_TOOLS = (INSERT, UPDATE, DELETE, SEARCH)
 SEMANTIC, EPISODIC, CORE = Store.SEMANTIC, Store.EPISODIC, Store.CORE
 
 
@@ -85,6 +86,18 @@ def test_a_core_over_its_budget_is_cut_at_a_word():
     assert one_word.core == notice
 
 
+@pytest.mark.parametrize("store", list(Store))
+def test_a_disabled_store_refuses_every_operation(store):
+    memory = Memory(enabled=frozenset(Store) - {store})
+    for same, result in (
+        memory.insert(store, "a", COUNTER),
+        memory.update(store, "a", "0000", COUNTER),
+        memory.delete(store, "0000"),
+    ):
+        assert same is memory
+        assert result.error.kind is ErrorKind.INVALID
+
+
 @pytest.mark.parametrize(
     ("content", "text"), [("a b", "a b"), (5, "5"), (["a", 2], "a 2"), (None, "None"), ({"a": 1}, "{'a': 1}")]
 )
@@ -135,6 +148,11 @@ def test_invariants_of_any_sequence_of_operations(steps):
     assert memory.core_tokens <= memory.core_budget
 
 
+def started(case: dict) -> Memory:
+    off = {Store(name) for name in case["disabled"] or ()} | (set() if case["including_core"] else {CORE})
+    return Memory(enabled=frozenset(Store) - off)
+
+
 def shown(call: dict, memory: Memory, result: CallResult) -> dict:
     """The original's `result` of a call that was executed."""
     if result.status is Status.SKIPPED:
@@ -148,17 +166,15 @@ def shown(call: dict, memory: Memory, result: CallResult) -> dict:
 
 
 def test_recorded_operations(recorded):
-    """All but what cannot exist here: two items under one id, disabled stores, and searches of the policy."""
+    """Every recorded case but one: two items under one id cannot exist here."""
     for case in recorded("memalpha/memory_ops.jsonl"):
-        memory, steps = Memory(), case["output"]["steps"]
-        if case["tag"].startswith("id_collision") or case["input"]["disabled"] or not case["input"]["including_core"]:
+        memory, steps = started(case["input"]), case["output"]["steps"]
+        if case["tag"].startswith("id_collision"):
             continue
         for number, (call, step) in enumerate(zip(case["input"]["calls"], steps, strict=True)):
             where = (case["id"], case["tag"], number)
             written = call["arguments"] if isinstance(call["arguments"], str) else json.dumps(call["arguments"])
-            memory, result = run_call(memory, Call(call["name"], written), COUNTER)
-            if call["name"] == "search_memory":
-                continue
+            memory, result = run_call(memory, Call(call["name"], written), COUNTER, offered=ALL_TOOLS)
             assert result.status.value == step["status"], where
             assert (result.status is not Status.ERROR) == step["executed"], where
             if not case["tag"].startswith("content_spoofs"):  # their text tests are fooled, ours are none
@@ -170,10 +186,13 @@ def test_recorded_operations(recorded):
                 assert arguments == step["parsed_arguments"], where
             if result.status is Status.ERROR:
                 assert result.error.kind.value == step["error_kind"], where
+            elif call["name"] == SEARCH:
+                ours = [[{item.id: item.content}, pytest.approx(score, abs=1e-9)] for item, score in result.hits]
+                assert step["result"]["results"] == ours, where
             else:
                 assert shown(call, memory, result) == step["result"], where
         final = case["output"]["final"]
-        assert memory.core == final["core"], case["id"]
+        assert (memory.core if CORE in memory.enabled else None) == final["core"], case["id"]
         for store in (SEMANTIC, EPISODIC):
             assert [[item.id, item.content] for item in memory.items(store)] == final[store.value], case["id"]
         assert memory.tokens == final["total_length"], case["id"]

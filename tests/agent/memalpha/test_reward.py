@@ -22,11 +22,11 @@ def test_a_stream_by_hand():
     ours = stream_reward([1.0, 0.0], **given_, config=MemalphaRewardConfig())
     assert ours.value_C == pytest.approx((0.5 + 0.05 * 0.75 + 1.0 + 0.1, 0.5 + 0.05 * 0.75 + 0.5))
     assert (ours.answers, ours.compression) == (0.5, 0.75)
-    config = MemalphaRewardConfig(compression_weight=1.0, content_weight=4.0, threshold=0.5)
+    config = MemalphaRewardConfig(2.0, 1.0, 3.0, 4.0, threshold=0.5)
     ours = stream_reward([1.0, 0.0], **given_, config=config)
-    assert ours.value_C == pytest.approx((1.0 + 0.75 + 1.0 + 4.0, 1.0 + 0.75 + 0.5))
+    assert ours.value_C == pytest.approx((2.0 + 0.75 + 3.0 + 4.0, 2.0 + 0.75 + 1.5))
     unjudged = stream_reward([1.0], **(given_ | {"content_C": None}), config=config)
-    assert unjudged.value_C == pytest.approx((1.0 + 0.75 + 1.0, 1.0 + 0.75 + 0.5))
+    assert unjudged.value_C == pytest.approx((2.0 + 0.75 + 3.0, 2.0 + 0.75 + 1.5))
 
 
 def test_failed_verdicts_lose_a_context_only_where_they_count():
@@ -161,17 +161,26 @@ def test_any_answer_has_a_score(source, prediction, gold):
 
 @given(st.text(alphabet="aeiybclsz \n", max_size=30), st.text(alphabet="aeiybclsz \n", max_size=30))
 def test_rouge_is_symmetric_and_1_for_equal_texts(one, other):
-    assert rewards.rouge_l(one, one) == (1.0 if one.split() else 0.0)
-    assert 0.0 <= rewards.rouge_l(one, other) <= 1.0
-    assert rewards.rouge_l(one, other) == pytest.approx(rewards.rouge_l(other, one))
+    for score in ("rougeL", "rougeLsum"):
+        assert rewards.rouge(score, one, one).fmeasure == (1.0 if one.split() else 0.0)
+        assert 0.0 <= rewards.rouge(score, one, other).fmeasure <= 1.0
+    assert rewards.rouge("rougeL", one, other).fmeasure == pytest.approx(rewards.rouge("rougeL", other, one).fmeasure)
+    assert rewards.rouge("rougeL", one, other).precision == rewards.rouge("rougeL", other, one).recall
 
 
-METRICS = {
-    "exact_match": reward.exact_match,
-    "f1": reward.token_f1,
-    "substring_exact_match": reward.cover_exact_match,
-    "rougeL_f1": rewards.rouge_l,
+def test_rougeLsum_ignores_the_order_of_lines():
+    assert rewards.rouge("rougeL", "b c\na", "a\nb c").fmeasure == pytest.approx(2 / 3)
+    assert rewards.rouge("rougeLsum", "b c\na", "a\nb c").fmeasure == 1.0
+    assert rewards.rouge("rougeLsum", "cat", "cat\ncat").recall == 0.5, "a token counts once"
+
+
+METRIC_NAMES = {"exact_match", "f1", "substring_exact_match", "rougeL_f1", "rougeL_recall"} | {
+    *("rougeLsum_f1", "rougeLsum_recall"),
 }
+
+
+def numbers(metrics: dict) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def test_recorded_metrics(recorded):
@@ -179,16 +188,19 @@ def test_recorded_metrics(recorded):
         asked, theirs, where = case["input"], case["output"], case["id"]
         if case["tag"] in ("text_pair", "multi_gold"):
             prediction, gold = asked["prediction"], asked["gold"]
-            ours = {name: rewards.best_score(metric, prediction, gold) for name, metric in METRICS.items()}
-            best = theirs["calculate_metrics" if case["tag"] == "multi_gold" else "default_post_process"]
-            assert ours == pytest.approx({name: float(best[name]) for name in METRICS}, abs=1e-12), where
+            ours = rewards.answer_metrics(prediction, gold)
+            assert set(ours) == METRIC_NAMES
+            assert ours == pytest.approx(numbers(theirs["calculate_metrics"]), abs=1e-12), where
             if case["tag"] == "multi_gold":
                 continue
             assert [reward.normalize(prediction), reward.normalize(gold)] == theirs["normalize"], where
             assert list(reward.token_overlap(prediction, gold)) == pytest.approx(theirs["f1"]), where
-            assert reward.exact_match(prediction, gold) == theirs["em"], where
-            assert reward.cover_exact_match(prediction, gold) == theirs["sub_em"], where
+            assert ours["exact_match"] == theirs["em"], where
+            assert ours["substring_exact_match"] == theirs["sub_em"], where
             assert rewards.answer_line(prediction) == theirs["parse_output"], where
+            assert rewards.best_metrics(prediction, gold) == pytest.approx(numbers(theirs["default_post_process"])), (
+                where
+            )
         elif case["tag"] == "boxed":
             assert rewards.short_answer(asked["text"]) == theirs["extract"], where
 

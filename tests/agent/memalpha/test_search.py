@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha import search as bm25
+from memsearcher_jax.agent.memalpha.memory import Item, Memory, Store
 from memsearcher_jax.agent.memalpha.search import BM25Index
 
 texts = st.lists(
@@ -22,52 +23,77 @@ def test_scores_by_hand():
     index = BM25Index.build(["red apple", "green pear", "blue sky sky"])
     idf = math.log(2.5) - math.log(1.5)
     longer = 1 - 0.75 + 0.75 * 3 / (7 / 3)
-    assert index.rank("SKY", 20) == [(2, pytest.approx(idf * 2 * 2.5 / (2 + 1.5 * longer))), (0, 0.0), (1, 0.0)]
-    assert index.rank("nothing", 2) == [(0, 0.0), (1, 0.0)]
-    assert index.rank("?!", 20) == BM25Index.build([]).rank("sky", 20) == []
+    assert index.rank("SKY") == [(2, pytest.approx(idf * 2 * 2.5 / (2 + 1.5 * longer))), (0, 0.0), (1, 0.0)]
+    assert index.rank("sky", min_score=0.1, top_k=1)[0][0] == 2
+    assert index.rank("nothing", min_score=0.1) == []
+    assert index.rank("?!") == BM25Index.build([]).rank("sky") == []
 
 
 def test_a_word_in_most_texts_gets_a_quarter_of_the_mean_idf():
     index = BM25Index.build(["a b", "a c", "a d", "e f"])
     rare, common = math.log(3.5) - math.log(1.5), math.log(1.5) - math.log(3.5)
-    assert index.rank("a", 20)[0] == (0, pytest.approx(0.25 * (5 * rare + common) / 6))
+    assert index.rank("a")[0] == (0, pytest.approx(0.25 * (5 * rare + common) / 6))
 
 
 def test_texts_without_words_score_0_and_are_returned():
-    assert BM25Index.build(["...", ""]).rank("apple", 20) == [(0, 0.0), (1, 0.0)]
+    assert BM25Index.build(["...", ""]).rank("apple") == [(0, 0.0), (1, 0.0)]
 
 
 def test_equal_scores_keep_their_order():
     index = BM25Index.build(["k one", "k two", "k one", "m", "o", "p", "q"])
-    assert [position for position, _ in index.rank("k", 2)] == [0, 1]
-    assert [position for position, _ in index.rank("k", 7)] == list(range(7))
+    assert [position for position, _ in index.rank("k", top_k=2)] == [0, 1]
+    assert [position for position, _ in index.rank("k", top_k=None)] == list(range(7))
 
 
 @given(texts, st.sampled_from(["a", "b c", "d e x_y", "東京 a a"]), st.integers(1, 5))
 def test_top_k_is_a_prefix_of_the_complete_ranking(state, query, top_k):
     index = BM25Index.build(state)
-    whole = index.rank(query, len(state))
+    whole = index.rank(query, top_k=None)
     assert sorted(position for position, _ in whole) == list(range(len(state)))
     assert whole == sorted(whole, key=lambda hit: (-hit[1], hit[0]))
-    assert index.rank(query, top_k) == whole[:top_k]
+    assert index.rank(query, top_k=top_k) == whole[:top_k]
+    assert index.rank(query, top_k=None, min_score=0.0) == [hit for hit in whole if hit[1] >= 0]
+
+
+def test_search_matches_the_text_of_items(token_counter):
+    memory = Memory()
+    for content in (["red", "apple"], 5, "apple pie", "sky"):
+        memory, _ = memory.insert(Store.EPISODIC, content, token_counter)
+    (best, score), *_ = bm25.search(memory, Store.EPISODIC, "5")
+    assert (best.content, score > 0) == (5, True)
+    assert bm25.search(memory, Store.SEMANTIC, "5") == ()
+    with pytest.raises(ValueError, match="core memory has no items"):
+        bm25.search(memory, Store.CORE, "5")
+
+
+def memory_of(case) -> Memory:
+    items = tuple(Item(item_id, text, 0) for item_id, text in case["items"])
+    return Memory(**{Store(case["store"]).value: items})
+
+
+def ids(hits) -> list[str]:
+    return [item.id for item, _ in hits]
 
 
 def test_recorded_searches(recorded):
     for case in recorded("memalpha/bm25.jsonl"):
-        asked, theirs, query = case["input"], case["output"], case["input"]["query"]
-        if asked["store"] not in ("semantic", "episodic"):  # the original raises: the core is no list
+        asked, theirs = case["input"], case["output"]
+        if asked["store"] not in ("semantic", "episodic"):
+            with pytest.raises(ValueError):
+                bm25.search(memory_of(asked | {"items": []}), Store(asked["store"]), asked["query"])
             continue
-        ids, index = [id for id, _ in asked["items"]], BM25Index.build([text for _, text in asked["items"]])
-        found = index.rank(query, len(ids) if asked["top_k"] is None else asked["top_k"])
-        served = index.rank(query, asked["top_k"] or 20)
+        memory, store, query = memory_of(asked), Store(asked["store"]), asked["query"]
+        found = bm25.search(memory, store, query, top_k=asked["top_k"], min_score=asked["min_score"])
+        served = bm25.search(memory, store, query, top_k=asked["top_k"] or 20)
         assert bm25.tokenize(query) == theirs["tokens"], case["id"]
         if theirs["raw_scores"] == {"raises": "ZeroDivisionError"}:  # no item has a word
-            assert [score for _, score in served] == [0.0] * len(ids), case["id"]
+            assert [score for _, score in served] == [0.0] * len(asked["items"]), case["id"]
             continue
-        least = -math.inf if asked["min_score"] is None else asked["min_score"]
-        ours = [[ids[position], pytest.approx(score, abs=1e-9)] for position, score in found if score >= least]
-        assert ours == theirs["memory_search"], case["id"]
-        assert [ids[position] for position, _ in served] == theirs["server_search"], case["id"]
+        assert [[item.id, pytest.approx(score, abs=1e-9)] for item, score in found] == theirs["memory_search"], case[
+            "id"
+        ]
+        assert ids(served) == theirs["server_search"], case["id"]
         if theirs["tokens"]:
-            raw = [score for _, score in sorted(index.rank(query, len(ids)))]
+            index = BM25Index.build([item.text for item in memory.items(store)])
+            raw = [score for _, score in sorted(index.rank(query, top_k=None))]
             assert raw == pytest.approx(theirs["raw_scores"], abs=1e-9), case["id"]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha import tools as tools
-from memsearcher_jax.agent.memalpha.memory import CallError, ErrorKind, Memory, Status, Store
+from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Memory, Status, Store
+from memsearcher_jax.agent.memalpha.search import search
 from memsearcher_jax.agent.memalpha.tools import Call
 
 FUNCTION, ARGS = "✿FUNCTION✿", "✿ARGS✿"
@@ -126,27 +127,35 @@ KIND = {"missing": ErrorKind.MISSING, "unexpected": ErrorKind.UNEXPECTED, "inval
         ("memory_delete", {"memory_type": 5}, "unexpected"),
         ("memory_delete", {"memory_id": "1"}, "missing"),
         (
-            "memory_update",
-            {"memory_type": "semantic_memory", "new_content": "x", "memory_id": "0002"},
-            "invalid",
+            "search_memory",
+            {"memory_type": "semantic_memory", "query": "x"},
+            lambda memory, counter: (
+                memory,
+                CallResult(Status.OK, hits=search(memory, Store.SEMANTIC, "x", min_score=0.0)),
+            ),
         ),
+        ("search_memory", {"memory_type": "core_memory", "query": "x"}, "invalid"),
+        ("search_memory", {"memory_type": "semantic_memory", "query": 5}, "unexpected"),
         ("new_memory_insert ", {"memory_type": "semantic_memory", "content": "x"}, "missing"),
     ],
 )
 def test_a_call_runs_or_has_an_error(name, arguments, expected, token_counter):
     memory, _ = Memory(core="c").insert(Store.SEMANTIC, "x", token_counter)
     memory, _ = memory.insert(Store.EPISODIC, "y", token_counter)
-    after, result = tools.run_call(memory, Call(name, json.dumps(arguments)), token_counter)
+    call, offered = Call(name, json.dumps(arguments)), (*tools.OFFERED, tools.SEARCH)
+    after, result = tools.run_call(memory, call, token_counter, offered)
     if isinstance(expected, str):
         assert after is memory and result.error.kind is KIND[expected]
     else:
         assert (after, result) == expected(memory, token_counter)
 
 
-def test_search_is_not_offered(token_counter):
+def test_search_is_not_offered_by_default(token_counter):
     call = Call("search_memory", '{"memory_type": "semantic_memory", "query": "x"}')
     _, result = tools.run_call(Memory(), call, token_counter)
     assert result.error == CallError(ErrorKind.MISSING, "there is no tool 'search_memory'")
+    off = Memory(enabled=frozenset({Store.CORE}))
+    assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error.kind is ErrorKind.INVALID
 
 
 def test_a_failed_call_does_not_stop_the_next(token_counter):
@@ -156,10 +165,14 @@ def test_a_failed_call_does_not_stop_the_next(token_counter):
         Call("new_memory_insert", "nothing"),
         Call("new_memory_insert", json.dumps(item | {"content": "blue sky"})),
         Call("new_memory_insert", json.dumps(item)),
+        Call("search_memory", '{"memory_type": "semantic", "query": "sky"}'),
     ]
-    memory, results = tools.run_calls(Memory(), calls, token_counter)
-    assert [result.status for result in results] == [Status.OK, Status.ERROR, Status.OK, Status.SKIPPED]
+    memory, results = tools.run_calls(Memory(), calls, token_counter, offered=(*tools.OFFERED, tools.SEARCH))
+    assert [result.status for result in results] == [
+        *(Status.OK, Status.ERROR, Status.OK, Status.SKIPPED, Status.OK),
+    ]
     assert [item.text for item in memory.semantic] == ["red apple", "blue sky"]
+    assert [item.text for item, _ in results[-1].hits] == ["red apple", "blue sky"], "equal scores keep their order"
 
 
 bits = st.sampled_from(
@@ -174,7 +187,7 @@ bits = st.sampled_from(
 @given(st.lists(bits, max_size=40).map("".join))
 def test_no_reply_raises(token_counter, reply):
     calls = tools.tool_calls(tools.truncate_reply(reply))
-    memory, results = tools.run_calls(Memory(), calls, token_counter)
+    memory, results = tools.run_calls(Memory(), calls, token_counter, offered=(*tools.OFFERED, tools.SEARCH))
     assert len(results) == len(calls)
     assert len(memory.semantic) == sum(1 for result in results if result.item and result.status is Status.OK)
     assert all("✿" not in call.arguments for call in calls)
