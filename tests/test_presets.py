@@ -9,22 +9,19 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.agent import prompts
-from memsearcher_jax.agent.memalpha import prompts as memalpha_prompts
-from memsearcher_jax.agent.registry import WORKFLOWS
-from memsearcher_jax.config import RunConfig, check, differences, from_dict, to_dict
+from memsearcher_jax.config import RunConfig, agent_of, check, differences, from_dict, to_dict
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl import setup
-from memsearcher_jax.rl.stream_reward import check_answer_contexts
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())
 STREAMS = [name for name in PRESETS if "memalpha" in name]
-HISTORIES = [name for name in PRESETS if WORKFLOWS[cli.load_preset(name).agent.workflow].keeps_history]
+HISTORIES = [name for name in PRESETS if cli.load_preset(name).agent.workflow in ("react", "search_r1")]
 
 # Qwen/Qwen2.5-0.5B, -3B and -7B, and Qwen3-4B: config.json, and their numbers of parameters.
 PUBLISHED = {
@@ -177,10 +174,9 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     assert 32 * 8 * 10 / training.minibatch_contexts == 80
     assert learning_rate_plan(training, preset.rl.steps).warmup == Duration(int(0.05 * preset.rl.steps), "steps")
     reward = preset.memalpha.reward
-    weights = (reward.answers_weight, reward.compression_weight, reward.calls_weight, reward.content_weight)
-    assert weights == (1.0, 0.05, 1.0, 0.1)
+    assert (reward.compression_weight, reward.content_weight) == (0.05, 0.1)
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-    check_answer_contexts(preset, memalpha_prompts.load(agent), tokenizer)
+    setup.check_contexts(preset, agent_of(preset), tokenizer)
 
 
 def test_mem_alpha_on_qwen_2_5_differs_only_in_the_model_and_its_devices(shared):
@@ -188,15 +184,16 @@ def test_mem_alpha_on_qwen_2_5_differs_only_in_the_model_and_its_devices(shared)
     changed = {name.partition(".")[0] for name, *_ in differences(paper, ours)}
     assert changed <= {"model", "sampling", "training"}
     assert ours.model == cli.load_preset("qwen3b").model
-    tokenizer, templates = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"), memalpha_prompts.load(ours.agent)
-    check_answer_contexts(ours, templates, tokenizer)
-    check_answer_contexts(
-        replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=28_000)), templates, tokenizer
-    )
+    tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
+
+    def check_contexts(answer_memory_tokens: int) -> None:
+        changed = replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=answer_memory_tokens))
+        setup.check_contexts(changed, agent_of(changed), tokenizer)
+
+    check_contexts(ours.memalpha.answer_memory_tokens)
+    check_contexts(28_000)
     with pytest.raises(ValueError, match=r"30,?000"):
-        check_answer_contexts(
-            replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=30_000)), templates, tokenizer
-        )
+        check_contexts(30_000)
 
 
 def test_settings_equal_those_of_search_r1(shared):
@@ -209,7 +206,7 @@ def test_settings_equal_those_of_search_r1(shared):
     assert (reward.metric, reward.wrong_answer, reward.require_format) == ("exact_match", 0.0, False)
     assert (preset.rl.prompts_per_step, preset.rl.group_size) == (512, 5)
     assert (training.learning_rate, training.kl_coefficient, training.entropy_coefficient) == (1e-6, 0.001, 0.001)
-    setup.open_prompts(preset, ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"))
+    setup.check_contexts(preset, agent_of(preset), ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"))
 
 
 @pytest.mark.parametrize(("name", "devices", "local"), [(name, *pair) for name in PRESETS for pair in DEVICES[name]])
@@ -264,18 +261,18 @@ def test_the_longest_turn_fits_with_the_real_tokenizer(name, shared):
 def check_fit_is_exact(preset: RunConfig, tokenizer: ChatTokenizer) -> None:
     """The check accepts the preset, and rejects a context one token shorter than the length in its message."""
     templates = prompts.load(preset.agent)
-    setup.open_prompts(preset, tokenizer)
+    setup.check_contexts(preset, agent_of(preset), tokenizer)
 
-    def with_context(tokens: int) -> RunConfig:
-        sampling = {**to_dict(preset)["sampling"], "context_tokens": tokens}
-        return from_dict({**to_dict(preset), "sampling": sampling})
+    def check_context(tokens: int) -> None:
+        changed = replace(preset, sampling=replace(preset.sampling, context_tokens=tokens))
+        setup.check_contexts(changed, agent_of(changed), tokenizer)
 
     with pytest.raises(ValueError, match="a context may need") as refusal:
-        setup.open_prompts(with_context(1), tokenizer)
+        check_context(1)
     needed = int(re.search(r"need (\d+) tokens", str(refusal.value))[1])
-    setup.open_prompts(with_context(needed), tokenizer)
+    check_context(needed)
     with pytest.raises(ValueError, match="raise it or lower one of these"):
-        setup.open_prompts(with_context(needed - 1), tokenizer)
+        check_context(needed - 1)
     assert longest_turn(preset, templates, tokenizer) <= needed <= preset.sampling.context_tokens
 
 
