@@ -26,7 +26,7 @@ from typing import Annotated
 
 import tyro
 from faulty_host import Fault
-from run_job import Job, checkpoint_steps, differences, free_port, restarts
+from run_job import MAX_RESTARTS, Job, checkpoint_steps, differences, free_port, restarts
 from search_service import FaultySearchService, write_questions
 
 from memsearcher_jax.launch import cli
@@ -35,17 +35,15 @@ SMALL = "--rl.steps 6 --rl.prompts_per_step 4 --rl.group_size 4 --rl.checkpoint_
 KILL_PHASES = ("rollout", "gather", "update", "write")
 OTHER_KINDS = ("sigterm", "disk_full", "clock", "search_outage", "delay", "nan", "search_hang", "search_garbage")
 ORDER = {"sigterm": 0, "disk_full": 2}  # in a schedule; all other faults are 1
-PHASES = {"disk_full": "write", "nan": "update"} | dict.fromkeys(
-    ("search_outage", "search_hang", "search_garbage"), "rollout"
-)
+OUTAGES = ("search_outage", "search_hang", "search_garbage")
+PHASES = {"disk_full": "write", "nan": "update"} | dict.fromkeys(OUTAGES, "rollout")
 SECONDS = {
     "kill": (0.0, 0.02, 0.1, 0.3),
     "disk_full": (10.0,),
     "clock": (-86_400.0, 86_400.0),
     "delay": (3.0,),
-    **dict.fromkeys(("search_outage", "search_hang", "search_garbage"), (5.0,)),
+    **dict.fromkeys(OUTAGES, (5.0,)),
 }
-MAX_RESTARTS = 30
 UNUSED_FILE = "_sharding"  # orbax reads it only if no shardings are given
 DISK_FULL_STATUS = 1
 LOG_LINES = {  # that must report a fault
@@ -54,7 +52,7 @@ LOG_LINES = {  # that must report a fault
     "nan": r"gradient is not finite",
     "damaged checkpoint": r"(is damaged|cannot be read).* renamed to",
     "malformed row": r"malformed rows",
-    **{kind: f"fault: {kind}" for kind in ("kill", "clock", "delay", "search_outage", "search_hang", "search_garbage")},
+    **{kind: f"fault: {kind}" for kind in ("kill", "clock", "delay", *OUTAGES)},
 }
 
 

@@ -1,4 +1,4 @@
-"""Invalid files, folders, devices and lengths: each is a one-line error that names the cause; nothing is written."""
+"""Invalid flags, files, folders, devices and lengths: each is one line that names the cause, and nothing is written."""
 
 import json
 import shutil
@@ -6,7 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.launch import ask, evaluate, export_hf, tpu_train
+from memsearcher_jax.launch import (
+    ask,
+    build_corpus,
+    build_index,
+    compare,
+    evaluate,
+    export_hf,
+    plan_tpu,
+    report,
+    serve_agent,
+    serve_search,
+    sweep,
+    tpu_train,
+)
+from memsearcher_jax.runtime.run_dir import located
+
+TINY, TINY_MEMALPHA = (f"--checkpoint {located(f'package:{name}')}" for name in ("tiny", "tiny_memalpha"))
+EVALUATED = f"--config tiny_warmstart {TINY}"
+CORPUS = "--retrieval.corpus corpus.jsonl --data.test good.jsonl"
+SERVED = f"--config tiny {TINY} --retrieval.index_type exact"
+
 
 GOOD_ROW = json.dumps({"id": "a", "question": "Who?", "golden_answers": ["Ada"]})
 PASSAGE = json.dumps({"id": "a", "contents": '"Ada"\nAda was a countess.'})
@@ -17,104 +37,150 @@ def workdir(tmp_path, monkeypatch) -> Path:
     """The working directory, with all files that the cases below name."""
     monkeypatch.chdir(tmp_path)
     files = {
-        "words.jsonl": "not JSON\n",
         "list.jsonl": "[1]\n",
-        "unanswered.jsonl": '{"id": "a", "question": "Who?"}\n',
         "good.jsonl": GOOD_ROW + "\n",
-        "twice.jsonl": f"{GOOD_ROW}\n{GOOD_ROW}\n",
         "long.jsonl": json.dumps({"id": "a", "question": "Who? " * 90, "golden_answers": ["Ada"]}) + "\n",
         "corpus.jsonl": PASSAGE + "\n",
-        "tokenizer/tokenizer.json": "{}",
-        "config_only/config.json": "{}",
         "words/config.json": "no JSON",
         "system_only/system.txt": "words\n",
         "taken/notes.txt": "keep\n",
         "file": "keep\n",
+        "nq/test.jsonl": GOOD_ROW + "\n",
+        "ev/results.json": "{}",
+        "ev/trajectories/notes.txt": "keep\n",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "folder").mkdir()
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        # questions
+INVALID = {
+    tpu_train: [
         ("--data.train none.jsonl --retrieval.corpus corpus.jsonl", "none.jsonl: no such file"),
-        ("--data.train folder --retrieval.corpus corpus.jsonl", "folder: is a folder, a .jsonl or .jsonl.gz file"),
-        ("--data.train words.jsonl --retrieval.corpus corpus.jsonl", "words.jsonl:1: not JSON"),
         ("--data.train list.jsonl --retrieval.corpus corpus.jsonl", "list.jsonl:1: a JSON object is needed"),
-        ("--data.train unanswered.jsonl --retrieval.corpus corpus.jsonl", 'unanswered.jsonl:1: field "golden_answers"'),
-        ("--data.train twice.jsonl --retrieval.corpus corpus.jsonl", 'twice.jsonl:2: id "a" occurs twice'),
         ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 270 tokens and the budget is 64'),
-        ("--data.train good.jsonl --retrieval.url host:8000", "retrieval.url 'host:8000' is not a valid address"),
-        (
-            "--data.train good.jsonl --retrieval.corpus corpus.jsonl --retrieval.url http://127.0.0.1:9",
-            "leave out retrieval.corpus and index",
-        ),
         ("--retrieval.corpus corpus.jsonl", "the passages come from a file, the questions do not: set data.train"),
-        (
-            "--data.test good.jsonl --retrieval.corpus corpus.jsonl",
-            "there are no questions to train on: set data.train",
-        ),
-        (
-            "--data.train good.jsonl --data.test good.jsonl good.jsonl --retrieval.corpus corpus.jsonl "
-            "--rl.evaluate_every 2",
-            'two test questions have the id "a": evaluate the files of data.test apart',
-        ),
-        # passages
-        ("--data.train good.jsonl --retrieval.corpus none.jsonl", "none.jsonl: no such file"),
-        ("--data.train good.jsonl --retrieval.index none", "none: is not an index folder"),
+        ("--data.test good.jsonl --retrieval.corpus corpus.jsonl", "there are no questions to train on: set data"),
         ("--data.train good.jsonl --retrieval.index folder", "folder: is not an index folder (no manifest.json)"),
-        # model and tokenizer
         ("--model.path none", "none is neither a run (no run.json) nor a Hugging Face model (no config.json)"),
         ("--checkpoint none", "--checkpoint none: no such directory"),
-        ("--checkpoint folder", "folder is neither a run (no run.json) nor a Hugging Face model"),
-        ("--checkpoint config_only", "config_only/config.json: Unrecognized model"),
         ("--checkpoint words", "words/config.json: It looks like the config file"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
-        ("--model.tokenizer tokenizer", "tokenizer cannot be read"),
         ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
-        # prompts and lengths
         ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a packaged set (brief, "),
-        ("--agent.prompts folder", "folder lacks system.txt"),
         ("--agent.prompts system_only", "system_only lacks turn.txt"),
-        (
-            "--agent.workflow react",
-            "agent.prompts brief is for another workflow, and agent.workflow is react: choose brief_react",
-        ),
         ("--agent.prompts brief_react", "agent.workflow is memsearcher: choose brief"),
-        (
-            "--agent.completion_tokens 170",
-            "agent.rewrite_tokens 170), but sampling.context_tokens is 768: raise it or lower one",
-        ),
-        # eight devices
-        ("--mesh.data 0", "mesh data=0 fsdp=-1 tensor=1: every size must be 1 or more"),
-        ("--mesh.data -1", "with -1 (all remaining devices) at most once"),
-        ("--mesh.tensor 3", "does not fit 8 devices: the sizes must multiply to 8"),
+        ("--agent.completion_tokens 170", "agent.rewrite_tokens 170), but sampling.context_tokens is 768: raise it or"),
         ("--mesh.fsdp 4", "mesh data=1 fsdp=4 tensor=1 does not fit 8 devices"),
-        ("--mesh.tensor 8", "mesh tensor=8 cannot split the 2 kv of"),
         ("--sampling.tensor 3", "sampling.tensor 3 does not divide the 8 devices of a host"),
-        (
-            "--sampling.slots 12",
-            "sampling.slots 12 does not divide over the 8 samplers of a host: choose a multiple of 8",
-        ),
+        ("--sampling.slots 12", "sampling.slots 12 does not divide over the 8 samplers of a host: choose"),
         ("--sampling.slots 8000000", "lower sampling.slots or sampling.context_tokens"),
         ("--model.param_dtype bfloat16", "model.param_dtype bfloat16 loses nearly all updates to rounding: set it to"),
-        # output
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: choose a directory"),
         ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
         ("--json folder", "--json folder is a directory: choose a file"),
         ("--json file/x.json", "--json file/x.json cannot be written"),
+        ("--resume", "--resume needs --out"),
+        ("--resume --out none", "none holds no run: there is no run.json in it"),
     ],
+    export_hf: [("--config nano --out x", "--checkpoint is missing"), ("--checkpoint folder", "--out is missing")],
+    evaluate: [
+        ("--config nano", "--checkpoint is missing: give a run directory or a Hugging Face directory"),
+        (f"{EVALUATED} --benchmarks nq,quiz --data.root .", "--benchmarks: no benchmark 'quiz': choose from"),
+        (f"{EVALUATED} --benchmarks nq,nq --data.root .", "--benchmarks: nq is listed twice"),
+        (f"{EVALUATED} --benchmarks nq", "set data.root to the folder that holds nq/test.jsonl"),
+        (f"{EVALUATED} --benchmarks hotpotqa --data.root .", "hotpotqa/dev.jsonl: no such file"),
+        (f"{EVALUATED} --benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
+        (f"{EVALUATED} --evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
+        (f"{EVALUATED} --workflow rag --agent.prompts mine", "agent.prompts 'mine' is not a packaged set"),
+        ("--workflow memalpha --checkpoint none", "no such directory"),
+        (
+            f"--config tiny_memalpha --agent.memory_tokens 1 {TINY}",
+            "memalpha.core_tokens 32 is not below agent.memory_tokens 1",
+        ),
+    ],
+    ask: [
+        ("--config nano Who?", "give a run directory or a Hugging Face directory, or write the replies yourself"),
+        ("--config tiny_memalpha Who?", "memalpha reads texts: give a directory of documents with --files"),
+        ("--config tiny_memalpha --human --files . Who?", "--human writes replies of search agents"),
+        ("--config nano --human --files . Who?", "--files fills a memory of documents: it needs an agent that reads"),
+        (
+            f"--config tiny_memalpha {TINY_MEMALPHA} --files folder Who?",
+            "--files folder: contains no document with text",
+        ),
+    ],
+    serve_search: [
+        ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
+        ("--port 0 --host no.such.host.invalid", "cannot listen on no.such.host.invalid:0"),
+        ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
+        ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
+        ("--port 0 --retrieval.index none", "none: is not an index folder"),
+    ],
+    serve_agent: [
+        ("", "--checkpoint is missing: give a run directory"),
+        (f"{SERVED} --limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
+        (f"{SERVED} --api_key_env NO_SUCH_KEY", "--api_key_env: the environment holds no variable of that name"),
+        (f"{SERVED} --retrieval.corpus none.jsonl --port 0", "none.jsonl: no such file"),
+        ("--config qwen7b --checkpoint folder", "needs --retrieval.index DIR or --retrieval.corpus FILE"),
+        (
+            "--config tiny_memalpha --checkpoint folder --memalpha.answer_from rag",
+            "questions are answered from the memory",
+        ),
+    ],
+    build_index: [
+        ("--verify", "--out is missing: give the index to verify"),
+        ("--verify --out i", "i: is not an index folder"),
+        ("--out i", "--retrieval.corpus is missing"),
+        ("--retrieval.corpus corpus.jsonl", "--out is missing"),
+        ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
+        ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
+        ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows is 0: it must be at least 1"),
+    ],
+    build_corpus: [
+        ("none", "none: no such directory"),
+        ("file", "file: is a file: give the directory that contains it"),
+        (". --max_words 0", "--max_words is 0: it must be at least 1"),
+        (". --out file", "--out file exists"),
+        ("folder", "contains no documents (.md"),
+    ],
+    sweep: [
+        ("--setting rl.credit --out out -- --data.test good.jsonl", "write NAME=A,B,... with different values"),
+        ("--setting rl.steps=3,,4 --out out -- --data.test good.jsonl", "write NAME=A,B,... with different values"),
+        ("--setting rl.steps=3,3 --out out -- --data.test good.jsonl", "write NAME=A,B,... with different values"),
+        (f"--setting reward.wrong_answer=0,2 --out out -- {CORPUS}", "reward.wrong_answer is 2.0: it must be"),
+        ("--setting data.train=q.jsonl --out out -- --retrieval.corpus corpus.jsonl", "every value is evaluated: set"),
+    ],
+    compare: [
+        ("a b --show -1", "--show is -1: it must be at least 0"),
+        ("a b --json folder", "--json folder is a directory: choose a file"),
+    ],
+    report: [
+        ("none", "none: no such folder"),
+        ("folder", "folder has neither metrics.jsonl nor trajectories"),
+        ("ev --out folder", "--out folder is a directory: choose a file"),
+        ("ev --out ev/results.json", "choose a name that ends in .html"),
+        ("ev --max_trajectories 0", "it must be at least 1"),
+    ],
+    plan_tpu: [
+        ("--config nano --topology v6e:4x9", "--topology v6e:4x9 is none of v6e:1x1, v6e:2x2, v6e:4x4, v6e:"),
+        ("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x"),
+        ("--config nano --rows -1", "--rows is -1: it must be at least 0"),
+        ("--config nano --rows 1 --suggest", "--suggest chooses the rows: omit --rows"),
+        ("--config nano --workload.efficiency 0", "--workload.efficiency is 0.0: it must be above 0 and at"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "line"), [(program, *row) for program, rows in INVALID.items() for row in rows]
 )
-def test_invalid_training_input_is_an_error_and_writes_nothing(flags, line, workdir, refused, snapshot):
-    before = snapshot(workdir)
-    argv = [*([] if "--out" in flags else ["--out", "run"]), *flags.split()]
-    assert line in refused(tpu_train.main, argv)
+def test_invalid_input_is_an_error_and_writes_nothing(program, flags, line, workdir, refused, snapshot):
+    before, words = snapshot(workdir), flags.split()
+    new = program is tpu_train and not {"--out", "--resume"} & {*words}
+    assert line in refused(program.main, [*words, *(["--out", "run"] if new else [])])
     assert snapshot(workdir) == before
 
 
@@ -124,23 +190,6 @@ def test_uncoordinated_hosts_are_an_error(workdir, refused, monkeypatch):
     assert "the devices belong to 4 hosts" in refused(tpu_train.main, ["--out", "run"])
 
 
-def test_a_failed_start_leaves_the_output_folder_unchanged(workdir, corpus, questions, refused, snapshot):
-    """The data is written before the corpus turns out to be invalid; an empty folder of the user remains."""
-    (workdir / "run").mkdir()
-    file = questions("questions.jsonl", "Which town has nine mills?")
-    flags = ["--out", "run", "--data.train", file, "--retrieval.corpus"]
-    before = snapshot(workdir)
-    for _ in range(2):
-        assert "list.jsonl:1" in refused(tpu_train.main, [*flags, "list.jsonl"])
-        assert snapshot(workdir) == before
-
-
-def test_an_index_of_other_passages_is_an_error(workdir, finished, refused):
-    flags = ["--data.train", "good.jsonl", "--retrieval.index", finished / "index", "--out", "run"]
-    assert "was built from another corpus" in refused(tpu_train.main, [*flags, "--retrieval.corpus", "corpus.jsonl"])
-    assert "was built with encoder" in refused(tpu_train.main, [*flags, "--retrieval.encoder_size", "512"])
-
-
 def test_a_damaged_index_is_an_error(workdir, finished, refused, tmp_path):
     shutil.copytree(finished / "index", tmp_path / "index")
     (tmp_path / "index" / "embeddings" / "000000.npy").write_bytes(b"damaged")
@@ -148,35 +197,16 @@ def test_a_damaged_index_is_an_error(workdir, finished, refused, tmp_path):
     assert "index: is damaged" in refused(tpu_train.main, flags)
 
 
-@pytest.mark.parametrize("kind", ["finished", "exported"])
-@pytest.mark.parametrize("program", [tpu_train, evaluate, export_hf, ask], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    ("kind", "program"),
+    [("finished", tpu_train), ("finished", export_hf), ("exported", evaluate), ("exported", ask)],
+)
 def test_a_checkpoint_of_another_model_is_an_error(kind, program, workdir, request, refused, snapshot):
     folder, before = request.getfixturevalue(kind), snapshot(workdir)
     argv = ["--config", "nano", "--checkpoint", folder, "--out", "out"]
     error = refused(program.main, [*argv, *(["Who?"] if program is ask else [])])
     assert f"{folder} holds a checkpoint of another model: embed_size is 32 there, but 64 in this run" in error
     assert "choose its preset with --config" in error
-    assert snapshot(workdir) == before
-
-
-@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_an_incomplete_hugging_face_folder_is_an_error(missing, small, exported, workdir, refused, snapshot):
-    shutil.copytree(exported, workdir / "hf")
-    (workdir / "hf" / missing).unlink()
-    before = snapshot(workdir)
-    error = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
-    assert "hf" in error
-    assert missing in error
-    assert snapshot(workdir) == before
-
-
-def test_truncated_weights_are_an_error(small, exported, workdir, refused, snapshot):
-    shutil.copytree(exported, workdir / "hf")
-    content = (workdir / "hf" / "model.safetensors").read_bytes()
-    (workdir / "hf" / "model.safetensors").write_bytes(content[: len(content) // 2])
-    before = snapshot(workdir)
-    error = refused(evaluate.main, [*small, "--checkpoint", "hf", "--out", "out"])
-    assert "hf/model.safetensors is cut off or no safetensors file" in error
     assert snapshot(workdir) == before
 
 
@@ -192,10 +222,7 @@ def test_a_run_without_a_checkpoint_is_an_error(finished, workdir, refused):
     ("text", "line"),
     [
         ("{", "run.json is damaged (Expecting property name"),
-        ("[]", "run.json is damaged (the config is []: it must be a section)"),
-        ('{"rl": {"steps": "4"}}', "run.json is damaged (rl.steps is '4': it must be of type int)"),
         ('{"rl": {"stepz": 4}}', "run.json is damaged (there is no setting rl.stepz"),
-        ('{"data": {"train": "x"}}', "run.json is damaged (data.train is 'x': it must be a list)"),
         ('{"agent": {"workflow": "chat"}}', "agent.workflow is 'chat': it must be one of memsearcher, react"),
     ],
 )
@@ -209,9 +236,8 @@ def test_a_damaged_run_file_is_an_error(text, line, workdir, refused, snapshot):
 
 def test_too_long_and_empty_questions_are_errors(workdir, refused, snapshot):
     before = snapshot(workdir)
-    assert 'question "asked" has 270 tokens' in refused(
-        ask.main, ["--config", "nano", "--human", "Who? " * 90, "--out", "out"]
-    )
+    long = ["--config", "nano", "--human", "Who? " * 90, "--out", "out"]
+    assert 'question "asked" has 270 tokens' in refused(ask.main, long)
     assert "the question is missing" in refused(ask.main, ["--human", "  "])
     assert snapshot(workdir) == before
 
@@ -219,9 +245,6 @@ def test_too_long_and_empty_questions_are_errors(workdir, refused, snapshot):
 def test_missing_test_questions_are_an_error(finished, workdir, refused, snapshot):
     before = snapshot(workdir)
     flags = ["--checkpoint", finished, "--out", "out"]
-    assert "none.jsonl: no such file" in refused(
-        evaluate.main, [*flags, "--data", "none.jsonl", "--retrieval.corpus", "corpus.jsonl"]
-    )
     assert "set retrieval.corpus" in refused(evaluate.main, [*flags, "--data", "good.jsonl"])
     flags += ["--data.train", "good.jsonl", "--retrieval.corpus", "corpus.jsonl"]
     assert "there are no test questions: set data.test" in refused(evaluate.main, flags)

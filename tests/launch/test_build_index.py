@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,10 +25,6 @@ def test_a_built_index_is_searched_by_a_run(corpus, tmp_path, capsys):
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
     config = RetrievalConfig(index=str(tmp_path / "i"), encoder_size=64)
     assert open_searcher(config, tmp_path / "none", ()).search(["Town 13"], 1)[0][0].title == "Town 13"
-    changed = corpus.with_name("changed.jsonl")
-    changed.write_text(corpus.read_text().replace("Town 13 has 13", "Town 13 has 14"))
-    with pytest.raises(ValueError, match="was built from another corpus"):
-        open_searcher(replace(config, corpus=str(changed)), tmp_path / "none", ())
 
 
 @pytest.mark.parametrize(
@@ -67,9 +62,7 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
     assert capsys.readouterr().out.startswith(f"{out}: all checksums agree (")
     assert json.loads((tmp_path / "j").read_text())["verified_bytes"] > 20 * 64 * 2
     file = out / "embeddings" / "000000.npy"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
     line = refused(build_index.main, ["--verify", "--out", out])
     assert f"{out}: is damaged or of another version" in line and "000000.npy" in line
 
@@ -77,18 +70,7 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--verify", "--out is missing: give the index to verify"),
-        ("--verify --out i", "i: is not an index folder"),
-        ("--out i", "--retrieval.corpus is missing"),
-        ("--retrieval.corpus corpus.jsonl", "--out is missing"),
-        ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
-        ("--retrieval.corpus none.jsonl --out i", "none.jsonl: no such file"),
         ("--retrieval.corpus cut.jsonl --out i", "cut.jsonl:1: not JSON"),
-        ("--retrieval.corpus twice.jsonl --out i", 'twice.jsonl:21: id "0" is already the id of line 1'),
-        ("--retrieval.corpus corpus.jsonl --out i --shard 2", "--shard 2: write K/N"),
-        ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
-        ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows is 0: it must be at least 1"),
-        ("--retrieval.corpus corpus.jsonl --out i --embeddings none.npy", "none.npy: no such file"),
         ("--retrieval.corpus corpus.jsonl --out i --embeddings cut.jsonl", "is neither a .npy array nor a flat FAISS"),
         ("--retrieval.corpus corpus.jsonl --out i --retrieval.encoder none", "no folder none"),
     ],
@@ -96,6 +78,5 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
 def test_invalid_input_is_an_error(flags, line, corpus, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cut.jsonl").write_text('{"id": "a", "cont')
-    (tmp_path / "twice.jsonl").write_text(corpus.read_text() + corpus.read_text())
     assert line in refused(build_index.main, flags.split()).replace(f"{tmp_path}/", "")
     assert not (tmp_path / "i").exists()

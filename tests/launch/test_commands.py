@@ -225,7 +225,7 @@ def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys):
         f"Where was that?</think>\n{call % person}",
         f"<memory>{person} was born in {city}.</memory>",
         f"So I look for the city.</think>\n{call % city}",
-        f"<memory>{person} was born in {city}, which belongs to {country}.</memory>",
+        f"<memory>{person} was born in {city}, in {country}.</memory>",
         f"The memory says it.</think>\n\\boxed{{{country}}}",
     )
     ask.main(["--config", "nano", "--human", "--json", str(tmp_path / "x.json"), PROBLEM.question])

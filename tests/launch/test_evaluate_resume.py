@@ -1,13 +1,7 @@
 """Stopped evaluations: no result is lost, and no question is asked twice."""
 
-import json
-import os
 import random
-import re
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -76,31 +70,6 @@ def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, unint
     assert log.read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_killed_evaluation_keeps_all_reported_questions(tmp_path):
-    """kill -9 with the packaged model, resumed by a second process."""
-    out = tmp_path / "out"
-    command = [sys.executable, evaluate.__file__, "--out", str(out)]
-    flags = ["--config", "tiny_warmstart", "--model.path", "package:tiny", "--evaluation.max_questions", "60"]
-    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if line.startswith("evaluate 9/60"):
-                os.kill(process.pid, signal.SIGKILL)
-                break
-    assert process.returncode == -signal.SIGKILL
-    (log,) = (out / "trajectories").iterdir()
-    first = list(read_log(log))
-    assert 9 <= len(first) < 60
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    counted = [int(number) for number in re.findall(r"^evaluate (\d+)/60", done.stderr, re.MULTILINE)]
-    assert len(first) <= counted[0] <= counted[-1] == 60
-    trajectories = list(read_trajectories(log))
-    assert trajectories[: len(first)] == first
-    assert len({scored.trajectory.problem.id for scored in trajectories}) == len(trajectories) == 60
-    assert json.loads((out / "results.json").read_text())["questions"] == 60
-
-
 def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted, tmp_path):
     """The file of a former host may end in a torn line."""
     result, folder = uninterrupted
@@ -127,29 +96,6 @@ def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused
     log.with_name("host_x.jsonl.gz").write_bytes(before)
     error = refused(evaluate.main, ["--resume", "--out", folder])
     assert "host_x.jsonl.gz: an evaluation's files are named host_0012.jsonl.gz" in error
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ("--benchmarks nq,quiz --data.root .", "--benchmarks: no benchmark 'quiz': choose from nq, triviaqa"),
-        ("--benchmarks nq,nq --data.root {root}", "--benchmarks: nq is listed twice"),
-        ("--benchmarks nq", "set data.root to the folder that holds nq/test.jsonl"),
-        ("--benchmarks nq:night --data.root {root}", "nq has no split night"),
-        ("--benchmarks hotpotqa --data.root {root}", "hotpotqa/dev.jsonl: no such file"),
-        ("--benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
-        ("--evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
-        ("--workflow chat", "--workflow"),
-        ("--workflow rag --agent.prompts mine", "agent.prompts 'mine' is not a packaged set"),
-    ],
-)
-def test_invalid_flags_are_errors(flags, line, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nq").mkdir()
-    (tmp_path / "nq" / "test.jsonl").write_text('{"id": "1", "question": "q", "golden_answers": ["a"]}\n')
-    given = ["--config", "tiny_warmstart", "--model.path", "package:tiny", *flags.format(root=tmp_path).split()]
-    assert line in refused(evaluate.main, given)
-    assert {path.name for path in tmp_path.iterdir()} == {"nq"}
 
 
 class FailingIndex:

@@ -11,7 +11,7 @@ import pytest
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.data.problems import ProblemSplits
-from memsearcher_jax.launch import ask, cli, evaluate, export_hf, help_pages, main, preconditions, tpu_train
+from memsearcher_jax.launch import cli, evaluate, help_pages, main, preconditions, tpu_train
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.run_dir import write_run_config
 
@@ -54,10 +54,6 @@ def test_a_value_out_of_range_is_an_error(setting, value, line, refused, tmp_pat
         ("x = (\n", "broken() failed with SyntaxError"),
         ("x = 1\n", "has no attribute 'broken'"),
         ("def broken():\n    return 3\n", "broken() must return a RunConfig, it returned int"),
-        (
-            "from memsearcher_jax.config import RunConfig\ndef broken():\n    return RunConfig(seed='0')\n",
-            "seed is '0': it must be of type int",
-        ),
         (None, "no preset 'PATH/nope.py': choose one of"),
     ],
 )
@@ -66,25 +62,6 @@ def test_an_invalid_preset_file_is_an_error(source, line, refused, tmp_path):
     if source:
         file.write_text(source)
     assert line.replace("PATH", str(tmp_path)) in refused(tpu_train.main, ["--config", file])
-
-
-@pytest.mark.parametrize(
-    ("program", "argv", "line"),
-    [
-        (evaluate, "--config nano", "--checkpoint is missing: give a run directory or a Hugging Face directory"),
-        (export_hf, "--config nano --out x", "--checkpoint is missing"),
-        (ask, "--config nano Who?", "give a run directory or a Hugging Face directory, or write the replies yourself"),
-        (export_hf, "--checkpoint CHECKPOINT", "--out is missing"),
-        (tpu_train, "--checkpoint missing_folder", "--checkpoint missing_folder: no such directory"),
-        (tpu_train, "--resume", "--resume needs --out"),
-        (tpu_train, "--resume --out missing_folder", "missing_folder holds no run: there is no run.json in it"),
-    ],
-)
-def test_a_missing_flag_is_an_error(program, argv, line, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "CHECKPOINT").mkdir()
-    assert line in refused(program.main, argv.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["CHECKPOINT"]
 
 
 def helped(program, *words):
@@ -130,15 +107,12 @@ def test_the_page_of_a_section_explains_its_settings_with_the_values_of_the_pres
 @pytest.mark.parametrize(
     "section", [one.name for one in fields(RunConfig) if is_dataclass(getattr(RunConfig(), one.name))]
 )
-def test_every_setting_of_a_section_is_explained(section, capsys):
+def test_every_setting_of_a_section_is_explained(section, capsys, refused):
     flags = cli.parse(cli.Command, ["--config", "tiny"])
     with pytest.raises(SystemExit):
         help_pages.print_if_asked(flags, ["--help", section])
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert_explains(lines, [name for name in settings(flags.run) if name.startswith(f"{section}.")])
-
-
-def test_an_unknown_section_of_help_is_an_error(refused):
     assert "--help rt: the sections are model, mesh, agent" in refused(tpu_train.main, ["--help", "rt"])
 
 
@@ -187,7 +161,6 @@ def test_a_cpu_is_divided_into_devices_and_compiled_programs_are_cached_across_p
     ("devices", "environment", "expected"),
     [
         (1, {}, None),
-        (2, {}, "2"),
         (2, {"JAX_NUM_CPU_DEVICES": "3"}, "3"),
         (2, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, None),
     ],

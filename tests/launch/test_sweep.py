@@ -52,20 +52,8 @@ def test_flags_and_streams_are_swept_in_evaluations(tmp_path, fast_compile):
         assert all({"mean", "low", "high"} <= set(score) for row in table for score in row["scores"].values())
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("rl.credit", "write NAME=A,B,... with different values"),
-        ("rl.credit=", "write NAME=A,B,... with different values"),
-        ("rl.steps=3,,4", "write NAME=A,B,... with different values"),
-        ("rl.steps=3,3", "write NAME=A,B,... with different values"),
-        ("rl.credit=none", "--rl.credit"),
-        ("rl.stepz=3", "--rl.steps"),
-        ("reward.wrong_answer=0,2", "reward.wrong_answer is 2.0: it must be"),
-        ("data.train=q.jsonl", "every value is evaluated: set data.test to files of questions"),
-    ],
-)
-def test_all_values_are_checked_before_the_first_run(setting, message, misused, tmp_path):
-    argv = ["--setting", setting, "--out", tmp_path / "out", "--", "--retrieval.corpus", "c.jsonl"]
-    assert message in misused(sweep.main, [*argv, *([] if "data" in setting else ["--data.test", "q.jsonl"])])
+def test_flags_that_tyro_refuses_are_named_before_the_first_run(misused, tmp_path):
+    for setting, name in (("rl.credit=none", "--rl.credit"), ("rl.stepz=3", "--rl.steps")):
+        argv = ["--setting", setting, "--out", tmp_path / "out", "--", "--data.test", "q.jsonl"]
+        assert name in misused(sweep.main, [*argv, "--retrieval.corpus", "c.jsonl"])
     assert not (tmp_path / "out").exists()
