@@ -264,6 +264,13 @@ def test_weights_are_read_one_tensor_at_a_time(nano, saved):
     read.check()
 
 
+@pytest.mark.parametrize("name", ["exp#1", "a?b", "50%", "x%20y", "ü[1]"])
+def test_weights_are_read_from_folders_that_a_url_would_escape(nano, saved, tmp_path, name):
+    shutil.copytree(saved[0], tmp_path / name)
+    embed = open_params(saved[0], nano.model).read("embed", None)
+    np.testing.assert_array_equal(open_params(tmp_path / name, nano.model).read("embed", None), embed)
+
+
 @pytest.mark.parametrize(("weight", "by_entry"), [("layers.wq", True), ("embed", False)])
 def test_stacked_weights_are_chunked_by_layer_and_tables_not_by_token(saved, weight, by_entry):
     """With a chunk for each of 150,000 tokens, a small checkpoint takes minutes to read."""
