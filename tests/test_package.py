@@ -1,7 +1,9 @@
 """The built wheel: its files, metadata and command."""
 
+import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -136,7 +138,7 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
 
 
 @pytest.mark.slow
-def test_the_installed_command_serves_an_agent(wheel, tmp_path):
+def test_the_installed_command_serves_an_agent_until_sigterm(wheel, tmp_path):
     """The page and the weights come from the wheel; the dependencies are this environment's."""
     install(wheel, tmp_path)
     weights = tmp_path / PACKAGE / "assets" / "tiny"
@@ -150,6 +152,14 @@ def test_the_installed_command_serves_an_agent(wheel, tmp_path):
             for path, content in (("/", b"<!doctype html>"), ("/agent.js", b'"use strict"'), ("/v1/models", b"tiny")):
                 with urllib.request.urlopen(line.split()[-1] + path, timeout=20) as response:
                     assert content in response.read()
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "Who is the mayor?"}]}
+            url, sent = f"{line.split()[-1]}/v1/chat/completions", json.dumps(body).encode()
+            request = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                assert json.load(response)["choices"][0]["message"]["memsearcher"]["stop"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert process.stderr.read() == "stopped\n"
         finally:
             process.kill()
 

@@ -157,37 +157,28 @@ def test_a_cpu_is_divided_into_devices_and_compiled_programs_are_cached_across_p
         assert printed == f"2 {cached}\n"
 
 
-@pytest.mark.parametrize(
-    ("devices", "environment", "expected"),
-    [
+def test_the_environment_overrides_the_number_of_devices(monkeypatch):
+    for devices, environment, expected in (
         (1, {}, None),
         (2, {"JAX_NUM_CPU_DEVICES": "3"}, "3"),
         (2, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}, None),
-    ],
-)
-def test_the_environment_overrides_the_number_of_devices(devices, environment, expected, monkeypatch):
-    monkeypatch.setattr(os, "environ", dict(environment))
-    cli._set_cpu_devices(devices)
-    assert os.environ.get("JAX_NUM_CPU_DEVICES") == expected
+    ):
+        monkeypatch.setattr(os, "environ", environment)
+        cli._set_cpu_devices(devices)
+        assert os.environ.get("JAX_NUM_CPU_DEVICES") == expected
 
 
-def test_adapters_of_a_preset_are_merged_into_weights_and_left_out_with_a_run(tmp_path):
+def test_adapters_of_a_preset_are_merged_into_weights_and_never_into_a_run(tmp_path):
     """Adapters that are to be trained further would not be merged, and a run's weights contain them."""
-
-    def evaluated(folder: Path):
-        return cli.parse(evaluate.Evaluate, ["--config", "smollm2", "--checkpoint", str(folder)]).run.model
-
-    weights, run = tmp_path / "weights", tmp_path / "run"
-    weights.mkdir()
-    run.mkdir()
-    write_run_config(run, cli.load_preset("smollm2"))
-    assert (evaluated(weights).adapter, evaluated(weights).lora_rank) == ("package:smollm2_search", 0)
-    assert (evaluated(run).adapter, evaluated(run).lora_rank) == ("", 16)
-
-
-@pytest.mark.parametrize("rank", [16, 0])
-def test_adapters_are_not_added_to_a_run_that_began_with_them(rank, tmp_path):
     preset = cli.load_preset("smollm2")
-    write_run_config(tmp_path, replace(preset, model=replace(preset.model, lora_rank=rank)))
-    with pytest.raises(ValueError, match=r"was trained from the adapters package:smollm2_search and contains them"):
-        load_weights.check_weights(tmp_path, preset.model)
+    for name, adapter, rank in (("weights", "package:smollm2_search", 0), ("run", "", 16)):
+        (tmp_path / name).mkdir()
+        if name == "run":
+            write_run_config(tmp_path / name, preset)
+        command = ["--config", "smollm2", "--checkpoint", str(tmp_path / name)]
+        model = cli.parse(evaluate.Evaluate, command).run.model
+        assert (model.adapter, model.lora_rank) == (adapter, rank)
+    for rank in (16, 0):
+        write_run_config(tmp_path, replace(preset, model=replace(preset.model, lora_rank=rank)))
+        with pytest.raises(ValueError, match=r"was trained from the adapters package:smollm2_search and contains them"):
+            load_weights.check_weights(tmp_path, preset.model)

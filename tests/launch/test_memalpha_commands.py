@@ -12,25 +12,14 @@ from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime.run_dir import located
 
-SETTINGS = {
-    "agent.completion_tokens": 16,
-    "memalpha.answer_tokens": 6,
-    "data.streams.train_streams": 4,
-    "data.streams.train_chunks": 2,
-    "data.streams.test_streams": 4,
-    "data.streams.test_chunks": "2 5",
-    "data.streams.questions": 3,
-    "sampling.slots": 8,
-    "training.minibatch_rows": 8,
-    "rl.steps": 2,
-    "rl.prompts_per_step": 2,
-    "rl.group_size": 2,
-    "rl.checkpoint_every": 1,
-    "rl.evaluate_every": 2,
-    "evaluation.max_questions": 2,
-}
-SMALL = ["--config", "tiny_memalpha"]
-SMALL += [word for name, value in SETTINGS.items() for word in (f"--{name}", *str(value).split())]
+SETTINGS = """
+    --config tiny_memalpha --agent.completion_tokens 16 --memalpha.answer_tokens 6
+    --data.streams.train_streams 4 --data.streams.train_chunks 2 --data.streams.test_streams 4
+    --data.streams.test_chunks 2 5 --data.streams.questions 3 --sampling.slots 8 --training.minibatch_rows 8
+    --rl.steps 2 --rl.prompts_per_step 2 --rl.group_size 2 --rl.checkpoint_every 1 --rl.evaluate_every 2
+    --evaluation.max_questions 2
+"""
+SMALL = SETTINGS.split()
 
 
 @pytest.fixture(scope="module")

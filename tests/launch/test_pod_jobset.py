@@ -216,13 +216,11 @@ def test_the_error_for_an_unknown_topology_lists_the_known_topologies(refused):
     ("flags", "line"),
     [
         ("--slices 0", "--slices is 0: it must be at least 1"),
-        ("--max_restarts -1", "--max_restarts is -1: it must be at least 0"),
         ("--out runs/a", "--out runs/a: give gs://BUCKET/DIR"),
         ("--out gs://bucket", "--out gs://bucket: give gs://BUCKET/DIR"),
         ("--name Run", "--name 'Run': use at most 47 lower-case letters"),
         (f"--name {'n' * 47} --slices 11", "use at most 46"),
         ("-- --mesh.tensor 3", "mesh data=1 fsdp=-1 tensor=3 does not fit 32 devices"),
-        ("--config qwen8b", "no preset 'qwen8b'"),
         ("-- --resume", "--resume is not allowed after --: every start resumes the run in --out"),
         ("-- --out=gs://other/a", "--out is not allowed after --: put it before the --"),
         ("-- --checkpoint d", "--checkpoint is not allowed after --: give the weights with --model.path"),
