@@ -147,8 +147,8 @@ def test_the_installed_command_serves_an_agent_until_sigterm(wheel, tmp_path):
     environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
-            line = process.stderr.readline()
-            assert line.startswith("serving the agent tiny at http://"), line + process.stderr.read()
+            # Before it, lines say what takes long.
+            line = next(line for line in process.stderr if line.startswith("serving the agent tiny at http://"))
             for path, content in (("/", b"<!doctype html>"), ("/agent.js", b'"use strict"'), ("/v1/models", b"tiny")):
                 with urllib.request.urlopen(line.split()[-1] + path, timeout=20) as response:
                     assert content in response.read()
