@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
                 from memsearcher_jax.runtime import hub
 
                 begin("opening the model's files, the documents and the index")
-                if isinstance(agent, ReadingAgent):
+                if isinstance(agent, ReadingAgent) and flags.files:
                     tokenizer = setup.open_tokenizer(hub.local(flags.run).model)
                     problem = agent.text_problem(
                         document_chunks(flags.files, agent.chunk_tokens, tokenizer, flags.run.data.malformed),

@@ -235,15 +235,15 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
     run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
-    complete = run_folder is not None or (checkpoint is not None and is_export(checkpoint))
+    export = checkpoint if checkpoint is not None and is_export(checkpoint) else None
     adapter = Path(words[words.index("--model.adapter") + 1]) if "--model.adapter" in words[:-1] else Path()
-    if source.config or not (complete or is_export(adapter)):
+    if source.config or not (run_folder or export or is_export(adapter)):
         base = load_preset(source.config or "nano")
     elif run_folder:
         base = with_own_inputs(run_folder, read_run_config(run_folder))
     else:
-        base = read_export_config(checkpoint if complete else adapter)
-    if complete:  # its weights contain the adapters that it started from
+        base = read_export_config(export or adapter)
+    if run_folder or export:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
     if checkpoint is None:

@@ -72,7 +72,7 @@ def _paragraphs(kind: type) -> dict[str, str]:
     """The docstring below each field of a dataclass, in one line."""
     docs = {}
     for base in filter(dataclasses.is_dataclass, kind.__mro__):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # type: ignore[arg-type]
         for one, below in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
             if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr):
                 docs.setdefault(one.target.id, " ".join(below.value.value.split()))  # type: ignore[attr-defined]

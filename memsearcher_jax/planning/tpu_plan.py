@@ -219,6 +219,7 @@ def _compile(
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         text = compiled.as_text() or text
     work, memory = schedule(text, unknown_trips=unknown_trips), compiled.memory_analysis()
+    assert memory is not None, "the compiler for TPUs reports memory"
     return Program(
         name,
         argument_bytes=memory.argument_size_in_bytes,
