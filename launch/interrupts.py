@@ -5,6 +5,7 @@ Training replaces these handlers while it runs (`runtime/preemption.py`), becaus
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -28,7 +29,8 @@ def end_on_signals() -> None:
 
 def end() -> NoReturn:
     """Ends the process at once: threads of C++ would crash it while the interpreter exits."""
-    os.write(2, b"stopped\n")
+    with contextlib.suppress(OSError):  # nobody reads stderr any more
+        os.write(2, b"stopped\n")
     os._exit(INTERRUPTED)
 
 

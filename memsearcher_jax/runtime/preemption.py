@@ -157,7 +157,8 @@ class _Job:
             if self.hosts.stopping.is_set():
                 self._exit("stopped at once (Ctrl-C again); the last checkpoint is intact", reason.status)
             line = "stopping: the step under way is dropped or finished, then saved; Ctrl-C again stops at once"
-            os.write(2, f"{self.prefix}{line}\n".encode())
+            with contextlib.suppress(OSError):
+                os.write(2, f"{self.prefix}{line}\n".encode())
         message = f"{name} on host {self.hosts.index}" if self.client else name
         self.hosts.stop(reason, message)
         if self.client:
@@ -220,7 +221,8 @@ class _Job:
         self._exit(lost if self._abort_status == STOPPED else "aborted", self._abort_status)
 
     def _exit(self, reason: str, status: int) -> NoReturn:
-        os.write(2, f"{self.prefix}{reason}\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads stderr any more
+            os.write(2, f"{self.prefix}{reason}\n".encode())
         os._exit(status)
 
 
