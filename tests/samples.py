@@ -39,6 +39,6 @@ def scored(
 
 def write_shard(folder, trajectories, number=0):
     """The trajectories as an evaluation leaves them in its folder."""
-    file = folder / "trajectories" / f"shard_{number:04d}.jsonl.gz"
+    file = folder / "trajectories" / f"host_{number:04d}.jsonl.gz"
     atomic_write(file, compress_trajectories(trajectories))
     return file
