@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import tempfile
-import time
 from pathlib import Path
 
 import hypothesis
@@ -27,33 +26,25 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
-def compilation_cache() -> Path:
-    """A folder of compiled programs that all processes and later runs of this user share; entries stay for a week.
-
-    It is on the machine that compiled them, because programs for one CPU may not run on another.
-    """
-    folder = Path(tempfile.gettempdir(), f"memsearcher-compiled-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user, whose programs are not run"
-    for file in folder.iterdir():
-        if file.stat().st_mtime < time.time() - 7 * 86_400:
-            file.unlink(missing_ok=True)
-    return folder
-
-
 # JAX reads these when it is imported, which the conftest.py of a folder given to pytest does before pytest_configure.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the environment
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compilation_cache())
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["HF_HUB_OFFLINE"] = "1"  # a setting that names no directory must not ask the Hub
 
 
 def pytest_configure(config):
-    """The fast tests spend most of their time on compilation, so they use few XLA optimisations; the slow tests run
-    long programs and use the default ones."""
+    """The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
+    cache on disk; the slow tests run long programs and use the default optimisations.
+
+    The cache lasts for one run: programs of eight CPU devices that a later run reads from it can wait for each other
+    for ever in their collectives.
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
+    compiled = tempfile.TemporaryDirectory(prefix="compiled-")
+    config.add_cleanup(compiled.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     fast_tests = config.option.markexpr.startswith("not slow")  # as in pyproject.toml: the fast tests
     flags = ["--xla_force_host_platform_device_count=8", *(FAST_COMPILE_FLAGS.split() if fast_tests else [])]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
