@@ -88,9 +88,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         print(f"memsearcher_jax {importlib.metadata.version('memsearcher_jax')}")
         return
     logging.getLogger("absl").setLevel(logging.ERROR)
-    on_tpu_vm = preconditions.has_accelerator() or {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"} & {
-        *os.environ
-    }
+    on_tpu_vm = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
     if importlib.util.find_spec("libtpu") and not on_tpu_vm:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
     if isinstance(sys.stdout, io.TextIOWrapper):

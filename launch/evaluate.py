@@ -152,7 +152,7 @@ def evaluate(
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
         evaluation.drop_lost_trajectories(folder, share)
         done = evaluation.read_summaries(folder, problems, share)
-        # Rows of other hosts that were lost count as missing on every host, whoever has removed them by now.
+        # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
         answered = [id for id in done if not done[id].stop.is_fault]
         jobs = evaluation.missing_jobs(problems, answered, share)
         # All hosts load weights together, even those without jobs, before any of them starts to sample.

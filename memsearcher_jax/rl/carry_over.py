@@ -332,7 +332,7 @@ def from_text(
 
 
 def problem_name(problem: Problem) -> dict[str, str]:
-    """What identifies a problem wherever it stands in the data."""
+    """What identifies a problem, at any position of the data."""
     content = json.dumps(asdict(problem), sort_keys=True, default=str)
     return {"id": problem.id, "sha256": hashlib.sha256(content.encode()).hexdigest()}
 
