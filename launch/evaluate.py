@@ -148,13 +148,12 @@ def evaluate(
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
-        share = evaluation.HostShare(hosts.index, hosts.count)
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
-        evaluation.drop_lost_trajectories(folder, share)
-        done = evaluation.read_summaries(folder, problems, share)
+        evaluation.drop_lost_trajectories(folder, hosts)
+        done = evaluation.read_summaries(folder, problems, hosts)
         # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
         answered = [id for id in done if not done[id].stop.is_fault]
-        jobs = evaluation.missing_jobs(problems, answered, share)
+        jobs = evaluation.missing_jobs(problems, answered, hosts)
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(answered) < len(problems)):
             begin("loading the weights")
@@ -171,7 +170,7 @@ def evaluate(
             keep_inputs(out, config, weights["step"])
         hosts.barrier("the output directory exists")
     if jobs:
-        total = share.size(len(problems))
+        total = len(range(hosts.index, len(problems), hosts.count))
         updates, pending = -(-len(jobs) // MAX_UPDATES), 0
         first = len(done)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
@@ -186,12 +185,12 @@ def evaluate(
                     progress.advance(trajectory_metrics(list(done.values()), run.agent), by=pending)
                     pending = 0
 
-            evaluation.evaluate_to_folder(run, driver, params, jobs, folder, share, reward_fn, on_answer)
+            evaluation.evaluate_to_folder(run, driver, params, jobs, folder, hosts, reward_fn, on_answer)
     hosts.barrier("all hosts have answered")
     if not hosts.first:
         return Evaluated(weights)
     if hosts.count > 1:  # the others have answered in the meantime
-        done = evaluation.read_summaries(folder, problems, share)
+        done = evaluation.read_summaries(folder, problems, hosts)
     if choices := [problem for problem in problems if of_kind(problem, "choice")]:
         guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
         weights |= {"choices": len(choices), "guessed_exact_match": guessed}

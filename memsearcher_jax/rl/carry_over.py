@@ -5,12 +5,10 @@ steps, at most `rl.carry_over` steps ahead. Then the rollout ends at once, and t
 under way with its weights, from their last complete context on. So every context is sampled by one policy, whose
 log-probabilities it keeps, and no KV cache outlives the weights that filled it.
 
-A context that was interrupted is sampled again with the same random numbers. While the weights are the same it becomes
-the context that it would have been, whatever its length: interrupting does not select for short contexts.
-
-A group whose oldest context is `rl.carry_over` steps old has to be complete, and the step waits for it: so no context
-is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too many for the
-next steps. With `rl.carry_over` 0 every group has to be complete, and nothing is ever carried.
+A context that was interrupted is sampled again with the same random numbers, so that interrupting does not select for
+short contexts. A group whose oldest context is `rl.carry_over` steps old has to be complete, and the step waits for it:
+no context is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too
+many for the next steps.
 
 What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
 the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up. A carried group names its
@@ -23,7 +21,6 @@ import base64
 import hashlib
 import json
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -67,11 +64,6 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Groups begin, and are trained, in this order."""
-        return self.step, self.index
-
-    @property
     def complete(self) -> bool:
         return all(isinstance(one, FinishedWorkflow) for one in self.rollouts)
 
@@ -111,8 +103,8 @@ class CarryOver(Collector):
     unfinished: Carried | None = None  # what the step under way would carry on
 
     def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
-        rl, batch = self.run.config.rl, None
-        self.take(rl.prompts_per_step)
+        batch = None
+        self.take(self.run.config.rl.prompts_per_step)
         with self.hosts.guarded():
             with timer("rollout"):
                 trajectories, self.unfinished, stats = self._rollout(state, timer)
@@ -140,7 +132,7 @@ class CarryOver(Collector):
             count = settings.prompts_per_step
             return self.loader.batch(self.position + (step - first) * count, count)
 
-        # All steps have the same key: see `_draw_number`.
+        # All steps have the same key, and each rollout a number of its own: see `rollout`.
         key = named_key(self.run.config.seed, "rollout", 0)
         return rollout(self.driver, self.carried, problems, state.params, key, first, settings, timer.notify)
 
@@ -156,21 +148,31 @@ def rollout(
     notify: Callable[[str], None],
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
     """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
-    groups = [*carried.groups, *_new_groups(carried, problems, step, settings)]
+    # Groups may begin in order, none of a step after the run's last. Where other hosts had other shares before a
+    # resume, some of an earlier step may be among them.
+    last = min(step + settings.carry_over, settings.steps - 1)
+    groups = [*carried.groups]
+    groups += [
+        Group(number, index, step, problems(number)[index], (PausedWorkflow(),) * settings.group_size)
+        for number in range(min(carried.next_steps.values(), default=step), last + 1)
+        for index, first in carried.next_steps.items()
+        if first <= number
+    ]
     needs = _needs(groups, len(carried.next_steps), step, settings)
     complete = {position for position, group in enumerate(groups) if group.complete}
     step_rollout = _StepRollout(groups, step, needs, complete)
-    waiting = {
-        _draw_number(group, copy, settings): (position, copy, one)
-        for position, group in enumerate(groups)
-        for copy, one in enumerate(group.rollouts)
-        if isinstance(one, PausedWorkflow)
-    }
-    jobs = [Job(number, groups[position].problem, copy, one) for number, (position, copy, one) in waiting.items()]
+    positions: dict[int, int] = {}  # of the groups, by the numbers of their jobs
+    jobs = []
+    for position, group in enumerate(groups):
+        for copy, one in enumerate(group.rollouts):
+            if isinstance(one, PausedWorkflow):
+                # Seeds the draws: the same in every step that samples the rollout, and unique among all.
+                number = (group.step * settings.prompts_per_step + group.index) * settings.group_size + copy
+                positions[number] = position
+                jobs.append(Job(number, group.problem, copy, one))
 
     def on_end(job: Job, ended: Rollout) -> None:
-        position, copy, _ = waiting[job.number]
-        step_rollout.record(position, copy, ended)
+        step_rollout.record(positions[job.number], job.rollout, ended)
         notify(f"{len(step_rollout.complete)}/{step_rollout.quota} groups, {step_rollout.finished} trajectories")
 
     stats = driver.run(jobs, params, key, on_end, version=step, should_continue=step_rollout.should_continue)
@@ -221,16 +223,16 @@ class _StepRollout:
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
         """The groups to train, those with the oldest contexts first and then by their order, and those to carry on."""
-        first = sorted(
-            self.complete, key=lambda position: (self.groups[position].oldest_version, self.groups[position].order)
-        )
-        trained = set(first[: self.quota])
+        complete = [self.groups[position] for position in self.complete]
+        oldest_first = sorted(complete, key=lambda group: (group.oldest_version, group.step, group.index))
+        trained = sorted(oldest_first[: self.quota], key=lambda group: (group.step, group.index))
+        numbers = {(group.step, group.index) for group in trained}
         kept = [
             group
             for position, group in enumerate(self.groups)
-            if position not in trained and (position in self.begun or group.oldest_version < self.step)
+            if (group.step, group.index) not in numbers and (position in self.begun or group.oldest_version < self.step)
         ]
-        return sorted((self.groups[position] for position in trained), key=lambda group: group.order), kept
+        return trained, kept
 
 
 def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
@@ -248,25 +250,6 @@ def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -
     return needs
 
 
-def _new_groups(carried: Carried, problems: Problems, step: int, settings: RLConfig) -> list[Group]:
-    """The groups that may begin in this step, none of a step after the run's last.
-
-    Where other hosts had other shares before a resume, some of an earlier step may be among them.
-    """
-    last = min(step + settings.carry_over, settings.steps - 1)
-    return [
-        Group(number, index, step, problems(number)[index], (PausedWorkflow(),) * settings.group_size)
-        for number in range(min(carried.next_steps.values(), default=step), last + 1)
-        for index, first in carried.next_steps.items()
-        if first <= number
-    ]
-
-
-def _draw_number(group: Group, copy: int, settings: RLConfig) -> int:
-    """Seeds the draws of a rollout: the same in every step that samples it, and unique among all."""
-    return (group.step * settings.prompts_per_step + group.index) * settings.group_size + copy
-
-
 def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -> str:
     """What all hosts carry, as text for a checkpoint: compressed JSON. All hosts must call it."""
     groups = [
@@ -280,9 +263,7 @@ def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -
         for group in carried.groups
     ]
     local = {"next_steps": list(carried.next_steps.items()), "groups": groups}
-    shares = exchange(zlib.compress(json.dumps(local).encode()))
-    assert shares is not None, "every host gives its share"
-    contents = [json.loads(zlib.decompress(share)) for share in shares]
+    contents = list(map(json.loads, exchange(json.dumps(local).encode()) or ()))
     groups = sorted((one for share in contents for one in share["groups"]), key=lambda one: (one["step"], one["index"]))
     together = {"next_steps": [pair for share in contents for pair in share["next_steps"]], "groups": groups}
     return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
@@ -315,12 +296,12 @@ def from_text(
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
             )
-    found = _find_problems(problems, Counter(group["problem"]["id"] for group in groups))
+    ids = {group["problem"]["id"] for group in groups}
+    found = {problem_name(problem)["sha256"]: problem for problem in problems if problem.id in ids}
 
     def restored(fields: dict[str, Any]) -> Group:
         name = fields["problem"]
-        problem = found.get((name["id"], name["sha256"]))
-        if problem is None:
+        if (problem := found.get(name["sha256"])) is None:
             raise ValueError(
                 f"the checkpoint carries trajectories of problem {name['id']!r}, which the training data no longer has "
                 "as it was: restore the data that the run began with"
@@ -335,14 +316,6 @@ def problem_name(problem: Problem) -> dict[str, str]:
     """What identifies a problem, at any position of the data."""
     content = json.dumps(asdict(problem), sort_keys=True, default=str)
     return {"id": problem.id, "sha256": hashlib.sha256(content.encode()).hexdigest()}
-
-
-def _find_problems(problems: Sequence[Problem], ids: Counter[str]) -> dict[tuple[str, str], Problem]:
-    """The problems with these ids, by id and content."""
-    if not ids:
-        return {}
-    wanted = (problem for problem in problems if problem.id in ids)
-    return {(problem.id, problem_name(problem)["sha256"]): problem for problem in wanted}
 
 
 def _to_json(one: Rollout) -> dict[str, Any]:
@@ -367,11 +340,9 @@ def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) 
     responses = tuple(map(_response, fields["responses"]))
     if not fields["finished"]:
         return PausedWorkflow(contexts, responses)
-    if "fault" in fields:
-        outcome = Outcome(StopReason(fields["fault"]["stop"]), error=fields["fault"]["error"])
-    else:
-        outcome = driver.outcome(problem, responses)
-    return FinishedWorkflow(outcome, contexts, responses)
+    if fault := fields.get("fault"):
+        return FinishedWorkflow(Outcome(StopReason(fault["stop"]), error=fault["error"]), contexts, responses)
+    return FinishedWorkflow(driver.outcome(problem, responses), contexts, responses)
 
 
 def _response(fields: Any) -> Response:

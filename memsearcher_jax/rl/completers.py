@@ -52,7 +52,12 @@ class EngineCompleter:
         completions: dict[int, Completion] = {}
 
         def on_end(job: Job, ended: Rollout) -> None:
-            completions[job.number] = _completion(ended)
+            assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
+            outcome = ended.outcome
+            answered = outcome.stop is StopReason.ANSWERED
+            completions[job.number] = Completion(
+                outcome.answer, error="" if answered else outcome.error or str(outcome.stop.value)
+            )
 
         try:
             self.driver.run(jobs, self.params, key, on_end)
@@ -63,20 +68,12 @@ class EngineCompleter:
 
 def _distinct(numbers: Sequence[int]) -> list[int]:
     """The numbers, of 32 bits; one that occurred before is replaced by the next that did not."""
-    seen: dict[int, None] = {}
+    seen: dict[int, None] = {}  # an ordered set
     for number in numbers:
         while number in seen:
             number = (number + 1) % 2**32
         seen[number] = None
     return list(seen)
-
-
-def _completion(ended: Rollout) -> Completion:
-    assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
-    outcome = ended.outcome
-    if outcome.stop is StopReason.ANSWERED:
-        return Completion(outcome.answer)
-    return Completion(error=outcome.error or outcome.stop.value)
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,6 @@ class CachedCompleter:
     texts: LRUCache[bytes, str] = field(compare=False)
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
-        """As the completer that it wraps, which gets the prompts that are not in the cache."""
         sampled_with = jax.random.key_data(key).tobytes()
         digests = [sampled_with + _digest(prompt) for prompt in prompts]
         known = {digest: Completion(text) for digest in digests if (text := self.texts.get(digest)) is not None}
@@ -176,17 +172,14 @@ def open_completers(
         start = partial(generate_once, max_tokens=settings.answer_tokens)
         engine_completer = EngineCompleter(RolloutDriver(engine, tokenizer, start, check=check), initial_params())
 
-    def open_completer(section: str) -> Completer | None:
-        backend: CompleterConfig = getattr(config, section)
+    def open_completer(section: str, backend: CompleterConfig) -> Completer | None:
         completer: Completer | None = engine_completer if backend.backend == "initial_policy" else None
         if backend.backend == "openai":
-            tokens, temperature = settings.answer_tokens, settings.answer_temperature
-            completer = open_openai_completer(
-                backend, section=section, max_tokens=tokens, temperature=temperature, check=check
-            )
+            limits = {"max_tokens": settings.answer_tokens, "temperature": settings.answer_temperature}
+            completer = open_openai_completer(backend, section=section, check=check, **limits)
         return CachedCompleter(completer, LRUCache(backend.cache_size)) if completer else None
 
-    return open_completer("answerer"), open_completer("judge")
+    return open_completer("answerer", config.answerer), open_completer("judge", config.judge)
 
 
 def uses_initial_policy(config: RunConfig) -> bool:

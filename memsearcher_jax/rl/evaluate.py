@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,22 +31,6 @@ from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
 HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host
-
-
-@dataclass(frozen=True)
-class HostShare:
-    """The questions of one of several hosts that evaluate together: every `count`-th, from number `index` on."""
-
-    index: int = 0  # from 0
-    count: int = 1
-
-    def holds(self, number: int) -> bool:
-        """Whether the question, or the file, of that number belongs to this host; it belongs to exactly one."""
-        return number % self.count == self.index
-
-    def size(self, questions: int) -> int:
-        """How many of `questions` questions belong to this host."""
-        return len(range(self.index, questions, self.count))
 
 
 def evaluation_problems(run: Run) -> list[Problem]:
@@ -102,27 +86,20 @@ class Evaluator:
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights. Raises RunEnded on all hosts if one of them is to stop."""
-        jobs = missing_jobs(evaluation_problems(self.run), (), HostShare(self.hosts.index, self.hosts.count))
-        batch = None
+        jobs, batch = missing_jobs(evaluation_problems(self.run), (), self.hosts), None
         with self.hosts.guarded():
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
             batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-        joined = exchange(self.hosts, batch)
-        metrics = trajectory_metrics(self._in_order(joined.summaries), self.run.agent)
+        joined = exchange(self.hosts, batch).summaries  # one host's after the other's
+        numbers = sorted(range(len(joined)), key=lambda number: number % self.hosts.count)
+        in_order = [one for _, one in sorted(zip(numbers, joined, strict=True), key=lambda pair: pair[0])]
+        metrics = trajectory_metrics(in_order, self.run.agent)
         recovery.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}
 
-    def _in_order(self, joined: Sequence[TrajectorySummary]) -> list[TrajectorySummary]:
-        """The summaries in the order of the questions; they come one host's after the other's."""
-        summaries, rest = list(joined), iter(joined)
-        for index in range(self.hosts.count):
-            count = HostShare(index, self.hosts.count).size(len(summaries))
-            summaries[index :: self.hosts.count] = itertools.islice(rest, count)
-        return summaries
 
-
-def read_summaries(folder: Path, problems: Sequence[Problem], share: HostShare) -> dict[str, TrajectorySummary]:
+def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> dict[str, TrajectorySummary]:
     """What all hosts of an evaluation of `problems` have written to `folder` so far, by the question's id.
 
     An incomplete last line, left by a killed process, is cut off in the files that belong to this host.
@@ -130,8 +107,9 @@ def read_summaries(folder: Path, problems: Sequence[Problem], share: HostShare) 
     """
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
+    own = _own_files(folder, hosts)
     for path in _files(folder):
-        if share.holds(_file_number(path)):
+        if path in own:
             truncate_incomplete(path)
         for scored in read_log(path):
             problem = scored.trajectory.problem
@@ -143,22 +121,22 @@ def read_summaries(folder: Path, problems: Sequence[Problem], share: HostShare) 
     return summaries
 
 
-def drop_lost_trajectories(folder: Path, share: HostShare) -> None:
+def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
     """Removes the trajectories that were lost to faults from the files of this host: their questions are asked again.
 
     Raises ValueError if a file is damaged.
     """
-    for path in filter(lambda path: share.holds(_file_number(path)), _files(folder)):
+    for path in _own_files(folder, hosts):
         logged = list(read_log(path))
         kept = [scored for scored in logged if not scored.trajectory.outcome.stop.is_fault]
         if len(kept) < len(logged):
             atomic_write(path, b"".join(compress_trajectories([scored]) for scored in kept))
 
 
-def missing_jobs(problems: Sequence[Problem], done: Collection[str], share: HostShare) -> list[Job]:
-    """The jobs of this host whose questions' ids are not in `done`."""
+def missing_jobs(problems: Sequence[Problem], done: Collection[str], hosts: Hosts) -> list[Job]:
+    """The jobs of this host, every `hosts.count`-th, whose questions' ids are not in `done`."""
     done = frozenset(done)
-    return [job for job in make_jobs(problems, 1) if share.holds(job.number) and job.problem.id not in done]
+    return [job for job in make_jobs(problems, 1)[hosts.index :: hosts.count] if job.problem.id not in done]
 
 
 def evaluate_to_folder(
@@ -167,7 +145,7 @@ def evaluate_to_folder(
     params: Params,
     jobs: Sequence[Job],
     folder: Path,
-    share: HostShare,
+    hosts: Hosts,
     reward_fn: RewardFn,
     on_answer: Callable[[str, TrajectorySummary], None],
 ) -> None:
@@ -178,7 +156,7 @@ def evaluate_to_folder(
     loses these at most.
     """
     key, notify = evaluation_key(run), lambda line: None
-    with open_log(folder / HOST_FILE.format(share.index)) as log:
+    with open_log(folder / HOST_FILE.format(hosts.index)) as log:
 
         def write(scored: ScoredTrajectory) -> None:
             append_trajectory(log, scored)
@@ -205,8 +183,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob(HOST_FILE.replace("{:04d}", "*")))
 
 
-def _file_number(path: Path) -> int:
-    digits = path.name.removeprefix("host_").partition(".")[0]
-    if not digits.isdecimal():
-        raise ValueError(f"{path}: an evaluation's files are named {HOST_FILE.format(12)}: move it away")
-    return int(digits)
+def _own_files(folder: Path, hosts: Hosts) -> list[Path]:
+    """The files that belong to this host, which alone may change them; earlier, there may have been more hosts."""
+    for path in (files := _files(folder)):
+        if not re.fullmatch(r"host_\d+\.jsonl\.gz", path.name):
+            raise ValueError(f"{path}: an evaluation's files are named {HOST_FILE.format(12)}: move it away")
+    return [path for path in files if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index]

@@ -214,7 +214,9 @@ class Simulation:
                 trained += trajectories
                 shares.append(share)
             next_steps = {index: step for share in shares for index, step in share.next_steps.items()}
-            groups = sorted((group for share in shares for group in share.groups), key=lambda group: group.order)
+            groups = sorted(
+                (group for share in shares for group in share.groups), key=lambda group: (group.step, group.index)
+            )
             carried = Carried(next_steps, tuple(groups))
             done.append((trained, carried))
         return done
