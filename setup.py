@@ -15,6 +15,7 @@ RUNTIME = [
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",
     "huggingface_hub>=2.4,<3",
+    "httpx2>=2.16,<3",
     "tokenizers>=0.23.1,<0.24",
     "transformers>=5.23,<6",
     "Jinja2>=3.1.6,<4",

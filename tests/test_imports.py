@@ -18,7 +18,7 @@ DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
     "agent": {TYPES, RANGES, "json_repair", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s"}
+    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s", "httpx2"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},
     # The only package that imports flax.
     "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers"},

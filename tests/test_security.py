@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -248,10 +247,11 @@ def test_a_key_given_as_variable_name_is_not_repeated(monkeypatch):
 def test_a_key_repeated_by_a_service_is_masked(monkeypatch):
     service = ChatService("http://host", headers={"Authorization": "Bearer s3cret"})
     body = b'{"error": "Incorrect API key provided: s3cret, header Bearer s3cret"}'
-    response = SimpleNamespace(status=401, length=0, read=lambda _: body)
-    monkeypatch.setattr("http.client.HTTPConnection.connect", lambda _: None)
-    monkeypatch.setattr("http.client.HTTPConnection.request", lambda *_: None)
-    monkeypatch.setattr("http.client.HTTPConnection.getresponse", lambda _: response)
+
+    async def send(self, *request):
+        return 401, body
+
+    monkeypatch.setattr(ChatService, "_send", send)
     with pytest.raises(RequestRejected) as error:
         service.request("POST", "/chat/completions", {})
     assert "Incorrect API key provided: ***" in str(error.value)

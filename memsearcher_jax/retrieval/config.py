@@ -47,7 +47,7 @@ class RetrievalConfig:
     """Queries are truncated to this many of the encoder's tokens, prefix included."""
     max_passage_tokens: Count = 512
     """As max_query_tokens, for passages. An encoder with a lower limit truncates to that."""
-    embedding_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    embedding_dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored embeddings."""
     target_recall: PositiveFraction = 0.98
     """Share of the exact top five that ScaNN must find when an index is built, on probes that did not tune it."""

@@ -16,9 +16,9 @@ import math
 import os
 import re
 import timeit
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,23 +132,29 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target
     """Return the same tree with the fastest settings that reach `target_recall` of the queries' exact top five.
 
     The largest number of candidates needs the fewest leaves. From there on, fewer candidates are tried with more leaves
-    as long as these stay few, and the fastest pair is kept: no measurement searches much more of the tree than the
-    result does. Raises ValueError if all leaves with the most candidates do not reach the recall.
+    as long as these stay few, and the fastest pair is kept. Raises ValueError if all leaves with the most candidates do
+    not reach the recall.
     """
+
+    @cache
+    def measure(candidates: int, leaves: int) -> ScannIndex:
+        trial = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
+        recall = recall_at_n(trial.search(queries_QD, TOP)[0], exact_QN)
+        return replace(trial, settings=replace(trial.settings, recall=recall))
+
     tuned: list[tuple[float, ScannIndex]] = []
-    too_few, max_leaves = 0, index.settings.leaves
+    tried = range(1, index.settings.leaves + 1)
     for candidates in reversed(CANDIDATES):
-        measure = partial(_with_recall, index, queries_QD, exact_QN, candidates)
-        trial = _min_leaves(measure, too_few, max_leaves, target_recall)
-        if trial is None:
+        fewest = bisect_left(tried, target_recall, key=lambda n, c=candidates: measure(c, n).settings.recall)
+        if fewest == len(tried):
             break
+        trial = measure(candidates, leaves := tried[fewest])
         # The minimum: other load on the machine can only slow a search down.
         seconds = min(timeit.repeat(partial(trial.search, queries_QD, TOP), number=1, repeat=5))
         tuned.append((seconds, trial))
-        too_few = trial.settings.leaves_searched - 1
-        max_leaves = min(max_leaves, MAX_LEAF_GROWTH * trial.settings.leaves_searched)
+        tried = range(leaves, min(MAX_LEAF_GROWTH * leaves, index.settings.leaves) + 1)
     if not tuned:
-        recall = _with_recall(index, queries_QD, exact_QN, CANDIDATES[-1], index.settings.leaves).settings.recall
+        recall = measure(CANDIDATES[-1], index.settings.leaves).settings.recall
         raise ValueError(
             f"ScaNN reaches a recall of {recall:.3f} in the exact top {TOP}: lower retrieval.target_recall from "
             f"{target_recall}"
@@ -195,34 +201,3 @@ def _check_trusted(directory: Path) -> None:
     local = re.findall(r'asset_path: "[-.\w]+"', text)
     if (directory / PICKLED).exists() or len(local) != text.count("asset_path"):
         raise ValueError(f"{directory}: contains pickled ids or names files elsewhere: do not trust it, rebuild it")
-
-
-def _min_leaves(
-    measure: Callable[[int], ScannIndex], too_few: int, max_leaves: int, target_recall: float
-) -> ScannIndex | None:
-    """Return the trial with the fewest leaves above `too_few` that reaches the recall, to within a twentieth.
-
-    Returns None if `max_leaves` do not reach it. Doubles the leaves first and then bisects, since the cost of a
-    measurement grows with the leaves.
-    """
-    trial = measure(max(too_few + 1, max_leaves // 128))
-    while trial.settings.recall < target_recall:
-        too_few = trial.settings.leaves_searched
-        if too_few == max_leaves:
-            return None
-        trial = measure(min(2 * too_few, max_leaves))
-    while trial.settings.leaves_searched - too_few > max(1, too_few // 20):
-        middle = measure((too_few + trial.settings.leaves_searched) // 2)
-        if middle.settings.recall >= target_recall:
-            trial = middle
-        else:
-            too_few = middle.settings.leaves_searched
-    return trial
-
-
-def _with_recall(
-    index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, candidates: int, leaves: int
-) -> ScannIndex:
-    trial = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
-    recall = recall_at_n(trial.search(queries_QD, TOP)[0], exact_QN)
-    return replace(trial, settings=replace(trial.settings, recall=recall))

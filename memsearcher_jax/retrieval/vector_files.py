@@ -17,12 +17,8 @@ import numpy as np
 
 from memsearcher_jax.retrieval.builder.build_dir import save_array
 
-Dtype = Literal["float32", "float16", "bfloat16"]
-STORED_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}  # NumPy has no bfloat16
-
-FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
-"""First four bytes of the FAISS files with uncompressed vectors: inner product, L2, either."""
-
+Dtype = Literal["float32", "float16"]
+FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")  # first bytes of FAISS's uncompressed vectors: inner product, L2, either
 FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # kind, D, rows, two unused, trained, metric, number of floats
 METRIC_L2 = 1
 NORM_SAMPLE = 1_000  # rows whose norms are checked
@@ -30,7 +26,7 @@ NORM_SAMPLE = 1_000  # rows whose norms are checked
 
 @dataclass(frozen=True)
 class EmbeddingShards:
-    """The vectors of `rows` passages in files of `shard_rows` each. Slices are float32 for every stored type."""
+    """The vectors of `rows` passages in files of `shard_rows` each. Slices are float32 for both stored types."""
 
     directory: Path
     rows: int
@@ -67,8 +63,12 @@ class EmbeddingShards:
 
     def write(self, shard: int, vectors_BD: np.ndarray) -> None:
         """Store one shard. Raises ValueError for numbers that overflow its type, OSError if the disk is full."""
+        with np.errstate(over="ignore"):
+            stored_BD = vectors_BD.astype(self.dtype)
+        if not np.isfinite(stored_BD).all():
+            raise ValueError(f"a number is too large for {self.dtype}: store these vectors as float32")
         partial = self.path(shard).with_suffix(".partial")
-        save_array(partial, _encode(np.asarray(vectors_BD, np.float32), self.dtype))
+        save_array(partial, stored_BD)
         partial.rename(self.path(shard))
 
     def __getitem__(self, rows: slice) -> np.ndarray:
@@ -77,7 +77,7 @@ class EmbeddingShards:
         for shard in range(start // self.shard_rows, -(-stop // self.shard_rows)):
             first = shard * self.shard_rows
             low, high = max(start, first), min(stop, first + self.shard_rows)
-            out_BD[low - start : high - start] = _decode(self._load(shard)[low - first : high - first], self.dtype)
+            out_BD[low - start : high - start] = self._load(shard)[low - first : high - first]
         return out_BD
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -90,31 +90,13 @@ class EmbeddingShards:
             stored_BD = np.load(self.path(shard), mmap_mode="r")
         except (ValueError, EOFError) as error:
             raise ValueError(f"{self.path(shard)}: is damaged ({error})") from error
-        if stored_BD.dtype != STORED_DTYPES[self.dtype]:
+        if stored_BD.dtype != self.dtype:
             raise ValueError(f"{self.path(shard)}: contains {stored_BD.dtype}, expected {self.dtype}")
         return stored_BD
 
 
 Vectors = np.ndarray | EmbeddingShards
 """Vectors [R, D] that can be sliced."""
-
-
-def _encode(vectors_BD: np.ndarray, dtype: Dtype) -> np.ndarray:
-    if dtype == "bfloat16":
-        # Round to nearest, ties to even, as hardware does.
-        bits_BD = np.ascontiguousarray(vectors_BD).view(np.uint32)
-        return ((bits_BD + np.uint32(0x7FFF) + (bits_BD >> 16 & np.uint32(1))) >> 16).astype(np.uint16)
-    with np.errstate(over="ignore"):
-        stored_BD = vectors_BD.astype(STORED_DTYPES[dtype])
-    if not np.isfinite(stored_BD).all():
-        raise ValueError(f"a number is too large for {dtype}: store these vectors as bfloat16 or float32")
-    return stored_BD
-
-
-def _decode(stored_BD: np.ndarray, dtype: Dtype) -> np.ndarray:
-    if dtype == "bfloat16":
-        return (stored_BD.astype(np.uint32) << 16).view(np.float32)
-    return stored_BD
 
 
 def read_embeddings(path: Path) -> np.ndarray:

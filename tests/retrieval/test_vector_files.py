@@ -4,8 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards, read_embeddings
 
@@ -29,7 +27,7 @@ def write_all(stored):
     return stored
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("float16", 1e-3), ("bfloat16", 4e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("float16", 1e-3)])
 def test_shards_round_trip(tmp_path, dtype, tolerance):
     stored = write_all(shards(tmp_path, dtype))
     assert stored.missing() == []
@@ -64,17 +62,8 @@ def test_a_damaged_shard_is_an_error(tmp_path):
 
 
 def test_float16_overflow_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="too large for float16: store these vectors as bfloat16"):
+    with pytest.raises(ValueError, match="too large for float16: store these vectors as float32"):
         shards(tmp_path, "float16").write(0, 1e5 * VECTORS[:10])
-    shards(tmp_path, "bfloat16").write(0, 1e5 * VECTORS[:10])
-
-
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=6, max_size=6))
-def test_bfloat16_rounds_to_nearest(tmp_path_factory, row):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    stored = EmbeddingShards(tmp_path_factory.mktemp("b"), 1, 6, "bfloat16", 1)
-    stored.write(0, np.array([row], np.float32))
-    np.testing.assert_array_equal(stored[:][0], np.array(row, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -126,7 +126,7 @@ def test_a_build_with_other_settings_is_an_error(tmp_path):
     for corpus, config, message in [
         (changed, CONFIG, "was started with checksum"),
         (CORPUS, replace(CONFIG, encoder="another"), f"was started with encoder '{NAME}', not 'another'"),
-        (CORPUS, replace(CONFIG, dtype="bfloat16"), "was started with dtype 'float32'"),
+        (CORPUS, replace(CONFIG, dtype="float16"), "was started with dtype 'float32'"),
         (CORPUS, replace(CONFIG, shard_rows=8), "was started with shard_rows 16"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -273,7 +273,7 @@ def test_an_address_with_a_path_and_one_without_a_server(serving):
     assert service(f"{url}/a/", Clock()).search(["Who?"], 1) == [[]]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
-        with pytest.raises(ServiceUnavailable, match=r"does not respond: .*refused"):
+        with pytest.raises(ServiceUnavailable, match=r"does not respond: .*connection"):
             service(f"http://127.0.0.1:{taken.getsockname()[1]}", Clock(), max_attempts=1).search(["Who?"], 1)
 
 
