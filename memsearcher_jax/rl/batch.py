@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +39,29 @@ class RolloutBatch:
 
     def mixed_groups(self, group_size: int) -> list[bool]:
         """For each group, whether the rewards of its trajectories differ."""
-        rewards = [one.reward for one in self.summaries]
-        return mixed_groups(rewards, group_numbers(len(rewards), group_size))
+        return mixed_groups([one.reward for one in self.summaries], _groups(self.summaries, group_size))
 
 
 def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
-    examples = multi_context_advantages(scored, group_numbers(len(scored), settings.group_size), settings)
+    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings)
     trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
     return RolloutBatch(examples, list(map(summarize_trajectory, scored)), stats, trajectories)
 
 
-def group_numbers(trajectories: int, group_size: int) -> list[int]:
-    """The group of each of so many trajectories, where those of a problem are adjacent."""
-    return [index // group_size for index in range(trajectories)]
+def _groups(trajectories: Sequence[Any], group_size: int) -> list[int]:
+    """The group of each trajectory; those of a problem are adjacent."""
+    return [index // group_size for index in range(len(trajectories))]
 
 
 def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch:
     """The batches of all hosts as one, on each of them. Raises RunEnded on all of them if one host gives None."""
-    if hosts.count == 1:
-        if batch is None:
-            raise hosts.ended()
+    if hosts.count == 1 and batch is not None:
         return batch
     batches = hosts.exchange(None if batch is None else to_bytes(batch))
     if batches is None:
         raise hosts.ended()
-    return concatenate([from_bytes(content) for content in batches])
+    return concatenate(list(map(from_bytes, batches)))
 
 
 def concatenate(
@@ -110,11 +108,10 @@ def from_bytes(content: bytes) -> RolloutBatch:
     """The inverse of `to_bytes`."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         texts = json.loads(arrays["texts"].tobytes())
-        ids, logprobs, sampled = (_split(arrays[name], arrays["length_C"]) for name in ("ids", "logprobs", "sampled"))
-        advantages, numbers = arrays["advantage_C"].tolist(), arrays["number_C"].tolist()
-        examples = [
-            TrainingExample(*fields) for fields in zip(ids, logprobs, sampled, advantages, numbers, strict=True)
-        ]
+        ends_C = np.cumsum(arrays["length_C"])
+        fields = [np.split(arrays[name], ends_C)[:-1] for name in ("ids", "logprobs", "sampled")]
+        fields += [arrays[name].tolist() for name in ("advantage_C", "number_C")]
+        examples = [TrainingExample(*one) for one in zip(*fields, strict=True)]
         trajectories = arrays["trajectories"].tobytes()
     tuples = ("context_lengths", "versions")
     summaries = [
@@ -125,10 +122,6 @@ def from_bytes(content: bytes) -> RolloutBatch:
     sampler, latencies = SamplerStats(**stats["sampler"]), tuple(stats["search_latencies"])
     rollout_stats = RolloutStats(**stats | {"sampler": sampler, "search_latencies": latencies})
     return RolloutBatch(examples, summaries, rollout_stats, trajectories)
-
-
-def _split(array: np.ndarray, length_C: np.ndarray) -> list[np.ndarray]:
-    return np.split(array, np.cumsum(length_C)[:-1]) if len(length_C) else []
 
 
 def _concatenated(arrays: Sequence[npt.ArrayLike], dtype: type) -> np.ndarray:

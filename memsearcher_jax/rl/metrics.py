@@ -43,12 +43,7 @@ def trajectory_metrics(summaries: Sequence[TrajectorySummary], agent: Agent) -> 
 def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
     """Tokens, idle slots, search latency and device memory of a rollout; of several hosts, joined."""
     sampler = stats.sampler
-    latencies = {}
-    if stats.search_latencies:
-        latencies = {
-            MetricName.SEARCH_LATENCY: float(np.mean(stats.search_latencies)),
-            MetricName.SEARCH_LATENCY_P95: float(np.percentile(stats.search_latencies, 95)),
-        }
+    latencies = stats.search_latencies
     return {
         MetricName.TOKENS_PER_SECOND: sampler.generated_tokens / stats.seconds,
         MetricName.IDLE_SLOT_SHARE: sampler.idle_slot_share,
@@ -58,7 +53,8 @@ def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
         "prefix_hit_rate": sampler.prefix_hit_rate,
         "preemptions": float(sampler.preempted),
         "recomputed_tokens": float(sampler.recomputed_tokens),
-        **latencies,
+        **({MetricName.SEARCH_LATENCY: float(np.mean(latencies))} if latencies else {}),
+        **({MetricName.SEARCH_LATENCY_P95: float(np.percentile(latencies, 95))} if latencies else {}),
         **stats.device_memory,
     }
 
@@ -89,18 +85,12 @@ def device_memory(memory_stats: Sequence[dict[str, int] | None]) -> dict[str, fl
     }
 
 
-def known_mean(values: Sequence[float]) -> float:
-    """Mean of the values that are numbers; NaN where none is."""
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
-
-
 def _scores(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     """Means over the trajectories that have a value; `unscored` is a fraction of all."""
-    names = list(dict.fromkeys(name for one in summaries for name in one.scores))
+    names = dict.fromkeys(name for one in summaries for name in one.scores)
     return {
-        MetricName.REWARD: known_mean([one.reward for one in summaries]),
-        **{name: known_mean([one.scores.get(name, math.nan) for one in summaries]) for name in names},
+        MetricName.REWARD: _known_mean([one.reward for one in summaries]),
+        **{name: _known_mean([one.scores.get(name, math.nan) for one in summaries]) for name in names},
         MetricName.UNSCORED: _mean([math.isnan(one.reward) for one in summaries]),
     }
 
@@ -111,14 +101,13 @@ def _effort(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     lengths = [tokens for one in summaries for tokens in one.context_lengths]
     names = sorted({name for one in summaries for name in one.counts})
     calls, succeeded = (sum(one.counts.get(name, 0) for one in summaries) for name in ("calls", "calls_ok"))
-    calls_ok_share = {"calls_ok_share": succeeded / calls if calls else 0.0} if "calls_ok" in names else {}
     return {
         MetricName.TURNS: _mean([one.turns for one in summaries]),
         MetricName.TOKENS_PER_TURN: _mean(lengths),
         "peak_context_tokens": float(max(lengths, default=0)),
         **{name: _mean([one.counts.get(name, 0) for one in summaries]) for name in names},
         **{f"stop/{stop.value}": _mean([one.stop is stop for one in summaries]) for stop in StopReason},
-        **calls_ok_share,
+        **({"calls_ok_share": succeeded / max(1, calls)} if "calls_ok" in names else {}),
     }
 
 
@@ -129,6 +118,12 @@ def _exact_match_by_hops(summaries: Sequence[TrajectorySummary]) -> dict[str, fl
         if one.hops is not None and MetricName.EXACT_MATCH in one.scores:
             values.setdefault(one.hops, []).append(one.scores[MetricName.EXACT_MATCH])
     return {f"{MetricName.EXACT_MATCH}/{hops}_hops": _mean(scores) for hops, scores in sorted(values.items())}
+
+
+def _known_mean(values: Sequence[float]) -> float:
+    """Mean of the values that are numbers; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

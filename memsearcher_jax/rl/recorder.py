@@ -81,34 +81,20 @@ class Recorder:
         with timer("write"):
             self._write_trajectories()
             due = state.step in (settings.steps, recovery.best_step) or state.step % settings.checkpoint_every == 0
-            if due or self._a_write_failed():
+            self._attempt(self.checkpoints.check)
+            if self._failed_somewhere() or due:
                 self.save(state, collector, recovery)
 
     def save(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
         """Begins to write a checkpoint. Every host must call it."""
         meta = {**self.meta, **collector.meta(), **recovery.meta()}
-        try:
-            self.checkpoints.check_space(state.train)
-        except OSError as error:
-            self._note_failure(error)
-        else:
-            self.unsaved = None
-        if self._failed_somewhere():  # writing is collective
-            return
-        try:
-            self.checkpoints.save(state.step, state.train, state.run.config.model, meta)
-        except OSError as error:
-            self._note_failure(error)
-
-    def _a_write_failed(self) -> bool:
-        """Whether a checkpoint has to be written again, on all hosts if on one of them."""
-        try:
-            self.checkpoints.check()
-        except OSError as error:
-            self._note_failure(error)
-        return self._failed_somewhere()
+        self.unsaved = None
+        self._attempt(lambda: self.checkpoints.check_space(state.train))
+        if not self._failed_somewhere():  # writing is collective
+            self._attempt(lambda: self.checkpoints.save(state.step, state.train, state.run.config.model, meta))
 
     def _failed_somewhere(self) -> bool:
+        """Whether a checkpoint of some host is not written. Every host must call it."""
         return b"\x01" in (self.hosts.exchange(bytes([self.unsaved is not None])) or ())
 
     def _save_last(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
@@ -116,10 +102,7 @@ class Recorder:
         self._write_trajectories()
         if state.step > (self.checkpoints.newest or 0):
             self.save(state, collector, recovery)
-        try:
-            self.checkpoints.wait()
-        except OSError as error:
-            self._note_failure(error)
+        self._attempt(self.checkpoints.wait)
         if self._failed_somewhere():
             self.save(state, collector, recovery)
         if self.unsaved is not None:
@@ -128,25 +111,24 @@ class Recorder:
 
     def _write_trajectories(self) -> None:
         for path, content in list(self.trajectories.items()):
-            try:
-                atomic_write(path, content)
-            except OSError as error:
-                self._note_failure(error, checkpoint=False)
+            if not self._attempt(lambda path=path, content=content: atomic_write(path, content), checkpoint=False):
                 return
             del self.trajectories[path]
 
     def _write_metrics(self, step: int, metrics: Metrics) -> None:
-        if self.writer is None:
-            return
-        try:
-            self.writer.write(step, metrics)
-        except OSError as error:
-            self._note_failure(error, checkpoint=False)
+        if (writer := self.writer) is not None:
+            self._attempt(lambda: writer.write(step, metrics), checkpoint=False)
 
-    def _note_failure(self, error: OSError, *, checkpoint: bool = True) -> None:
-        reason = error.strerror or str(error)
-        if reason.partition(":")[0] != self.noted:  # sizes differ from step to step
-            self.noted = reason.partition(":")[0]
-            self.progress.note(f"not written yet, the next step tries again: {reason}")
-        if checkpoint:
-            self.unsaved = OSError(reason)
+    def _attempt(self, write: Callable[[], object], *, checkpoint: bool = True) -> bool:
+        """Whether `write` succeeds. A failure is noted; that of a checkpoint makes it due again."""
+        try:
+            write()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason.partition(":")[0] != self.noted:  # sizes differ from step to step
+                self.noted = reason.partition(":")[0]
+                self.progress.note(f"not written yet, the next step tries again: {reason}")
+            if checkpoint:
+                self.unsaved = OSError(reason)
+            return False
+        return True

@@ -119,24 +119,19 @@ def check_training(config: RunConfig, train: Mesh) -> None:
 
 
 def _check_kv_cache(config: RunConfig, replicas: int) -> None:
-    """Raises ValueError if the KV cache alone exceeds a device, or is smaller than one context."""
-    model, sampling = config.model, config.sampling
+    """Raises ValueError if the KV cache alone exceeds a local device, or is smaller than one context."""
+    model, sampling, devices = config.model, config.sampling, jax.local_devices()
     tokens = sampling.pages_per_replica(replicas) * sampling.page_tokens
     heads = model.kv_heads // sampling.tensor
     cache_bytes = 2 * model.layers * tokens * heads * model.head_size * jnp.dtype(model.compute_dtype).itemsize
-    if cache_bytes > (limit := _device_bytes()):
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    if devices[0].platform == "cpu":  # which share the host's memory
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
+    if cache_bytes > limit:
         raise ValueError(
             f"the sampler's cache needs {cache_bytes / 1e9:,.1f} GB on each device, which has {limit / 1e9:,.1f} GB: "
             "lower sampling.slots or sampling.context_tokens, or set sampling.kv_tokens"
         )
-
-
-def _device_bytes() -> float:
-    """Memory of one local device; infinite where it is unknown. CPU devices share the host's."""
-    devices = jax.local_devices()
-    if devices[0].platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
-    return (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def check_contexts(config: RunConfig, agent: Agent, tokenizer: ChatTokenizer) -> None:
@@ -164,36 +159,15 @@ def with_steps(config: RunConfig, problems: int) -> RunConfig:
     return replace(config, rl=replace(rl, steps=rl.epochs * (problems // rl.prompts_per_step)))
 
 
-def with_fitting_context(config: RunConfig) -> RunConfig:
-    """For evaluation: the config with `sampling.context_tokens` raised to the workflow's longest context.
-
-    Nothing is packed into rows, so `training.seq_len`, which bounds it, is raised too. Raises ValueError or OSError for
-    a template set or a tokenizer that cannot be read.
-    """
-    needed = agent_of(config).longest_context(open_tokenizer(config.model))
-    if needed <= config.sampling.context_tokens:
-        return config
-    chunk, logit_chunk = config.sampling.prefill_chunk, config.training.logit_chunk
-    context_tokens = -(-needed // chunk) * chunk
-    seq_len = max(config.training.seq_len, -(-context_tokens // logit_chunk) * logit_chunk)
-    return replace(
-        config,
-        sampling=replace(config.sampling, context_tokens=context_tokens),
-        training=replace(config.training, seq_len=seq_len),
-    )
-
-
 def open_problems(config: RunConfig, folder: Path, *, training: bool) -> ProblemSplits:
     """The config's problems, stored in `folder`.
 
     Raises ValueError if questions and passages do not belong together, or if required ones are missing.
     """
-    if agent_of(config).searches:
-        synthetic_passages = has_synthetic_passages(config)
-        if config.data.is_synthetic and not synthetic_passages:
+    if agent_of(config).searches and has_synthetic_passages(config) != config.data.is_synthetic:
+        if config.data.is_synthetic:
             raise ValueError("the passages come from a file, the questions do not: set data.train, data.test or --data")
-        if synthetic_passages and not config.data.is_synthetic:
-            raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus, index or url")
+        raise ValueError("the questions come from a file, the passages do not: set retrieval.corpus, index or url")
     problems = data.load(config.data, folder)
     if training and not problems.train:
         raise ValueError("there are no questions to train on: set data.train to files of questions")

@@ -118,8 +118,7 @@ def open_reward_fn(
 ) -> RewardFn:
     """The reward function of the run's agent, which `check` interrupts by raising. `initial_step`: see `SavedProgress`.
 
-    Where the initial policy answers, an evaluation of a trained run uses the weights that its training started from, as
-    they were while it learned.
+    Where the initial policy answers, an evaluation of a trained run uses the weights that its training started from.
     """
     config = run.config
     if not run.agent.needs_completers:
