@@ -39,8 +39,6 @@ class WordCounter:
 
     extra_markup_tokens = 0
 
-    extra_markup_tokens = 0
-
     def count(self, text: str) -> int:
         return len(re.findall(r"\s*\S+|\s+$", text))
 

@@ -8,7 +8,6 @@ import pytest
 
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.types import TextSpan
 from tests.agent.conftest import agent_of
 
 SETS = {name: "memsearcher" for name in ("memsearcher", "brief", "terse")} | {
@@ -35,29 +34,17 @@ def test_packaged_sets():
     assert prompts.packaged() == sorted([*SETS, *SEARCH_R1, "memalpha", "terse_memalpha"])
 
 
-@pytest.mark.parametrize("name", sorted(name for name in SETS if SETS[name] != "rag"))
+@pytest.mark.parametrize("name", sorted(SETS))
 def test_initial_prompt(name):
-    has_memory = SETS[name] == "memsearcher"
-    text = str(prompts.load(config(name)).initial_prompt("who?", "m" if has_memory else ""))
-    memory = "\n\n<memory> m </memory>" if has_memory else ""
-    assert text.startswith("<|im_start|>system\n")
-    user = f"<|im_end|>\n<|im_start|>user\n<question> who? </question>{memory}"
-    assert text.endswith(f"{user}<|im_end|>\n<|im_start|>assistant\n<think>")
-    assert text.count("<|im_start|>") == 3
-
-
-def test_a_memory_slot_is_there_only_for_a_memory():
-    assert "<memory>  </memory>" in str(prompts.load(config("memsearcher")).initial_prompt("q"))
-    opening = prompts.load(config("react")).initial_prompt("who?")
-    assert (opening["bridge"], opening["memory"]) == ("", "")
-
-
-@pytest.mark.parametrize("name", sorted(name for name in SETS if SETS[name] == "rag"))
-def test_rag_prompts_hold_the_question_then_the_passages(name):
-    opening = prompts.load(config(name)).initial_prompt("who?", "Two pages.")
-    assert str(opening).index("who?") < str(opening).index("Two pages.")
-    assert opening["memory"] == "Two pages."
-    assert str(opening).endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
+    memory = {"memsearcher": "\n\n<memory> m </memory>", "rag": None}.get(SETS[name], "")
+    prompt = prompts.load(config(name)).initial_prompt("who?", "m" if memory != "" else "")
+    text = str(prompt)
+    assert text.startswith("<|im_start|>system\n") and text.count("<|im_start|>") == 3
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
+    if memory is None:
+        assert text.index("who?") < text.rindex("m") and prompt["memory"] == "m"
+    else:
+        assert f"<|im_end|>\n<|im_start|>user\n<question> who? </question>{memory}<|im_end|>" in text
 
 
 @pytest.mark.parametrize("workflow", ["memsearcher", "react", "search_r1", "direct", "rag"])
@@ -74,11 +61,6 @@ def test_each_style_has_a_set_for_each_workflow(workflow, style):
 def test_a_user_set_has_no_variant_for_another_workflow(folder):
     with pytest.raises(ValueError, match="is not a packaged set: set it to your set for rag"):
         prompts.packaged_variant("rag", str(folder))
-
-
-@pytest.mark.parametrize("name", ["brief", "brief_react", "brief_direct", "brief_rag"])
-def test_brief_sets_are_brief(name, token_counter):
-    assert token_counter.count(prompts.load(config(name)).system) < 40
 
 
 @pytest.mark.parametrize("name", TAUGHT)
@@ -98,35 +80,10 @@ def test_only_template_text_is_trusted():
     assert sum(span.text.count("<|im_start|>") for span in extension if span.trusted) == 2
 
 
-def test_slots_in_untrusted_text_are_not_filled():
-    chosen = prompts.load(config("memsearcher"))
-    assert chosen.initial_prompt("{{memory}}", "{{question}}")["memory"] == "{{question}}"
-    assert TextSpan("{{result}}", False) in chosen.tool_message([("{{result}}", "r")])
-
-
-def test_a_continuation_opens_the_next_reply():
-    chosen = prompts.load(config("memsearcher"))
-    message = chosen.tool_message([("c", "r")])
-    assert chosen.continuation(message, think=False)[-1].text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    assert chosen.continuation(message, think=True)[-1].text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
-    assert chosen.continuation(message, think=False)[0].text.startswith("\n<|im_start|>user\n")
-
-
 def test_adjacent_trusted_spans_are_merged():
     spans = prompts.load(config("memsearcher")).tool_message([("", ""), ("c", "r")])
     assert [span.trusted for span in spans] == [True, False, True, False, True]
     assert all(span.text for span in spans)
-
-
-@pytest.mark.parametrize("name", sorted(SETS))
-def test_template_tokens_bound_a_turn(name, token_counter):
-    chosen = prompts.load(config(name))
-    for calls in (1, 3):
-        opening = chosen.initial_prompt("")
-        shown = chosen.continuation(chosen.tool_message([("c", "r")] * calls), think=True)
-        used = sum(token_counter.count(text) for text in (opening["prefix"], opening["bridge"], opening["suffix"]))
-        used += sum(token_counter.count(span.text) for span in shown if span.trusted)
-        assert chosen.template_tokens(calls, token_counter) == used
 
 
 @pytest.mark.parametrize("name", SEARCH_R1)
@@ -144,11 +101,6 @@ def test_a_folder_replaces_the_packaged_set(folder):
     chosen = prompts.load(config(str(folder)))
     assert chosen.system == "Mine: \\boxed{}, {single} braces."
     assert chosen.passage == ("", "\\n\\n")
-
-
-def test_one_final_newline_is_dropped(folder):
-    (folder / "system.txt").write_text("two\n\n")
-    assert prompts.load(config(str(folder))).system == "two\n"
 
 
 @pytest.mark.parametrize("name", ["system", "turn", "passage", "response", "observation"])
@@ -180,17 +132,6 @@ def test_wrong_slots(folder, name, text, problem):
         prompts.load(config(str(folder)))
     assert f"{name}.txt" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_not_utf8(folder):
-    (folder / "system.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        prompts.load(config(str(folder)))
-
-
-def test_unknown_set():
-    with pytest.raises(FileNotFoundError, match="'nowhere' is neither a folder nor a packaged set"):
-        prompts.load(config("nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -135,25 +135,6 @@ def test_parsers_accept_any_text(text):
     parse(text)
 
 
-@given(tagged)
-def test_a_thought_ends_at_its_closing_tag(text):
-    unclosed = text.replace("</think>", "")
-    assert protocol.without_thoughts("<think>" + unclosed) == ""
-    assert protocol.without_thoughts(f"<think>{unclosed}</think>after") == "after"
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="<>")), max_size=5))
-def test_calls_survive_a_round_trip(bodies):
-    text = "".join(f"words <tool_call>{body}</tool_call>" for body in bodies)
-    assert protocol.tool_calls(text) == [body.strip() for body in bodies]
-
-
-@given(st.text(st.characters(exclude_characters="<>"), min_size=1).filter(str.strip))
-def test_memory_is_idempotent(text):
-    once = protocol.memory(f"<memory>{text}</memory>")
-    assert protocol.memory(f"<memory>{once}</memory>") == once == text.strip()
-
-
 @given(st.dictionaries(st.sampled_from(["query", "top_n", "other"]), json_values))
 def test_arguments_give_a_bounded_query_or_one_line(arguments):
     parsed = parse(json.dumps({"arguments": arguments}))

@@ -80,13 +80,6 @@ def test_reward_of_odd_golden_answers(golden, value):
     assert reward.memsearcher_reward(transcript(" t </think> \\boxed{5}"), golden).value == value
 
 
-def test_json_too_deep_to_read_is_bad_format():
-    deep = '<tool_call>{"name": "a", "arguments": ' + "[" * 100_000 + "</tool_call>"
-    judged = reward.memsearcher_reward(transcript(f" t </think>{deep} \\boxed{{x}}"), ["x"])
-    assert judged.value == 0.0
-    assert judged.reason.startswith("bad format: tool_call is not a valid json")
-
-
 FAULTS = [StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE]
 
 
@@ -120,6 +113,7 @@ def test_a_fault_of_the_machinery_has_no_reward(stop):
             1.0,
         ),
         ([" t </think><tool_call>{bad}</tool_call>", "<think> t </think> \\boxed{x}"], 0.0),
+        ([' t </think><tool_call>{"name": "a", "arguments": ' + "[" * 100_000 + "</tool_call> \\boxed{x}"], 0.0),
     ],
 )
 def test_trajectory_reward(replies, value):
@@ -193,12 +187,6 @@ def test_metrics_are_bounded_and_ordered(prediction, golden):
     assert 0.0 <= overlap.f1 <= max(overlap.precision, overlap.recall) <= 1.0
     if reward.exact_match(prediction, golden):
         assert reward.cover_exact_match(prediction, golden) == 1.0
-
-
-@given(st.text())
-def test_normalize_is_idempotent(text):
-    once = reward.normalize(text)
-    assert reward.normalize(once) == once
 
 
 @given(st.text(), st.text())

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,12 +45,6 @@ def test_one_batched_search_in_order(token_counter):
     assert used.turn == Turn("m", "r", (call("a"), "nope", call("b")), request.queries, results, observation)
     assert used.error == ""
     assert used.counts == {"calls_ignored": 0, "calls_clipped": 0, "passages_clipped": 0}
-
-
-def test_no_search_without_a_query(token_counter):
-    request, used = run(["nope", ""], [], token_counter)
-    assert request is None
-    assert shown(used) == ["nope", "Parse tool call failed", "Parse tool call failed"]
 
 
 def test_calls_over_the_limit_are_ignored_and_counted(token_counter):
@@ -104,11 +97,3 @@ def test_fair_shares(demands, budget):
         cut = [share for share, demand in zip(shares, demands, strict=True) if share < demand]
         assert budget - sum(shares) < len(cut)
         assert all(share <= min(cut) + 1 for share in shares)
-
-
-@pytest.mark.parametrize(
-    ("demands", "budget", "shares"),
-    [([10, 1, 10], 11, [5, 1, 5]), ([], 5, []), ([3, 3], 0, [0, 0]), ([9, 2], 9, [7, 2])],
-)
-def test_fair_shares_by_hand(demands, budget, shares):
-    assert fair_shares(demands, budget) == shares

@@ -112,12 +112,6 @@ def test_passages_are_untrusted_and_share_the_budget(name, token_counter):
     assert "page" not in played.trusted and observation.count("page") < 100
 
 
-@pytest.mark.parametrize("name", SEARCHING)
-def test_an_empty_search_result_is_not_a_failure(name):
-    played = play(name, [*SEARCHING[name], ANSWERING[name]], lambda query: SearchResult())
-    assert played.outcome.stop is StopReason.ANSWERED
-
-
 @pytest.mark.parametrize("name", ["react", "search_r1", "direct", "rag"])
 def test_the_single_context_is_scored(name):
     script = SEARCHING.get(name, [])

@@ -122,12 +122,6 @@ def test_rewards_of_a_stream_by_hand():
     assert scored.trajectory.outcome.counts["questions"] == 2
 
 
-def test_there_is_no_content_reward_without_a_judge():
-    (scored,) = score(trajectory(*completions(insert("Ann: Belkan Mills"), "Done")))
-    assert "content_reward" not in scored.scores
-    assert scored.context_rewards[0] - scored.context_rewards[1] == pytest.approx(1.0)
-
-
 def test_a_failed_answer_is_counted_and_excluded_from_means():
     (scored,) = score(
         trajectory(*completions(insert("Ann: Belkan Mills"), "Done")), answerer=ReadingAnswerer("Where is Bob?")
@@ -184,13 +178,6 @@ def test_a_failed_verdict_is_counted_and_excluded_from_means():
     assert len(multi_context_advantages([scored], [0], RLConfig(advantage_scope="pooled"))) == 1
 
 
-def test_a_failed_call_is_invalid_without_a_verdict():
-    judge = Judge()
-    calls = insert("fine") + '✿FUNCTION✿: memory_delete\n✿ARGS✿: {"memory_type": "core_memory"}'
-    (scored,) = score(trajectory(*completions(calls, "Done")), judge=judge)
-    assert scored.scores["content_reward"] == 0.25 and len(judge.prompts) == 1
-
-
 def test_a_judge_scores_the_answers_of_some_sources():
     stream = replace(STREAM, source="lme_train")
     judge = Judge(Bob=Completion("No."), Ann=Completion("Yes, it is."))
@@ -225,10 +212,3 @@ def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
     (scored,) = score(trajectory(config=config), config=config)
     assert scored.scores["accuracy"] == 1.0 == scored.reward
     assert scored.context_rewards == () and "compression" not in scored.scores
-
-
-def test_questions_are_answered_in_chunks(monkeypatch):
-    monkeypatch.setattr(memalpha_agent, "CHUNK", 3)
-    answerer = ReadingAnswerer()
-    batch = score(*[trajectory(*completions(insert("Kelford"), "Done"))] * 4, answerer=answerer)
-    assert [scored.scores["accuracy"] for scored in batch] == [0.5] * 4 and len(answerer.prompts) == 8

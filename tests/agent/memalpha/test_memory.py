@@ -196,14 +196,3 @@ def test_recorded_operations(recorded):
         for store in (SEMANTIC, EPISODIC):
             assert [[item.id, item.content] for item in memory.items(store)] == final[store.value], case["id"]
         assert memory.tokens == final["total_length"], case["id"]
-
-
-def test_ids_never_collide(recorded):
-    cases = [case for case in recorded("memalpha/memory_ops.jsonl") if case["tag"].startswith("id_collision")]
-    assert cases
-    for case in cases:
-        memory = Memory()
-        for call in case["input"]["calls"]:
-            memory, _ = run_call(memory, Call(call["name"], call["arguments"]), COUNTER)
-        held = [item.id for store in (SEMANTIC, EPISODIC) for item in memory.items(store)]
-        assert len(set(held)) == len(held) == sum(call["name"] == INSERT for call in case["input"]["calls"])

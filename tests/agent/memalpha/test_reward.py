@@ -43,14 +43,6 @@ def test_compression_is_clipped_by_default():
         rewards.compression_reward(0, 0)
 
 
-def test_streams_without_questions_are_refused():
-    parts = {"memory_tokens": 1, "stream_tokens": 2, "config": MemalphaRewardConfig()}
-    with pytest.raises(ValueError, match="at least one question"):
-        stream_reward([], calls_C=[1.0], content_C=None, **parts)
-    with pytest.raises(ValueError):
-        stream_reward([1.0], calls_C=[1.0], content_C=[1.0, 0.0], **parts)
-
-
 @pytest.mark.parametrize(
     ("results", "ours", "original"),
     [
@@ -159,21 +151,6 @@ def test_any_answer_has_a_score(source, prediction, gold):
     assert 0.0 <= question_score(source, prediction, gold) <= 1.0
 
 
-@given(st.text(alphabet="aeiybclsz \n", max_size=30), st.text(alphabet="aeiybclsz \n", max_size=30))
-def test_rouge_is_symmetric_and_1_for_equal_texts(one, other):
-    for score in ("rougeL", "rougeLsum"):
-        assert rewards.rouge(score, one, one).fmeasure == (1.0 if one.split() else 0.0)
-        assert 0.0 <= rewards.rouge(score, one, other).fmeasure <= 1.0
-    assert rewards.rouge("rougeL", one, other).fmeasure == pytest.approx(rewards.rouge("rougeL", other, one).fmeasure)
-    assert rewards.rouge("rougeL", one, other).precision == rewards.rouge("rougeL", other, one).recall
-
-
-def test_rougeLsum_ignores_the_order_of_lines():
-    assert rewards.rouge("rougeL", "b c\na", "a\nb c").fmeasure == pytest.approx(2 / 3)
-    assert rewards.rouge("rougeLsum", "b c\na", "a\nb c").fmeasure == 1.0
-    assert rewards.rouge("rougeLsum", "cat", "cat\ncat").recall == 0.5, "a token counts once"
-
-
 METRIC_NAMES = {"exact_match", "f1", "substring_exact_match", "rougeL_f1", "rougeL_recall"} | {
     *("rougeLsum_f1", "rougeLsum_recall"),
 }
@@ -242,32 +219,3 @@ def test_recorded_scores(recorded):
                 assert ours == float("yes" in words and "no" not in words and "not" not in words), case["id"]
             else:
                 assert ours == pytest.approx(float(theirs)), (case["id"], key)
-
-
-def test_recorded_rewards(recorded):
-    for case in recorded("memalpha/rewards_advantages.jsonl"):
-        asked, theirs = case["input"], case["output"]
-        config = MemalphaRewardConfig(
-            compression_weight=asked["beta"],
-            content_weight=asked["gamma"],
-            clip_compression=False,
-            threshold=asked["threshold"],
-        )
-        rows = []
-        for number, one in enumerate(one for group in asked["groups"] for one in group):
-            scores = [question_score("squad", *pair) for pair in zip(one["preds"], one["golds"], strict=True)]
-            ours = stream_reward(
-                scores,
-                memory_tokens=one["mem"],
-                stream_tokens=one["chunk"],
-                calls_C=one["r2"],
-                content_C=one["r4"] if asked["use_r4"] else None,
-                config=config,
-            )
-            assert sum(scores) / len(scores) == pytest.approx(theirs["r1"][number]), case["id"]
-            assert ours.compression == pytest.approx(theirs["r3"][number]), case["id"]
-            clipped = rewards.compression_reward(one["mem"], one["chunk"])
-            assert clipped == pytest.approx(min(max(theirs["r3"][number], 0.0), 1.0)), case["id"]
-            rows += ours.value_C
-        rows += rows[: asked["duplicate_first_rows"]]  # their padding of a batch
-        assert rows == pytest.approx(theirs["row_reward"], abs=1e-5), case["id"]

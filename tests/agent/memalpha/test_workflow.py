@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ from memsearcher_jax.agent.memalpha.tools import content_to_judge, run_calls, to
 from memsearcher_jax.agent.memalpha.workflow import generate_once, memalpha
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.types import Completion, FinishReason, Problem, Prompt, StopReason, Stream, StreamQuestion
+from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason, Stream, StreamQuestion
 
 AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=3_000, completion_tokens=2_048)
 CONFIG = MemalphaConfig()
@@ -178,23 +178,6 @@ def test_a_context_shows_the_memory_and_one_chunk():
     assert outcome.turns[2].memory == requests[2].text["memory"]
 
 
-def test_the_prompt_describes_every_offered_tool():
-    system, _ = chat_messages(PROMPTS.chunk_prompt("", ""))
-    for name in ("new_memory_insert", "memory_update", "memory_delete"):
-        assert f"### {name}\n" in system
-    assert "search_memory" not in system
-
-
-def test_errors_are_counted_by_kind():
-    said = call("fly") + call("memory_update", memory_type="semantic_memory", new_content="x", memory_id="beef")
-    said += call("memory_delete", memory_type="episodic_memory", memory_id="0")
-    outcome, _ = run(["piece"], [said])
-    assert (outcome.counts["calls_failed"], outcome.counts["calls_idle"]) == (2, 1)
-    assert outcome.counts["calls_failed/Missing required argument"] == 1
-    assert outcome.counts["calls_failed/Invalid argument value"] == 1
-    assert outcome.counts["calls/unknown"] == 1
-
-
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.FORGED_TURN])
 def test_the_calls_of_a_truncated_reply_are_run(finish):
     outcome, _ = run(["one", "two"], [Completion(insert("kept") + insert("cut off")[:-3], finish), "Done"])
@@ -289,9 +272,3 @@ def test_content_to_judge(made, expected):
 )
 def test_parse_verdict(reply, verdict):
     assert parse_verdict(reply) is verdict
-
-
-def test_a_stream_round_trips_through_json():
-    stream = Stream("icl", ("a", "b"), (StreamQuestion("q?", ["3"], "rule"), StreamQuestion("r?", "x")))
-    problem = Problem.of_stream("7", stream)
-    assert Stream.from_dict(json.loads(json.dumps(asdict(problem.stream)))) == stream
