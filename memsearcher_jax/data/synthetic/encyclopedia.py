@@ -58,13 +58,10 @@ class Encyclopedia:
 def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
     """Generate the encyclopedia. Raises ValueError if the societies are too small for the settings."""
     names = NameGenerator(named_random(config.seed, "names"))
+    people = {"train": config.train_people, "test": config.test_people, "other": config.other_people}
     societies = {
-        split: _society(named_random(config.seed, split, "society"), names, people, split)
-        for split, people in (
-            ("train", config.train_people),
-            ("test", config.test_people),
-            ("other", config.other_people),
-        )
+        split: _society(named_random(config.seed, split, "society"), names, count, split)
+        for split, count in people.items()
     }
     entities = {entity.name: entity for society in societies.values() for entity in society}
     order = list(entities.values())
@@ -74,12 +71,9 @@ def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
         Passage(str(row), make_passage(rng, entity.name, entity.kind, entity.woman, entity.relations))
         for row, entity in enumerate(order)
     )
-    return Encyclopedia(
-        passages=passages,
-        entities=entities,
-        train=_questions(config, "train", societies["train"], config.train_questions),
-        test=_questions(config, "test", societies["test"], config.test_questions),
-    )
+    train = _questions(config, "train", societies["train"], config.train_questions)
+    test = _questions(config, "test", societies["test"], config.test_questions)
+    return Encyclopedia(passages, entities, train, test)
 
 
 def _society(rng: random.Random, names: NameGenerator, people: int, split: str) -> list[Entity]:
@@ -96,29 +90,21 @@ def _society(rng: random.Random, names: NameGenerator, people: int, split: str) 
     for person in persons:
         person.relations.update(birthplace=rng.choice(cities), employer=rng.choice(firms))
 
-    def random_people(count: int) -> list[str]:
-        return [person.name for person in rng.sample(persons, count)]
+    def with_people(names: list[str]) -> Iterator[tuple[str, str]]:
+        return zip(names, (person.name for person in rng.sample(persons, len(names))), strict=True)
 
     country_of = {city: countries[row % len(countries)] for row, city in enumerate(cities)}
-    return [
-        *persons,
-        *(
-            Entity(city, "city", {"country": country_of[city], "mayor": mayor})
-            for city, mayor in zip(cities, random_people(len(cities)), strict=True)
-        ),
-        *(
-            Entity(country, "country", {"capital": rng.choice([c for c in cities if country_of[c] == country])})
-            for country in countries
-        ),
-        *(
-            Entity(firm, "firm", {"headquarters": rng.choice(cities), "founder": founder})
-            for firm, founder in zip(firms, random_people(len(firms)), strict=True)
-        ),
-        *(
-            Entity(film, "film", {"director": director, "location": rng.choice(cities)})
-            for film, director in zip(films, random_people(len(films)), strict=True)
-        ),
-    ]
+    society = list(persons)
+    for city, mayor in with_people(cities):
+        society.append(Entity(city, "city", {"country": country_of[city], "mayor": mayor}))
+    for country in countries:
+        capital = rng.choice([city for city in cities if country_of[city] == country])
+        society.append(Entity(country, "country", {"capital": capital}))
+    for firm, founder in with_people(firms):
+        society.append(Entity(firm, "firm", {"headquarters": rng.choice(cities), "founder": founder}))
+    for film, director in with_people(films):
+        society.append(Entity(film, "film", {"director": director, "location": rng.choice(cities)}))
+    return society
 
 
 def _families(rng: random.Random, names: NameGenerator, people: int) -> list[Entity]:
