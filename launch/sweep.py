@@ -3,7 +3,7 @@
 python launch/sweep.py --setting rl.credit=all_contexts,last_context --out runs/credit -- --config tiny
 python launch/sweep.py --evaluate --setting agent.memory_tokens=8,12,16 --out runs/memory -- --checkpoint runs/tiny
 
-OUT/sweep.json, sweep.png         the results of every value; accuracy against tokens and learning curves
+OUT/sweep.json, sweep.png         the results of every value; accuracy against tokens
 OUT/rl.credit=last_context/        one training run; with --evaluate, one evaluation
 OUT/rl.credit=last_context/test/   the evaluation of a training run on its test questions
 """
@@ -18,15 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from memsearcher_jax.config import differences
 from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
-from memsearcher_jax.logs.metric_names import MetricName
-from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.logs.run_facts import has_ended, read_results
-from memsearcher_jax.report.plots import running_mean
 from memsearcher_jax.report.sweep import SweepPoint, plot_sweep, show_sweep
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
@@ -71,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
         test = folder / "test"
         if not (done and has_ended(test) and read_results(test)["lost"] == 0):
             start(evaluate.__file__, test, ["--checkpoint", str(folder)], environment)
-        points.append(SweepPoint.from_results(value, read_results(test), learning_curve(folder)))
+        points.append(SweepPoint.from_results(value, read_results(test)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": [point.to_json() for point in points]})
     plot_sweep(flags.out / "sweep.png", name, points)
     show_sweep(name, points, Console(highlight=False))
@@ -92,12 +88,6 @@ def start(program: str, folder: Path, words: Sequence[str], environment: Mapping
         raise
     if status:
         raise SystemExit(status)
-
-
-def learning_curve(folder: Path) -> tuple[float, ...]:
-    """Exact match of a run's steps, or their reward, as a running mean."""
-    values = [step.get(MetricName.EXACT_MATCH, step[MetricName.REWARD]) for step in read_metrics(folder / METRICS_FILE)]
-    return tuple(running_mean(np.array(values, float), window=8).tolist())
 
 
 if __name__ == "__main__":

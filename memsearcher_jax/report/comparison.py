@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from rich.text import Text
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE, read_facts, read_results
 from memsearcher_jax.logs.trajectories import read_trajectories, summarize_trajectory
-from memsearcher_jax.report.console import format_metric, make_table, safe_text, shorten
+from memsearcher_jax.report.console import make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import numbers_of
+from memsearcher_jax.report.labels import format_metric, label
 from memsearcher_jax.report.memory_quality import memory_quality
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, N_RESAMPLES, paired_comparison
-from memsearcher_jax.types import Problem, ScoredTrajectory, StopReason
+from memsearcher_jax.types import Problem, StopReason
 
 MAX_CHARACTERS = 60  # of a text in the printed tables
 
@@ -36,7 +37,7 @@ class AnsweredQuestion:
     problem: Problem
     answer: str  # "" without an answer
     stop: StopReason
-    scores: dict[str, float]  # greater is better
+    scores: dict[str, float]  # greater is better; without those that the trajectory does not have
     metrics: dict[str, float]  # the scores and all other metrics
 
 
@@ -61,14 +62,17 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
         raise FileNotFoundError(f"{folder} is not finished: run launch/evaluate.py --resume --out {folder}")
     results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}
-    for shard in sorted((folder / "trajectories").glob("*.jsonl.gz")):
-        for scored in read_trajectories(shard):
-            if scored.trajectory.outcome.stop.is_fault:  # without a score, and not among the results' questions
+    for file in sorted((folder / "trajectories").glob("*.jsonl.gz")):
+        for scored in read_trajectories(file):
+            problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+            if outcome.stop.is_fault:  # without a score, and not among the results' questions
                 continue
-            id = scored.trajectory.problem.id
-            if id in questions:
-                raise ValueError(f"{shard}: question {id!r} occurs twice: evaluate again")
-            questions[id] = _answered_question(shard, scored)
+            if problem.id in questions:
+                raise ValueError(f"{file}: question {problem.id!r} occurs twice: evaluate again")
+            numbers = numbers_of(summarize_trajectory(scored))
+            scores = {name: numbers[name] for name in (*scored.scores, "reward") if name in numbers}
+            metrics = scores | numbers | memory_quality(scored.trajectory).means
+            questions[problem.id] = AnsweredQuestion(problem, outcome.answer, outcome.stop, scores, metrics)
     if len(questions) != results.get("questions"):
         raise ValueError(
             f"{folder} is damaged: {RESULTS_FILE} counts {results.get('questions')} questions, but there are "
@@ -87,13 +91,12 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     Raises:
         ValueError: no question is in both, an id names different questions, or `by` is not a score of both.
     """
-    shared = [id for id in first.questions if id in second.questions]
-    if not shared:
-        raise ValueError(
-            f"{first.folder} (questions {_some_ids(first)}) and {second.folder} (questions {_some_ids(second)}) share "
-            "no question: compare evaluations of the same data"
+    pairs = [(one, second.questions[id]) for id, one in first.questions.items() if id in second.questions]
+    if not pairs:
+        sides = " and ".join(
+            f"{side.folder} (questions {', '.join([*side.questions][:2])}, …)" for side in (first, second)
         )
-    pairs = [(first.questions[id], second.questions[id]) for id in shared]
+        raise ValueError(f"{sides} share no question: compare evaluations of the same data")
     for a, b in pairs:
         if (a.problem.question, a.problem.golden_answers) != (b.problem.question, b.problem.golden_answers):
             raise ValueError(
@@ -105,19 +108,20 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     by = by or (choices or [""])[0]
     if by not in choices:
         raise ValueError(f"--by {by}: not a score of both evaluations; choose one of {', '.join(choices)}")
-    scored = [(a, b) for a, b in pairs if by in a.scores and by in b.scores]
+    metrics = {}
+    for name in dict.fromkeys(name for a, b in pairs for name in a.metrics if name in b.metrics):
+        # Each metric has its own generator, so its numbers do not depend on the other metrics.
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
+        metrics[name] = asdict(paired_comparison(values, rng))
+    gains = [(b.scores.get(by, math.nan) - a.scores.get(by, math.nan), _question_json(a, b)) for a, b in pairs]
     names = sorted(first.settings | second.settings)
     settings = {name: {"first": first.settings.get(name), "second": second.settings.get(name)} for name in names}
     return {
-        "first": _side_json(first, shared),
-        "second": _side_json(second, shared),
-        "shared": len(shared),
-        "confidence_level": CONFIDENCE_LEVEL,
-        "n_resamples": N_RESAMPLES,
-        "metrics": _paired_metrics(pairs, seed),
-        "by": by,
-        "won": [_question_json(a, b) for a, b in scored if b.scores[by] > a.scores[by]],
-        "lost": [_question_json(a, b) for a, b in scored if b.scores[by] < a.scores[by]],
+        **{"first": _side_json(first, second), "second": _side_json(second, first), "shared": len(pairs)},
+        **{"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, "metrics": metrics, "by": by},
+        "won": [question for gain, question in gains if gain > 0],
+        "lost": [question for gain, question in gains if gain < 0],
         "settings": {name: values for name, values in settings.items() if values["first"] != values["second"]},
     }
 
@@ -128,20 +132,18 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
     sides = comparison["first"], comparison["second"]
     for letter, side in zip("AB", sides, strict=True):
         step = "" if side["step"] is None else f", step {side['step']}"
-        console.print(Text(f"{letter}  ").append_text(safe_text(f"{side['folder']}: {side['checkpoint']}{step}")))
+        console.print(safe_text(f"{letter}  {side['folder']}: {side['checkpoint']}{step}"))
     counts = [f"{side['questions']:,}" for side in sides]
     console.print(f"questions: {comparison['shared']:,} shared of {' and '.join(counts)}\n")
     table = make_table("metric", "n", "A", "B", "B − A", "interval", "p")
     for name, paired in comparison["metrics"].items():
-        difference = paired["difference"]
-        table.add_row(
-            safe_text(name.replace("_", " ")),
-            f"{paired['count']:,}",
-            *(format_metric(name, paired[side]) for side in ("first", "second")),
-            f"{'+' if difference['mean'] > 0 else ''}{format_metric(name, difference['mean'])}",
-            f"{format_metric(name, difference['low'])} to {format_metric(name, difference['high'])}",
-            "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}",
+        first, second, mean, low, high = (
+            format_metric(name, value) for value in (paired["first"], paired["second"], *paired["difference"].values())
         )
+        sign = "+" if paired["difference"]["mean"] > 0 else ""
+        p_value = "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}"
+        count, interval = f"{paired['count']:,}", f"{low} to {high}"
+        table.add_row(safe_text(label(name)), count, first, second, sign + mean, interval, p_value)
     console.print(table)
     console.print(f"\nintervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign-flip test, uncorrected")
     if comparison["settings"]:
@@ -151,14 +153,14 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
         console.print("", table)
     for title in ("won", "lost"):
         questions = comparison[title]
-        console.print()
-        console.print(Text(f"{title} by B in {comparison['by']}: {len(questions):,}", style="bold"))
+        console.print(Text(f"\n{title} by B in {comparison['by']}: {len(questions):,}", style="bold"))
         columns = ("question", "golden", "A", "B")
         table = make_table("id", *columns, left=columns)
         for one in questions[:max_questions]:
-            texts = (one["id"], one["question"], " | ".join(one["golden_answers"]))
-            answers = (_answer_cell(one[side]) for side in ("first", "second"))
-            table.add_row(*(safe_text(shorten(text, MAX_CHARACTERS)) for text in texts), *answers)
+            texts = [one["id"], one["question"], " | ".join(one["golden_answers"])]
+            for side in (one["first"], one["second"]):
+                texts.append(side["answer"] if side["stop"] == StopReason.ANSWERED.value else f"({side['stop']})")
+            table.add_row(*(safe_text(shorten(text, MAX_CHARACTERS)) for text in texts))
         if table.row_count:
             console.print(table)
         if len(questions) > max_questions:
@@ -166,39 +168,11 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
             console.print(f"… {more:,} more: --show {len(questions)}, or --json FILE for all")
 
 
-def _answered_question(shard: Path, scored: ScoredTrajectory) -> AnsweredQuestion:
-    summary, problem = summarize_trajectory(scored), scored.trajectory.problem
-    scores = {**scored.scores, "reward": scored.reward}
-    if problem.stream:  # it lacks scores if it was not read to its end, or if its questions were not answered
-        scores = {name: value for name, value in scores.items() if not math.isnan(value)}
-    metrics = {**scores, **numbers_of(summary), **memory_quality(scored.trajectory).means}
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{shard}: {name} of question {problem.id!r} is {value}: evaluate again")
-    return AnsweredQuestion(problem, scored.trajectory.outcome.answer, summary.stop, scores, metrics)
-
-
-def _paired_metrics(pairs: Sequence[tuple[AnsweredQuestion, AnsweredQuestion]], seed: int) -> dict[str, Any]:
-    """Every metric over the pairs in which both sides have it; without metrics that no pair has."""
-    compared = {}
-    for name in dict.fromkeys(name for first, _ in pairs for name in first.metrics):
-        values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
-        if values:
-            # Each metric has its own generator, so its numbers do not depend on the other metrics.
-            rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            first_N, second_N = zip(*values, strict=True)
-            compared[name] = asdict(paired_comparison(first_N, second_N, rng))
-    return compared
-
-
-def _side_json(side: FinishedEvaluation, shared: Collection[str]) -> dict[str, Any]:
-    both = set(shared)
+def _side_json(side: FinishedEvaluation, other: FinishedEvaluation) -> dict[str, Any]:
     return {
-        "folder": str(side.folder),
-        "checkpoint": side.checkpoint,
-        "step": side.step,
+        **{"folder": str(side.folder), "checkpoint": side.checkpoint, "step": side.step},
         "questions": len(side.questions),
-        "not_shared": [id for id in side.questions if id not in both],
+        "not_shared": [id for id in side.questions if id not in other.questions],
     }
 
 
@@ -209,16 +183,3 @@ def _question_json(first: AnsweredQuestion, second: AnsweredQuestion) -> dict[st
         for name, side in (("first", first), ("second", second))
     }
     return {"id": problem.id, "question": problem.question, "golden_answers": problem.golden_answers, **answers}
-
-
-def _answer_cell(answered: Mapping[str, Any]) -> Text:
-    """The answer, or the stop reason in dim type."""
-    if answered["stop"] == StopReason.ANSWERED.value:
-        return safe_text(shorten(answered["answer"], MAX_CHARACTERS))
-    return Text(answered["stop"], style="dim")
-
-
-def _some_ids(evaluation: FinishedEvaluation) -> str:
-    """The first ids, for an error message."""
-    ids = list(evaluation.questions)
-    return ", ".join(ids[:2]) + (", …" if len(ids) > 2 else "") if ids else "none"

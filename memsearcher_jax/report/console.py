@@ -6,7 +6,6 @@ could move the cursor or recolour and rename the terminal, are shown as escapes.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 
@@ -16,32 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from memsearcher_jax.agent.reward import normalize
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Outcome, Passage, Problem, Query, SearchResult, StopReason, Trajectory, Turn
 
 MAX_PASSAGE_CHARACTERS = 240
 MAX_SOURCES = 5
-
-STOP_DESCRIPTIONS = {
-    StopReason.ANSWERED: "the last reply contains an answer",
-    StopReason.STREAM_READ: "the stream was read to its end",
-    StopReason.NO_ANSWER: "the last reply contains neither an answer outside <think> nor a tool call",
-    StopReason.MAX_TURNS: "all turns were used without an answer",
-    StopReason.CUT_OFF: "a generation reached its token limit",
-    StopReason.FORGED_TURN: "a generation opened a chat turn",
-    StopReason.BAD_MEMORY: "the rewrite contains no memory",
-    StopReason.CONTEXT_FULL: "the next text did not fit the context",
-    StopReason.SEARCH_FAILED: "a search failed",
-    StopReason.FAULT: "the workflow raised an error",
-    StopReason.NOT_FINITE: "the policy's logits were not finite",
-}
-
-FRACTIONS = {
-    *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "guessed_exact_match", "answered"),
-    *("unscored", "stop", "wrong", "calls_ok_share", "calls_skipped_share", "calls_failed_share", "compression"),
-    *("idle_slot_share", "prefix_hit_rate"),
-}
-"""Metrics, and families of metrics, that are shown in percent."""
 
 # C0 and C1 control characters except tab and newline; bidirectional marks, which can make text read differently from
 # what it contains; lone surrogates, which no terminal encoding can represent.
@@ -57,19 +36,6 @@ def shorten(text: str, limit: int) -> str:
     """`text` on one line, cut at `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[:limit].rstrip() + " …"
-
-
-def percent(fraction: float) -> str:
-    return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
-
-
-def format_metric(name: str, value: float, digits: int = 4) -> str:
-    """A fraction in percent; of another metric these significant digits, and all before the point; NaN as a dash."""
-    if math.isnan(value):
-        return "–"
-    if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
-        return f"{percent(value)} %"
-    return f"{value:,.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
 def make_table(*columns: str, left: Collection[str] = ()) -> Table:
@@ -91,11 +57,6 @@ def show_trajectory(trajectory: Trajectory, console: Console, *, reward: float |
         if turn.rewrite:
             show_rewrite(turn.memory, turn.new_memory, turn.rewrite, console)
     show_end(trajectory.outcome, trajectory.problem, console, reward=reward, reason=reason)
-    if trajectory.contexts:
-        table = make_table("context", "tokens", "sampled")
-        for number, context in enumerate(trajectory.contexts, 1):
-            table.add_row(str(number), f"{len(context.ids):,}", f"{sum(context.sampled):,}")
-        console.print(table)
 
 
 def show_question(problem: Problem, console: Console) -> None:
@@ -163,7 +124,7 @@ def show_summary(metrics: Mapping[str, float], console: Console) -> None:
     table = make_table("metric", "value")
     for name, value in metrics.items():
         if value or "/" not in name:
-            table.add_row(safe_text(name.replace("_", " ")), format_metric(name, value))
+            table.add_row(safe_text(label(name)), format_metric(name, value))
     console.print(table)
 
 
@@ -200,14 +161,12 @@ def _changes(old: str, new: str) -> Text:
     """`new` with additions and deletions marked as {+added+} and [-deleted-]; a first memory is shown as it is."""
     if not old.strip():
         return safe_text(new)
+    marks = {"same": ("", "", ""), "added": ("{+", "+}", "green"), "removed": ("[-", "-]", "red")}
     text = Text()
     for change, run in word_diff(old, new):
-        if change == "same":
-            text.append_text(safe_text(run))
-            continue
-        words = run.lstrip()
-        before, after = run[: len(run) - len(words)], words[len(words.rstrip()) :]
-        opening, closing, style = ("{+", "+}", "green") if change == "added" else ("[-", "-]", "red")
-        marked = safe_text(f"{opening}{words.rstrip()}{closing}", style)
+        opening, closing, style = marks[change]
+        words = run.strip()
+        before, _, after = run.partition(words) if words else (run, "", "")
+        marked = safe_text(f"{opening}{words}{closing}", style)
         text.append_text(safe_text(before)).append_text(marked).append_text(safe_text(after))
     return text

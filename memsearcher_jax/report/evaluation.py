@@ -19,7 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from memsearcher_jax.report.console import format_metric, make_table, percent, safe_text
+from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.labels import format_metric, label, percent
+from memsearcher_jax.report.memory_quality import metric_columns
 from memsearcher_jax.report.statistics import (
     CONFIDENCE_LEVEL,
     N_RESAMPLES,
@@ -39,29 +41,16 @@ MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memo
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
 CALLS = ("calls", "calls_ok_share", "calls_skipped_share", "calls_failed_share")
 SHOWN = (*SCORES, "reward", "answered", *EFFORT, *MEMORY, *CALLS)
-LABELS = {
-    **{"exact_match": "EM", "f1": "F1", "cover_exact_match": "cover-EM"},
-    **{"mean_peak_context_tokens": "mean peak context", "peak_context_tokens": "largest context"},
-    **{"calls_ok_share": "successful calls", "calls_skipped_share": "skipped calls"},
-    **{"calls_failed_share": "failed calls", "macro": "average"},
-}
-"""Of names that do not explain themselves."""
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
-
-
-def label(name: str) -> str:
-    """How tables and plots call a number."""
-    family, _, part = name.partition("/")
-    return LABELS.get(name, f"{part} {family}" if part else name).replace("_", " ")
 
 
 def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
     """All numbers of one trajectory, without those that it does not have. Streams have no answer and no searches."""
-    lengths = summary.context_lengths
-    scores = {**summary.scores, "reward": summary.reward}
     asked = {"answered": summary.stop is StopReason.ANSWERED, "searches": summary.searches}
+    lengths = summary.context_lengths
     numbers = {
-        **{name: value for name, value in scores.items() if not math.isnan(value)},
+        **{name: value for name, value in summary.scores.items() if not math.isnan(value)},
+        **({} if math.isnan(summary.reward) else {"reward": summary.reward}),
         **({} if "stream_tokens" in summary.counts else asked),
         "turns": summary.turns,
         **({"tokens_per_turn": mean(lengths)} if lengths else {}),
@@ -76,10 +65,10 @@ def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
 
     A count that only some trajectories have is 0 for the others.
     """
-    no_counts = dict.fromkeys(_names(summary.counts for summary in summaries), 0.0)
-    rows = [no_counts | numbers_of(summary) for summary in summaries]
-    means = {name: mean([row[name] for row in rows if name in row]) for name in _names(rows)}
-    if any("stream_tokens" in summary.counts for summary in summaries):
+    no_counts = dict.fromkeys((name for summary in summaries for name in summary.counts), 0.0)
+    columns = metric_columns(no_counts | numbers_of(summary) for summary in summaries)
+    means = {name: mean(values) for name, values in columns.items()}
+    if "stream_tokens" in means:
         means = {name: value for name, value in means.items() if name not in ("answered", "searches")}
         means["compression"] = 1 - means["memory_tokens"] / (means["stream_tokens"] or math.nan)
         for outcome in ("calls_ok", "calls_skipped", "calls_failed"):
@@ -125,13 +114,12 @@ def summarize_evaluation(
             groups.setdefault(summary.dataset or default_dataset, []).append(summary)
     if not groups:
         raise ValueError(f"the evaluation has no questions besides {lost.total()} that were lost to faults")
-    benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
-    by_length = {}
+    by_length: dict[str, list[TrajectorySummary]] = {}
     for name, group in groups.items():
-        lengths = sorted({summary.counts.get("chunks", 0) for summary in group})
-        for chunks in lengths if len(lengths) > 1 else ():
-            same = [summary for summary in group if summary.counts.get("chunks", 0) == chunks]
-            by_length[f"{name}, {chunks} chunks"] = _benchmark_json(f"{name}, {chunks}", same, seed)
+        lengths = [summary.counts.get("chunks", 0) for summary in group]
+        for chunks in sorted(set(lengths)) if len(set(lengths)) > 1 else ():
+            same = [summary for summary, length in zip(group, lengths, strict=True) if length == chunks]
+            by_length[f"{name}, {chunks} chunks"] = same
     seen = [name for name in groups if name in in_distribution]
     unseen = [name for name in groups if name not in in_distribution]
     means = {"macro": _macro_average(groups, seed)}
@@ -143,16 +131,19 @@ def summarize_evaluation(
         name: {score: asdict(percentile_interval(mean_W)) for score, mean_W in scores.items()}
         for name, scores in means.items()
     }
+    benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
     if len(groups) == 1:
         averages["macro"] = next(iter(benchmarks.values()))["scores"]
-    level = {"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES}
-    return nan_to_none({**level, "benchmarks": benchmarks, "by_length": by_length, "averages": averages})
+    results = {
+        **{"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, "benchmarks": benchmarks},
+        **{"by_length": {name: _benchmark_json(name, group, seed) for name, group in by_length.items()}},
+    }
+    return nan_to_none(results | {"averages": averages})
 
 
 def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
     """Print tables with a row per benchmark: scores with their intervals; turns and tokens; memory and tool calls."""
-    results = evaluation["benchmarks"] | evaluation["by_length"]
-    averages = dict(evaluation["averages"])
+    results, averages = evaluation["benchmarks"] | evaluation["by_length"], dict(evaluation["averages"])
     if len(evaluation["benchmarks"]) == 1:
         averages.pop("macro")
     names = [name for name in SCORES if any(name in one["scores"] for one in results.values())]
@@ -172,8 +163,7 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
             for group, result in results.items():
                 values = {name: math.nan if result.get(name) is None else result[name] for name in known}
                 table.add_row(safe_text(group), *(format_metric(name, value, 3) for name, value in values.items()))
-            console.print(table)
-            console.print()
+            console.print(table, "")
     for group, result in results.items():
         console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
 
@@ -196,22 +186,19 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 
 def _score_cells(scores: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> list[Text | str]:
-    known = {name: {end: percent(value) for end, value in one.items()} for name, one in scores.items()}
-    return [
-        Text(known[name]["mean"]).append(f"\n{known[name]['low']}–{known[name]['high']}", style="dim")
-        if name in known
-        else "–"
-        for name in names
-    ]
+    cells: list[Text | str] = []
+    for name in names:
+        ends = {end: percent(value) for end, value in scores.get(name, {}).items()}
+        cells.append(Text(ends["mean"]).append(f"\n{ends['low']}–{ends['high']}", style="dim") if ends else "–")
+    return cells
 
 
 def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
-    scores = {score: mean_interval(values, _rng(name, score, seed)) for score, values in _scores(group).items()}
     stops = Counter(summary.stop.value for summary in group)
     return {
         **summarize(group),
         "questions": len(group),
-        "scores": {score: asdict(interval) for score, interval in scores.items()},
+        "scores": {score: asdict(mean_interval(*drawn)) for score, drawn in _scores(name, group, seed).items()},
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,
@@ -222,22 +209,18 @@ def _macro_average(groups: Mapping[str, Sequence[TrajectorySummary]], seed: int)
     """Of each score the mean over the groups that have it, as `resampled_means`."""
     samples: dict[str, list[np.ndarray]] = {}
     for name, group in groups.items():
-        for score, values in _scores(group).items():
-            samples.setdefault(score, []).append(resampled_means(values, _rng(name, score, seed)))
+        for score, drawn in _scores(name, group, seed).items():
+            samples.setdefault(score, []).append(resampled_means(*drawn))
     return {score: np.mean(means, axis=0) for score, means in samples.items()}
 
 
-def _scores(group: Sequence[TrajectorySummary]) -> dict[str, list[float]]:
-    """The values of each score of `SCORES` that any trajectory has."""
-    values = {name: [one.scores[name] for one in group if name in one.scores] for name in SCORES}
-    known = {name: [value for value in column if not math.isnan(value)] for name, column in values.items()}
-    return {name: column for name, column in known.items() if column}
-
-
-def _rng(name: str, score: str, seed: int) -> np.random.Generator:
-    return np.random.default_rng([seed, zlib.crc32(f"{name}/{score}".encode())])
-
-
-def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of all rows, in order of first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+def _scores(
+    group: str, summaries: Sequence[TrajectorySummary], seed: int
+) -> dict[str, tuple[list[float], np.random.Generator]]:
+    """Of each score of `SCORES` that any trajectory has, the values and a generator of its own."""
+    columns = metric_columns(numbers_of(summary) for summary in summaries)
+    return {
+        name: (columns[name], np.random.default_rng([seed, zlib.crc32(f"{group}/{name}".encode())]))
+        for name in SCORES
+        if name in columns
+    }

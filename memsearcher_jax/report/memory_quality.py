@@ -25,8 +25,6 @@ CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 MIN_COPIED_RUN = 5
 """Consecutive tokens that must occur in the observation in the same order to count as copied."""
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-
 Metrics = dict[str, float]
 
 
@@ -69,18 +67,13 @@ class TrajectoryQuality:
     @property
     def means(self) -> Metrics:
         """The mean of each metric over the turns that have it."""
-        return {name: mean.value for name, mean in mean_metrics(turn.metrics for turn in self.turns).items()}
+        columns = metric_columns(turn.metrics for turn in self.turns)
+        return {name: float(np.mean(values)) for name, values in columns.items()}
 
     @property
     def last(self) -> Metrics:
         """The metrics of the last turn that wrote a memory: the memory that the final turn answers from."""
         return next((turn.metrics for turn in reversed(self.turns) if turn.wrote_memory), {})
-
-
-@dataclass(frozen=True)
-class Mean:
-    value: float
-    count: int  # turns or trajectories that have the metric
 
 
 def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
@@ -94,7 +87,9 @@ def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
     ever_held: list[tuple[str, ...]] = [(), ()]  # golden, supporting
     turns = []
     for number, turn in enumerate(outcome.turns, start=1):
-        wrote = _wrote_memory(turn, last=number == len(outcome.turns), stop=outcome.stop)
+        # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
+        may_be_empty = number < len(outcome.turns) or outcome.stop is StopReason.MAX_TURNS
+        wrote = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
         shown = normalize(shown_text(turn)) if turn.observation else None
         before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
         pairs = zip((golden, supporting), ever_held, strict=True)
@@ -104,13 +99,13 @@ def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
     return TrajectoryQuality(tuple(turns))
 
 
-def mean_metrics(rows: Iterable[Metrics]) -> dict[str, Mean]:
-    """The mean of each metric over the rows that have it, in order of first occurrence."""
-    values: dict[str, list[float]] = {}
+def metric_columns(rows: Iterable[Metrics]) -> dict[str, list[float]]:
+    """The values of each metric in the rows that have it, in order of first occurrence."""
+    columns: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
-            values.setdefault(name, []).append(value)
-    return {name: Mean(float(np.mean(column)), len(column)) for name, column in values.items()}
+            columns.setdefault(name, []).append(value)
+    return columns
 
 
 def golden_names(problem: Problem) -> dict[str, tuple[str, ...]]:
@@ -130,22 +125,20 @@ def supporting_names(problem: Problem) -> dict[str, tuple[str, ...]]:
 
 def shown_text(turn: Turn) -> str:
     """The observation without the tool calls that it repeats: those are the policy's own text, not search results."""
-    text, start = turn.observation, 0
-    for call in turn.calls:
-        position = text.find(call, start) if call else -1
-        if position >= 0:
-            text, start = f"{text[:position]}\n{text[position + len(call) :]}", position + 1
+    text = turn.observation
+    for call in filter(None, turn.calls):
+        text = text.replace(call, "\n", 1)
     return text
 
 
 def tokenize(text: str) -> list[str]:
     """Words and punctuation marks. The policy's tokens would depend on the preceding text."""
-    return _TOKEN.findall(text)
+    return re.findall(r"\w+|[^\w\s]", text)
 
 
 def common_runs(memory_T: Sequence[str], source: Sequence[str]) -> np.ndarray:
     """For each token, the length of the longest run that ends with it and occurs in `source`: int [T]."""
-    ids = {token: number for number, token in enumerate(dict.fromkeys(source))}
+    ids = {token: number for number, token in enumerate(source)}
     source_O = np.array([ids[token] for token in source], np.int64)
     run_T = np.zeros(len(memory_T), np.int64)
     length_O = np.zeros(len(source), np.int64)  # of the run that ends at each source token and the current token
@@ -163,12 +156,6 @@ def copied_fraction(run_T: np.ndarray, min_run: int) -> float:
     for end in np.flatnonzero(run_T >= min_run):
         copied_T[end + 1 - run_T[end] : end + 1] = True
     return float(copied_T.mean())
-
-
-def _wrote_memory(turn: Turn, *, last: bool, stop: StopReason) -> bool:
-    """Whether the turn ended with a memory. A failed rewrite ends the trajectory; only an agent that carries no memory
-    continues with an empty one."""
-    return bool(turn.new_memory) or (bool(turn.rewrite) and (not last or stop is StopReason.MAX_TURNS))
 
 
 def _trace(
@@ -199,29 +186,22 @@ def _trace(
 
 
 def _text_metrics(turn: Turn) -> Metrics:
-    """Length, truncation, copying and change of the memory that the turn wrote."""
+    """Length, truncation, copying and change (as the viewers show it) of the memory that the turn wrote."""
     old, new, written = turn.memory, turn.new_memory, protocol.memory(turn.rewrite)
     cut = 0 < len(new) < len(written)  # an empty memory was not cut: the agent carries none
     metrics: Metrics = {"words": float(len(new.split())), "cut": float(cut)}
     if turn.observation and (memory_T := tokenize(new)):
         run_T = common_runs(memory_T, tokenize(shown_text(turn)))
         metrics |= {"copied": copied_fraction(run_T, MIN_COPIED_RUN), "longest_run": float(run_T.max())}
-    return metrics | _change(old, new)
-
-
-def _change(old: str, new: str) -> Metrics:
-    """Fractions of words changed, by `word_diff`, as the viewers show it; empty without a previous memory."""
-    old_count, new_count = len(old.split()), len(new.split())
-    if not old_count:
-        return {}
-    words = {"same": 0, "added": 0, "removed": 0}
-    for change, run in word_diff(old, new):
-        words[change] += len(run.split())
-    metrics = {
-        "changed": (words["added"] + words["removed"]) / (old_count + new_count),
-        "removed": words["removed"] / old_count,
-    }
-    return metrics | ({"added": words["added"] / new_count} if new_count else {})
+    if old_count := len(old.split()):
+        words = {"same": 0, "added": 0, "removed": 0}
+        for change, run in word_diff(old, new):
+            words[change] += len(run.split())
+        changed = words["added"] + words["removed"]
+        metrics |= {"changed": changed / (old_count + len(new.split())), "removed": words["removed"] / old_count}
+        if new.split():
+            metrics["added"] = words["added"] / len(new.split())
+    return metrics
 
 
 def _distinct(forms: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

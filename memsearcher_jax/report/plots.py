@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,35 +36,31 @@ Legend = list[tuple[str, str]]  # label and color of each line
 class Panel:
     title: str
     unit: str
-    metrics: tuple[str, ...]
-    y_min: float | None = None  # where the y axis begins, unless there are smaller values
+    metrics: tuple[str, ...]  # a line each; in `PANELS` regular expressions of their names
+    y_min: float | None = 0.0  # where the y axis begins, unless there are smaller values
 
 
 PANELS = (
-    Panel("Reward", "mean over trajectories", (MetricName.REWARD,), 0.0),
-    Panel("Exact match", "fraction of trajectories", (MetricName.EXACT_MATCH,), 0.0),
-    Panel("Accuracy", "fraction of a stream's questions", (MetricName.ACCURACY,), 0.0),
-    Panel("Turns", "mean over trajectories", (MetricName.TURNS,), 0.0),
-    Panel("Tokens per turn", "mean over turns", (MetricName.TOKENS_PER_TURN,), 0.0),
-    Panel("Memory", "tokens, mean over trajectories", (MetricName.MEMORY_TOKENS,), 0.0),
-    Panel("Entropy", "nats per token", (MetricName.ENTROPY,), 0.0),
-    Panel("KL from the initial weights", "nats per token", (MetricName.KL,)),
-    Panel("KL of a step", "old − new, nats per token", (MetricName.APPROX_KL,)),
-    Panel("Sampler vs trainer", "mean |Δ log-probability|", (MetricName.LOGPROB_DIFF_MEAN,), 0.0),
-    Panel("Idle slots", "fraction of the sampler's slots", (MetricName.IDLE_SLOT_SHARE,), 0.0),
+    Panel("Reward", "mean over trajectories", (MetricName.REWARD,)),
+    Panel("Exact match", "fraction of trajectories", (MetricName.EXACT_MATCH,)),
+    Panel("Accuracy", "fraction of a stream's questions", (MetricName.ACCURACY,)),
+    Panel("Turns", "mean over trajectories", (MetricName.TURNS,)),
+    Panel("Tokens per turn", "mean over turns", (MetricName.TOKENS_PER_TURN,)),
+    Panel("Memory", "tokens, mean over trajectories", (MetricName.MEMORY_TOKENS,)),
+    Panel("Entropy", "nats per token", (MetricName.ENTROPY,)),
+    Panel("KL from the initial weights", "nats per token", (MetricName.KL,), None),
+    Panel("KL of a step", "old − new, nats per token", (MetricName.APPROX_KL,), None),
+    Panel("Sampler vs trainer", "mean |Δ log-probability|", (MetricName.LOGPROB_DIFF_MEAN,)),
+    Panel("Idle slots", "fraction of the sampler's slots", (MetricName.IDLE_SLOT_SHARE,)),
     Panel(
         "Search latency",
         "seconds, mean and 95th percentile",
         (MetricName.SEARCH_LATENCY, MetricName.SEARCH_LATENCY_P95),
-        0.0,
     ),
-    Panel("Device memory", "GB in use, and peak", (MetricName.DEVICE_GB, MetricName.DEVICE_PEAK_GB), 0.0),
-)
-# Title, unit and pattern of a family of metrics, which has a line per member.
-FAMILY_PANELS = (
-    ("Exact match by hops", "fraction of trajectories", rf"{MetricName.EXACT_MATCH}/\d+_hops"),
-    ("Stop reasons", "fraction of trajectories", rf"{STOP_PREFIX}.*"),
-    ("Time per step", "seconds", rf"{PHASE_PREFIX}.*"),
+    Panel("Device memory", "GB in use, and peak", (MetricName.DEVICE_GB, MetricName.DEVICE_PEAK_GB)),
+    Panel("Exact match by hops", "fraction of trajectories", (rf"{MetricName.EXACT_MATCH}/\d+_hops",)),
+    Panel("Stop reasons", "fraction of trajectories", (rf"{STOP_PREFIX}.*",)),
+    Panel("Time per step", "seconds", (rf"{PHASE_PREFIX}.*",)),
 )
 
 
@@ -79,9 +75,7 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
         ValueError: it has no steps, or none of the metrics of the panels.
     """
     steps = read_metrics(metrics_jsonl)
-    if not steps:
-        raise ValueError(f"{metrics_jsonl} has no steps to plot")
-    panels = measured_panels(steps) + family_panels(steps)
+    panels = panels_of(steps)
     if not panels:
         raise ValueError(f"{metrics_jsonl} has none of the metrics that training curves show")
     content = io.BytesIO()
@@ -89,22 +83,18 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
     atomic_write(Path(png), content.getvalue())
 
 
-def measured_panels(steps: Sequence[Metrics]) -> list[Panel]:
-    """The panels of `PANELS` with at least one metric of the run."""
-    return [panel for panel in PANELS if any(name in metrics for metrics in steps for name in panel.metrics)]
-
-
-def family_panels(steps: Sequence[Metrics]) -> list[Panel]:
-    """The panels of `FAMILY_PANELS`, with lines in order of first occurrence.
+def panels_of(steps: Sequence[Metrics]) -> list[Panel]:
+    """The panels of `PANELS` with the metrics of the run, in order of first occurrence.
 
     A stop reason that never occurred has no line.
     """
-    present = {name: None for metrics in steps for name, value in metrics.items() if value or PHASE_PREFIX in name}
-    panels = [
-        Panel(title, unit, tuple(name for name in present if re.fullmatch(pattern, name)), 0.0)
-        for title, unit, pattern in FAMILY_PANELS
-    ]
-    return [panel for panel in panels if panel.metrics]
+    names = (name for one in steps for name, value in one.items() if value or not name.startswith(STOP_PREFIX))
+    present = dict.fromkeys(names)
+    panels = []
+    for panel in PANELS:
+        metrics = [name for name in present if any(re.fullmatch(pattern, name) for pattern in panel.metrics)]
+        panels += [replace(panel, metrics=tuple(metrics))] if metrics else []
+    return panels
 
 
 def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
@@ -140,11 +130,13 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
     legend, non_finite, colors = Legend(), 0, itertools.cycle(COLORS)
     for run, steps in runs:
         for name in panel.metrics:
-            step_T, value_T, window = series(steps, name)
+            measured = [(metrics["step"], metrics[name]) for metrics in steps if name in metrics]
+            if not measured:
+                continue
+            step_T, value_T = np.array(measured, float).T
+            window = max(1, len(measured) // 20)  # of the running mean: it grows with the run
             non_finite += int((~np.isfinite(value_T)).sum())
             value_T[~np.isfinite(value_T)] = np.nan
-            if not len(step_T):
-                continue
             label, color = run if len(runs) > 1 else name.rsplit("/", 1)[-1].replace("_", " "), next(colors)
             if window > 1:
                 axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
@@ -183,13 +175,6 @@ def style_axes(axes: Axes, x_label: str, y_min: float | None) -> None:
     if y_min is not None and y_min <= low <= high:
         # The margin at the top is one of the whole axis: a flat line far above y_min would otherwise reach its title.
         axes.set_ylim(y_min, y_min + 1.12 * ((high - y_min) or 1))
-
-
-def series(steps: Sequence[Metrics], name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """The steps with a metric, its values there, and the window of their running mean, which grows with the run."""
-    measured = [(metrics["step"], metrics[name]) for metrics in steps if name in metrics]
-    step_T, value_T = np.array(measured, float).reshape(-1, 2).T
-    return step_T, value_T, max(1, len(measured) // 20)
 
 
 def running_mean(value_T: np.ndarray, window: int) -> np.ndarray:

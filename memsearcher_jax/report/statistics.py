@@ -48,14 +48,11 @@ def mean(values: Sequence[float]) -> float:
 
 
 def wilson_interval(successes: int, total: int) -> tuple[float, float]:
-    """Interval of a proportion, within [0, 1] for any sample size; NaN for a total of 0."""
+    """Interval of a proportion, within [0, 1] for any sample size of at least 1."""
     from scipy import stats  # takes half a second, which --help need not wait for
 
-    if total == 0:
-        return math.nan, math.nan
     low, high = stats.binomtest(successes, total).proportion_ci(CONFIDENCE_LEVEL, method="wilson")
-    # Rounding could otherwise move an end past the proportion when it is 0 or 1.
-    return min(float(low), successes / total), max(float(high), successes / total)
+    return float(low), float(high)
 
 
 def mean_interval(values: ArrayLike, rng: np.random.Generator) -> Interval:
@@ -74,8 +71,6 @@ def resampled_means(values: ArrayLike, rng: np.random.Generator) -> np.ndarray:
 
     Those of several sets, each resampled on its own, may be added and subtracted elementwise: the result is the
     bootstrap of their macro average, or of a difference, for a fixed choice of sets.
-
-    Raises ValueError as `mean_interval` does.
     """
     from scipy import stats
 
@@ -97,13 +92,10 @@ def percentile_interval(mean_W: np.ndarray) -> Interval:
 def sign_flip_test(differences: ArrayLike, rng: np.random.Generator) -> float:
     """Two-sided p-value of "paired differences are symmetric about 0".
 
-    Under the null hypothesis each difference has either sign with equal probability: p is the fraction of all sign
-    flips whose sum is at least as far from 0 as the observed sum. Zeros change no sum and are ignored. The value is
-    exact for differences of equal size (the sign test; for zeros and ones McNemar's exact test) and for few others. Up
-    to `MAX_FLIPPED` differences it comes from random flips, and beyond that from the normal distribution with their
+    p is the fraction of all sign flips whose sum is at least as far from 0 as the observed sum; zeros are ignored. It
+    is exact for differences of equal size (for zeros and ones this is McNemar's exact test) and for few others. Up to
+    `MAX_FLIPPED` differences it comes from random flips, and beyond that from the normal distribution with their
     variance. Without any difference p is 1.
-
-    Raises ValueError as `mean_interval` does.
     """
     from scipy import stats
 
@@ -120,16 +112,10 @@ def sign_flip_test(differences: ArrayLike, rng: np.random.Generator) -> float:
     return float(found.pvalue)
 
 
-def paired_comparison(first: ArrayLike, second: ArrayLike, rng: np.random.Generator) -> PairedComparison:
-    """Compare two values per question, given in the same order.
-
-    Raises:
-        ValueError: the two differ in length, are empty, or contain a value that is not finite.
-    """
-    first_N, second_N = _checked(first), _checked(second)
-    if len(first_N) != len(second_N):
-        raise ValueError(f"{len(first_N)} values cannot be paired with {len(second_N)}")
-    difference_N = second_N - first_N
+def paired_comparison(pairs: Sequence[tuple[float, float]], rng: np.random.Generator) -> PairedComparison:
+    """Compare two values per question. Raises ValueError as `mean_interval` does."""
+    first_N, second_N = np.array(pairs, np.float64).T
+    difference_N = _checked(second_N - first_N)
     return PairedComparison(
         count=len(difference_N),
         first=float(first_N.mean()),
@@ -143,8 +129,6 @@ def paired_comparison(first: ArrayLike, second: ArrayLike, rng: np.random.Genera
 
 def _checked(values: ArrayLike) -> np.ndarray:
     value_N = np.asarray(values, np.float64)
-    if value_N.ndim != 1 or not len(value_N):
-        raise ValueError("statistics need a list of at least one value")
-    if not np.isfinite(value_N).all():
-        raise ValueError(f"value {int(np.argmin(np.isfinite(value_N)))} is not finite: fix or drop it")
+    if not value_N.size or not np.isfinite(value_N).all():
+        raise ValueError(f"statistics need finite values, at least one: {values}")
     return value_N

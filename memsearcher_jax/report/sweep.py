@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.report.console import format_metric, make_table, percent, safe_text
-from memsearcher_jax.report.evaluation import label
+from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.plots import COLORS, FAINT, INK, style_axes
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, Interval, mean
 
@@ -30,20 +30,15 @@ class SweepPoint:
     questions: int  # or streams
     scores: dict[str, Interval]  # without those that no question has
     effort: dict[str, float]  # the names of EFFORT, or of STREAM_EFFORT
-    curve: tuple[float, ...] = ()  # of training, by step: exact match, or the reward; a running mean
 
     @classmethod
-    def from_results(cls, value: str, results: Mapping[str, Any], curve: tuple[float, ...] = ()) -> SweepPoint:
+    def from_results(cls, value: str, results: Mapping[str, Any]) -> SweepPoint:
         """`results`: the content of an evaluation's results.json."""
         benchmarks = list(results["evaluation"]["benchmarks"].values())
         names = STREAM_EFFORT if "stream_tokens" in benchmarks[0] else EFFORT
-        return cls(
-            value,
-            sum(benchmark["questions"] for benchmark in benchmarks),
-            {name: Interval(**one) for name, one in results["evaluation"]["averages"]["macro"].items()},
-            {name: mean([math.nan if one[name] is None else one[name] for one in benchmarks]) for name in names},
-            curve,
-        )
+        scores = {name: Interval(**one) for name, one in results["evaluation"]["averages"]["macro"].items()}
+        effort = {name: mean([math.nan if one[name] is None else one[name] for one in benchmarks]) for name in names}
+        return cls(value, sum(benchmark["questions"] for benchmark in benchmarks), scores, effort)
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -63,16 +58,14 @@ def show_sweep(setting: str, points: Sequence[SweepPoint], console: Console) -> 
 
 
 def plot_sweep(path: Path, setting: str, points: Sequence[SweepPoint]) -> None:
-    """Write a PNG with a plot per score, in which each value of the setting is a dot at its tokens, and with the
-    learning curves of values that were trained."""
+    """Write a PNG with a plot per score, in which each value of the setting is a dot at its tokens."""
     from matplotlib.figure import Figure
 
     tokens = "memory_tokens" if "memory_tokens" in points[0].effort else "tokens_per_turn"
     scores = [name for name in SCORES if any(name in point.scores for point in points)]
-    curves = any(len(point.curve) > 1 for point in points)
-    figure = Figure((4.5 * max(1, len(scores) + curves), 3.4), layout="constrained")
-    grid = figure.subplots(1, max(1, len(scores) + curves), squeeze=False)[0]
-    for axes, score in zip(grid, scores, strict=False):
+    figure = Figure((4.5 * max(1, len(scores)), 3.4), layout="constrained")
+    for number, score in enumerate(scores, 1):
+        axes = figure.add_subplot(1, len(scores), number)
         for point in points:
             if score in point.scores:
                 x, interval = point.effort[tokens], point.scores[score]
@@ -83,14 +76,6 @@ def plot_sweep(path: Path, setting: str, points: Sequence[SweepPoint]) -> None:
         style_axes(axes, label(tokens), 0.0)
         title = f"{label(score)}, {CONFIDENCE_LEVEL:.0%} interval, by {safe_text(setting).plain}"
         axes.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False)
-    if curves:
-        for number, point in enumerate(points):
-            value, color = f"{setting} {safe_text(point.value).plain}", COLORS[number % len(COLORS)]
-            grid[-1].plot(range(len(point.curve)), point.curve, color=color, label=value)
-        style_axes(grid[-1], "step", 0.0)
-        grid[-1].set_title("exact match or reward of a step, running mean", loc="left", fontsize=10, color=INK)
-        for text in grid[-1].legend(fontsize=8.5, frameon=False).get_texts():
-            text.set_parse_math(False)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     atomic_write(path, content.getvalue())

@@ -14,23 +14,15 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
 
     The "same" and "added" runs concatenate to `new`; the "same" and "removed" runs contain exactly the words of `old`.
     """
-    old_words, new_words = _words(old), _words(new)
+    # Each word has the white space before it; trailing white space belongs to the last word.
+    old_words, new_words = (re.findall(r"\s*\S+(?:\s+\Z)?|\A\s+\Z", text) for text in (old, new))
+    stripped = ([word.strip() for word in words] for words in (old_words, new_words))
     # autojunk would ignore frequent words (the, of) of a long memory and match nothing near them.
-    matcher = difflib.SequenceMatcher(
-        None, [word.strip() for word in old_words], [word.strip() for word in new_words], autojunk=False
-    )
+    matcher = difflib.SequenceMatcher(None, *stripped, autojunk=False)
     runs: list[tuple[Change, str]] = []
     for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
-        if tag == "equal":
-            runs.append(("same", "".join(new_words[new_start:new_end])))
-            continue
-        if old_start < old_end:
+        if tag in ("delete", "replace"):
             runs.append(("removed", "".join(old_words[old_start:old_end])))
-        if new_start < new_end:
-            runs.append(("added", "".join(new_words[new_start:new_end])))
+        if tag != "delete":
+            runs.append(("same" if tag == "equal" else "added", "".join(new_words[new_start:new_end])))
     return runs
-
-
-def _words(text: str) -> list[str]:
-    """The words of `text`, each with the white space before it; trailing white space belongs to the last word."""
-    return re.findall(r"\s*\S+(?:\s+\Z)?|\A\s+\Z", text)

@@ -28,7 +28,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
-from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.report.console import sources_of
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Count, Overloaded, allow_origins, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import FinishedWorkflow

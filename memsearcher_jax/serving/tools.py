@@ -13,7 +13,8 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from memsearcher_jax.report.console import STOP_DESCRIPTIONS, sources_of
+from memsearcher_jax.report.console import sources_of
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text

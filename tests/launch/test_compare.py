@@ -171,7 +171,6 @@ def write_broken(case):
         "twice": [some, some],
         "others": [[question(n, True) for n in range(90, 93)]],
         "other texts": [[question(n, True, golden=("Bob",)) for n in range(3)]],
-        "not a number": [[replace(some[0], reward=math.nan)]],
         "titles": [[replace(some[0], trajectory=replace(some[0].trajectory, problem=titles))]],
     }
     if case == "empty":
@@ -195,7 +194,6 @@ def write_broken(case):
         ("twice", "host_0001.jsonl.gz: question 'q0' occurs twice"),
         ("others", "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
         ("other texts", "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"),
-        ("not a number", "host_0000.jsonl.gz: reward of question 'q0' is nan"),
         ("titles", "problem 'q0': metadata.supporting_titles must be a list of strings"),
     ],
 )

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from memsearcher_jax.launch import sweep
-from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime.run_dir import read_run_config
 
 
@@ -21,8 +20,6 @@ def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(smal
     assert [row["value"] for row in table] == ["0", "0.3"]
     for folder, row in zip((first, second), table, strict=True):
         assert read_run_config(folder).reward.wrong_answer == float(row["value"])
-        (step,) = read_metrics(folder / "metrics.jsonl")
-        assert row["curve"] == [step["exact_match"]]
         results = json.loads((folder / "test" / "results.json").read_text())
         assert (row["questions"], results["checkpoint"], results["step"]) == (4, str(folder), 1)
         assert row["scores"] == results["evaluation"]["averages"]["macro"]

@@ -1,6 +1,7 @@
 """The terminal view: all of a trajectory is printed, and untrusted text has no effect on the terminal."""
 
 import io
+import re
 import unicodedata
 
 import pytest
@@ -8,35 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memsearcher_jax.report.console import (
-    STOP_DESCRIPTIONS,
-    safe_text,
-    shorten,
-    show_rewrite,
-    show_sources,
-    show_summary,
-    show_trajectory,
-)
+from memsearcher_jax.report.console import safe_text, shorten, show_rewrite, show_sources, show_summary, show_trajectory
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import (
-    Context,
-    Outcome,
-    Passage,
-    Problem,
-    Query,
-    SearchResult,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from memsearcher_jax.types import Outcome, Passage, Problem, Query, SearchResult, StopReason, Trajectory, Turn
 
 EVIL = "[bold red]markup[/] [/nothing] \x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J back\x08 \u202eright-to-left \ud800"
 
 
 def trajectory(*turns, stop=StopReason.ANSWERED, answer="Steven Spielberg", question="Who directed Jaws?", **outcome):
-    context = Context((1, 2, 3), (0.0, -0.5, -0.25), (False, True, True))
-    problem = Problem("q1", question, ("Spielberg",))
-    return Trajectory(problem, 0, Outcome(stop, answer, turns, **outcome), (context,) * len(turns), "")
+    return Trajectory(Problem("q1", question, ("Spielberg",)), 0, Outcome(stop, answer, turns, **outcome), (), "")
 
 
 def shown(one, **options):
@@ -77,7 +59,6 @@ def test_every_field_of_a_trajectory_is_printed():
     assert output.index("turn 1") < output.index("director of Jaws") < output.index("{+thriller+}")
     assert "</think>" not in output
     assert all(len(line) < 300 for line in output.splitlines()), "a long passage is shortened"
-    assert output.splitlines()[-2:] == ["1             3        2", "2             3        2"]
 
 
 def test_the_sources_contain_the_answer_as_whole_words():
@@ -137,17 +118,11 @@ def test_every_stop_reason_has_a_description(stop):
     assert f"{stop.value}: {STOP_DESCRIPTIONS[stop]}" in output and "the reason" in output
 
 
-def test_an_unclosed_thought_and_a_rewrite_without_memory():
-    output = shown(
-        trajectory(Turn(memory="", reply="on and on", rewrite="no tags"), stop=StopReason.BAD_MEMORY, answer="")
-    )
-    assert "on and on" in output and "no tags" in output and "rewrite without a memory" in output
-    assert "answer   none" in output
-
-
-def test_a_failed_search_prints_its_queries():
-    output = shown(trajectory(Turn(memory="", reply="", queries=(Query("lost", 3),)), stop=StopReason.SEARCH_FAILED))
-    assert "lost  (top 3)" in output and "no result" in output
+def test_an_unclosed_thought_a_rewrite_without_memory_and_a_failed_search():
+    turns = (Turn("", "on and on", rewrite="no tags"), Turn("", "", queries=(Query("lost", 3),)))
+    output = shown(trajectory(*turns, stop=StopReason.SEARCH_FAILED, answer=""))
+    for part in ("on and on", "no tags", "rewrite without a memory", "answer   none", "lost  (top 3)", "no result"):
+        assert part in output
 
 
 def test_shorten_gives_one_line_within_the_limit():
@@ -173,12 +148,14 @@ def test_word_diff_preserves_both_texts(old, new):
 
 def test_a_summary_has_a_line_per_metric_except_stop_reasons_that_never_occurred():
     stream = io.StringIO()
-    metrics = {"exact_match": 0.12345, "f1": 0.0, "generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
-    show_summary(metrics, Console(file=stream, width=80))
-    assert [line.split() for line in stream.getvalue().splitlines()] == [
+    metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5}
+    metrics |= {"generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
+    show_summary(metrics, Console(file=stream, width=100))
+    assert [re.split("  +", line.strip()) for line in stream.getvalue().splitlines()] == [
         ["metric", "value"],
-        ["exact", "match", "12.3", "%"],
-        ["f1", "0.0", "%"],
-        ["generated", "tokens", "123,456"],
-        ["stop/answered", "100.0", "%"],
+        ["EM", "12.3 %"],
+        ["wrong: all supporting pages were shown, or the data does not name them", "10.0 %"],
+        ["golden answers: any in the new memory", "50.0 %"],
+        ["generated tokens", "123,456"],
+        ["stop/answered", "100.0 %"],
     ]

@@ -149,13 +149,13 @@ def test_streams_by_source_and_by_length():
     assert "3 calls failed, Unexpected error" in output and "nan" not in output
 
 
-def point(value, summaries, curve=()):
-    return SweepPoint.from_results(value, {"evaluation": summarize_evaluation(summaries)}, curve)
+def point(value, summaries):
+    return SweepPoint.from_results(value, {"evaluation": summarize_evaluation(summaries)})
 
 
 def test_a_sweep_has_macro_averages_by_value(tmp_path):
     several = [*[summary("nq", 1.0, turns=1, tokens=(100,))] * 30, summary("popqa", 0.0, turns=3, tokens=(300,) * 3)]
-    points = [point("x", several), point("512", sample("nq", 1, 5), curve=(0.1, 0.2))]
+    points = [point("x", several), point("512", sample("nq", 1, 5))]
     row = points[0].to_json()
     assert (row["value"], row["questions"], row["scores"]["f1"]["mean"], row["tokens_per_turn"]) == ("x", 31, 0.5, 200)
     assert (row["turns"], row["searches"], row["mean_peak_context_tokens"]) == (2, 1, 200)

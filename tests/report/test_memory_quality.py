@@ -3,18 +3,18 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.report.memory_quality import (
-    Mean,
     common_runs,
     copied_fraction,
     golden_names,
-    mean_metrics,
     memory_quality,
+    metric_columns,
     shown_text,
     supporting_names,
     tokenize,
@@ -66,13 +66,6 @@ def test_metrics_of_one_turn_equal_hand_computed_values():
             "memory/longest_run": 2.0,
         }
     )
-
-
-def test_kept_is_a_fraction_of_shown():
-    """`held` counts all names, `kept` those that this observation showed; the other came from the old memory."""
-    turn = searched("Lake is known.", "The Mill is old.", "Lake is known.")
-    numbers = quality(turn).turns[0].metrics
-    assert (numbers["supporting/held"], numbers["supporting/kept"], numbers["supporting/lost"]) == (0.5, 0.0, 0.0)
 
 
 def test_an_undefined_fraction_is_absent():
@@ -166,22 +159,6 @@ def test_the_golden_answers_and_the_supporting_titles_are_traced_separately():
 # --- copying ---
 
 
-@pytest.mark.parametrize(
-    ("memory", "source", "runs"),
-    [
-        ("a b c", "x a b c y", [1, 2, 3]),
-        ("a b c", "a b x b c", [1, 2, 2]),
-        ("a b a b", "a b", [1, 2, 1, 2]),  # source tokens may be reused
-        ("a z b", "b a", [1, 0, 1]),
-        ("a a a", "a a", [1, 2, 2]),
-        ("a", "", [0]),
-        ("", "a", []),
-    ],
-)
-def test_runs_equal_hand_computed_values(memory, source, runs):
-    assert common_runs(memory.split(), source.split()).tolist() == runs
-
-
 @given(words, words)
 def test_runs_by_definition(memory, source):
     joined = f" {' '.join(source)} "
@@ -207,11 +184,8 @@ def test_runs_below_the_minimum_do_not_count_as_copied():
     numbers = quality(turn).turns[0].metrics
     assert numbers["memory/copied"] == 0.5  # "one two three four" is below the minimum of five
     assert numbers["memory/longest_run"] == 5.0
-
-
-def test_a_memory_shorter_than_the_minimum_is_copied_if_it_is_one_run():
-    assert quality(searched("", "Ada Lovelace was here.", "Ada Lovelace")).turns[0].metrics["memory/copied"] == 1.0
-    assert quality(searched("", "Ada Lovelace was here.", "Ada was")).turns[0].metrics["memory/copied"] == 0.0
+    for memory, copied in (("Ada Lovelace", 1.0), ("Ada was", 0.0)):  # shorter than the minimum: one run or none
+        assert quality(searched("", "Ada Lovelace was here.", memory)).turns[0].metrics["memory/copied"] == copied
 
 
 def test_copying_is_case_sensitive_and_ignores_white_space():
@@ -267,17 +241,11 @@ def test_fractions_are_in_range(pairs, stop):
 # --- means ---
 
 
-def test_means_over_turns_and_over_trajectories():
-    keeps = [searched("", "Ada", "Ada")] + [searched("Ada", "Ada", "Ada")] * 2
-    done = [quality(searched("", "Ada", "fog")), quality(*keeps), quality(*keeps[:1])]
-    over_turns = mean_metrics(turn.metrics for one in done for turn in one.turns)
-    over_trajectories = mean_metrics(one.means for one in done)
-    assert over_turns["golden/held"] == Mean(4 / 5, 5)
-    assert over_trajectories["golden/held"] == Mean(2 / 3, 3)
-    assert over_turns["golden/lost"] == Mean(0.0, 2)
-    assert over_trajectories["golden/lost"] == Mean(0.0, 1)
-    assert mean_metrics(one.last for one in done)["golden/held"] == Mean(2 / 3, 3)
-    assert mean_metrics([]) == {}
+def test_means_are_over_the_turns_that_have_a_metric():
+    keeps = quality(searched("", "Ada", "Ada"), searched("Ada", "Ada", "Ada"), searched("Ada", "Ada", "fog"))
+    assert keeps.means["golden/held"] == pytest.approx(2 / 3) and keeps.means["golden/lost"] == 0.5
+    assert keeps.last["golden/held"] == 0.0
+    assert metric_columns([{"a": 1.0}, {"b": 2.0}, {"a": 3.0}]) == {"a": [1.0, 3.0], "b": [2.0]}
 
 
 def test_an_oracle_holds_every_name_of_real_questions(shared):
@@ -294,9 +262,7 @@ def test_an_oracle_holds_every_name_of_real_questions(shared):
         shown = "\n\n".join(wanted[title] for title in row["metadata"]["supporting_titles"] if title in wanted)
         outcome = Outcome(StopReason.MAX_TURNS, turns=(searched("", shown, shown),))
         done.append(memory_quality(Trajectory(problem, 0, outcome, (), "")))
-    means = mean_metrics(turn.metrics for one in done for turn in one.turns)
-    assert means["supporting/shown"].value > 0.95
-    assert means["supporting/kept"] == Mean(1.0, len(done))
-    assert means["memory/copied"] == Mean(1.0, len(done))
-    assert means["golden/shown"].value > 0.9
-    assert 0 < means["golden/held"].count < len(done)  # yes and no are not names
+    columns = metric_columns(turn.metrics for one in done for turn in one.turns)
+    assert np.mean(columns["supporting/shown"]) > 0.95 and np.mean(columns["golden/shown"]) > 0.9
+    assert columns["supporting/kept"] == columns["memory/copied"] == [1.0] * len(done)
+    assert 0 < len(columns["golden/held"]) < len(done)  # yes and no are not names

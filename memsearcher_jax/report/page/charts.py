@@ -15,7 +15,7 @@ import numpy as np
 
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
-from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts, tokens_by_turn
+from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts
 from memsearcher_jax.report.page.tables import escape_html
 from memsearcher_jax.report.plots import COLORS, FAINT, GRID, INK, Legend, Panel, draw_curves, draw_dots, style_axes
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, wilson_interval
@@ -85,13 +85,14 @@ def turn_tokens(groups: Sequence[TrajectoryGroup]) -> str:
 
     def draw(axes: Axes) -> tuple[Legend, int]:
         for group, color in zip(groups, COLORS, strict=False):
-            tokens = tokens_by_turn(group)
-            turn_T, mean_T = np.array(list(tokens), float), np.array([mean(values) for values in tokens.values()])
+            lengths = [summary.context_lengths for summary in group.summaries]
+            turns = range(max(map(len, lengths), default=0))
+            tokens = [[of_one[turn] for of_one in lengths if turn < len(of_one)] for turn in turns]
+            turn_T, mean_T = np.array(turns) + 1.0, np.array([mean(values) for values in tokens])
             axes.plot(turn_T, mean_T, color=color, linewidth=1.6)
-            labels = [f"{group.label}, n {len(values):,}" for values in tokens.values()]
-            draw_dots(axes, turn_T, mean_T, color, labels)
+            draw_dots(axes, turn_T, mean_T, color, [f"{group.label}, n {len(values):,}" for values in tokens])
             if len(tokens) > 1:
-                ends = np.array([np.percentile(values, BAND_PERCENTILES) for values in tokens.values()])
+                ends = np.array([np.percentile(values, BAND_PERCENTILES) for values in tokens])
                 axes.fill_between(turn_T, *ends.T, color=color, alpha=0.15, linewidth=0)
         style_axes(axes, "turn", 0.0)
         return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0

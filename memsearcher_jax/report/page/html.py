@@ -19,7 +19,7 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.page import charts, tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, distinct_labels, groups_of, read_run
-from memsearcher_jax.report.plots import family_panels, measured_panels
+from memsearcher_jax.report.plots import panels_of
 
 MAX_TRAJECTORIES = 5_000  # of a page, by default
 SCRIPTS = ("diff.js", "detail.js", "page.js")  # concatenated in this order
@@ -101,8 +101,8 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
 
 def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
     runs = [(run.name, run.steps), *([(other.name, other.steps)] if other else [])]
-    parts = [charts.curve(panel, runs) for panel in measured_panels(run.steps)]
-    parts += [charts.curve(panel, runs[:1]) for panel in family_panels(run.steps)]
+    # A family of metrics, "NAME/...", has a line for each of them, too many to compare.
+    parts = [charts.curve(panel, runs[:1] if "/" in panel.metrics[0] else runs) for panel in panels_of(run.steps)]
     if groups:
         parts += [charts.turn_tokens(groups), *(charts.accuracy(groups, name) for name in BREAKDOWNS)]
     return parts

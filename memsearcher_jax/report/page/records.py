@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memsearcher_jax.jsonl import encode_float
-from memsearcher_jax.report.console import STOP_DESCRIPTIONS, safe_text, search_results
+from memsearcher_jax.jsonl import encode_float, encode_floats
+from memsearcher_jax.report.console import safe_text, search_results
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.memory_quality import NameTrace, TrajectoryQuality, TurnQuality, memory_quality
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
 
@@ -43,78 +44,54 @@ class TrajectoryRecords:
         quality = memory_quality(scored.trajectory)
         self.qualities.append(quality)
         entry = {
-            "id": problem.id,
-            "question": problem.question,
-            "answer": outcome.answer,
-            "dataset": summary.dataset,
-            "stop": summary.stop.value,
-            "correct": summary.correct,
-            "accuracy": summary.scores.get("accuracy"),
-            "reward": encode_float(summary.reward),
-            "turns": summary.turns,
+            **{"id": problem.id, "question": problem.question, "answer": outcome.answer, "dataset": summary.dataset},
+            **{"stop": summary.stop.value, "correct": summary.correct, "accuracy": summary.scores.get("accuracy")},
+            **{"reward": encode_float(summary.reward), "turns": summary.turns},
             "tokens": sum(len(context.ids) for context in scored.trajectory.contexts),
-            "step": summary.step,
-            "rollout": scored.trajectory.rollout,
+            **{"step": summary.step, "rollout": scored.trajectory.rollout},
         }
+        turns, memory = [], ""
+        lengths = (*summary.context_lengths, *[None] * len(outcome.turns))
+        for turn, turn_quality, tokens in zip(outcome.turns, quality.turns, lengths, strict=False):
+            turns.append(self._turn(turn, turn_quality, memory) | {"tokens": tokens})
+            memory = turn.new_memory
         details = {
             "golden_answers": problem.golden_answers,
             "questions": [question.text for question in problem.stream.questions] if problem.stream else [],
-            "reason": scored.reason,
-            "scores": {name: encode_float(value) for name, value in scored.scores.items()},
+            **{"reason": scored.reason, "scores": encode_floats(scored.scores), "error": outcome.error},
             "counts": {name: count for name, count in outcome.counts.items() if count},
-            "error": outcome.error,
-            "turns": self._turns(outcome.turns, quality.turns, summary.context_lengths),
+            "turns": turns,
             # Only for workflows without turns, whose text is nowhere else.
-            "transcript": "" if outcome.turns else scored.trajectory.transcript,
+            "transcript": "" if turns else scored.trajectory.transcript,
         }
         self.index.append(sanitize(entry))
         self.trajectories.append(sanitize(details))
 
-    def _turns(
-        self, turns: Sequence[Turn], qualities: Sequence[TurnQuality], context_lengths: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        records, memory = [], ""
-        for number, (turn, quality) in enumerate(zip(turns, qualities, strict=True)):
-            thought, closed, action = turn.reply.partition("</think>")
-            records.append(
+    def _turn(self, turn: Turn, quality: TurnQuality, previous_memory: str) -> dict[str, Any]:
+        thought, closed, action = turn.reply.partition("</think>")
+        passages = [passage.contents for result in turn.results for passage in result.passages]
+        shown_in_full = bool(passages) and all(contents in turn.observation for contents in passages)
+        return {
+            # null if it is the new memory of the previous turn, as it is nearly always.
+            "memory": None if turn.memory == previous_memory else turn.memory,
+            "thought": thought.strip() if closed else "",
+            "action": action.strip() if closed else thought.strip(),
+            "searches": [
                 {
-                    # null if it is the new memory of the previous turn, as it is nearly always.
-                    "memory": None if turn.memory == memory else turn.memory,
-                    "thought": thought.strip() if closed else "",
-                    "action": action.strip() if closed else thought.strip(),
-                    "searches": [
-                        {
-                            "query": query.text,
-                            "top_n": query.top_n,
-                            "error": result.error,
-                            "passages": [
-                                [self._passage_id(passage.contents), encode_float(passage.score)]
-                                for passage in result.passages
-                            ],
-                        }
-                        for query, result in search_results(turn)
-                    ],
-                    "observation": "" if _has_full_passages(turn) else turn.observation,
-                    "rewrite": "" if turn.new_memory else turn.rewrite,
-                    "new_memory": turn.new_memory,
-                    "has_memory": bool(turn.memory or turn.rewrite),
-                    "golden": _name_lists(quality.golden),
-                    "supporting": _name_lists(quality.supporting),
-                    "copied": quality.text.get("copied"),
-                    "tokens": context_lengths[number] if number < len(context_lengths) else None,
+                    **{"query": query.text, "top_n": query.top_n, "error": result.error},
+                    "passages": [[self._passage_id(one.contents), encode_float(one.score)] for one in result.passages],
                 }
-            )
-            memory = turn.new_memory
-        return records
+                for query, result in search_results(turn)
+            ],
+            "observation": "" if shown_in_full else turn.observation,
+            "rewrite": "" if turn.new_memory else turn.rewrite,
+            **{"new_memory": turn.new_memory, "has_memory": bool(turn.memory or turn.rewrite)},
+            **{"golden": _name_lists(quality.golden), "supporting": _name_lists(quality.supporting)},
+            "copied": quality.text.get("copied"),
+        }
 
     def _passage_id(self, contents: str) -> int:
         return self.passage_ids.setdefault(sanitize(contents), len(self.passage_ids))
-
-
-def _has_full_passages(turn: Turn) -> bool:
-    """Whether the observation contains the passages unclipped; the page then omits the observation."""
-    passages = [passage.contents for result in turn.results for passage in result.passages]
-    return bool(passages) and all(contents in turn.observation for contents in passages)
 
 
 def _name_lists(trace: NameTrace | None) -> dict[str, Sequence[str] | None] | None:
@@ -127,9 +104,7 @@ def sanitize(value: Any) -> Any:
         return safe_text(value).plain
     if isinstance(value, dict):
         return {sanitize(name): sanitize(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [sanitize(inner) for inner in value]
-    return value
+    return [sanitize(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def embedded_json(value: Any) -> str:
@@ -144,11 +119,8 @@ def embedded_json(value: Any) -> str:
 def data_elements(records: TrajectoryRecords) -> str:
     """Script elements with the data. A browser does not run them; page.js parses a block when it is needed."""
     descriptions = {stop.value: description for stop, description in STOP_DESCRIPTIONS.items()}
-    elements = [_element("stop_descriptions", descriptions), _element("index", records.index)]
+    blocks = [("stop_descriptions", descriptions), ("index", records.index)]
     for name, rows in (("trajectories", records.trajectories), ("passages", list(records.passage_ids))):
-        elements += [_element(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]
-    return "\n".join(elements)
-
-
-def _element(name: str, rows: Any) -> str:
-    return f'<script type="application/json" data-rows="{name}">{embedded_json(rows)}</script>'
+        blocks += [(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]
+    element = '<script type="application/json" data-rows="{}">{}</script>'
+    return "\n".join(element.format(name, embedded_json(rows)) for name, rows in blocks)

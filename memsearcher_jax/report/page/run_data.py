@@ -1,7 +1,7 @@
 """Reads the folder of a run and keeps one small summary per trajectory.
 
 Two kinds of folders are supported: a training run (metrics.jsonl, trajectories/step_*.jsonl.gz) and an evaluation
-(trajectories/shard_*.jsonl.gz, results.json once it is finished).
+(trajectories/host_*.jsonl.gz, results.json once it is finished).
 """
 
 from __future__ import annotations
@@ -68,29 +68,30 @@ def read_run(
             f"{folder} has neither {METRICS_FILE} nor trajectories/*.jsonl.gz: name the folder of a training run or of "
             "an evaluation"
         )
-    chosen = choose_files(files, max_trajectories) if training else files
+    chosen, notes = files, []
+    if training and files:
+        # A training run may have a million trajectories, which take longer to count than the rest of the report.
+        in_first = sum(1 for _ in numbered_lines(files[0]))
+        chosen = [files[index] for index in evenly_spaced(len(files), max(1, max_trajectories // max(1, in_first)))]
+    if len(chosen) < len(files):
+        notes.append(f"Trajectories are those of {len(chosen)} of {len(files)} steps, evenly spaced.")
     # Only an evaluation that is not finished has files that grow, or that end where it was killed.
     read_lines = numbered_lines if training or results else log_lines
     total = sum(1 for path in chosen for _ in read_lines(path))
+    if on_trajectory and total > max_trajectories:
+        share = f"{max_trajectories:,} of {total:,}"
+        notes.append(f"The browser contains {share} trajectories, evenly spaced; tables and plots use all.")
+    if not training and not results:
+        notes.append(f"The evaluation is not finished: there is no {RESULTS_FILE}.")
     kept = set(evenly_spaced(total, max_trajectories))
     summaries: list[TrajectorySummary] = []
     for path in chosen:
-        step = _parse_step(path) if training else None
+        step = int(path.name.removeprefix("step_").partition(".")[0]) if training else None
         for where, line in read_lines(path):
             scored = decode_trajectory(where, line)
             summaries.append(summarize_trajectory(scored, step))
             if on_trajectory and len(summaries) - 1 in kept:
                 on_trajectory(scored, summaries[-1])
-    notes = []
-    if len(chosen) < len(files):
-        notes.append(f"Trajectories are those of {len(chosen)} of {len(files)} steps, evenly spaced.")
-    if on_trajectory and total > max_trajectories:
-        notes.append(
-            f"The browser contains {max_trajectories:,} of {total:,} trajectories, evenly spaced; tables and plots use "
-            "all."
-        )
-    if not training and not results:
-        notes.append(f"The evaluation is not finished: there is no {RESULTS_FILE}.")
     return RunData(
         name=folder.resolve().name,  # the folder may be given as "."
         kind="training run" if training else "evaluation",
@@ -100,15 +101,6 @@ def read_run(
         summaries=summaries,
         note=" ".join(notes),
     )
-
-
-def choose_files(files: Sequence[Path], max_trajectories: int) -> Sequence[Path]:
-    """Evenly spaced files with about `max_trajectories` in total, if all are as long as the first; includes the last.
-
-    A training run may have a million trajectories, which take longer to count than the rest of the report.
-    """
-    in_first = sum(1 for _ in numbered_lines(files[0])) if files else 0
-    return [files[index] for index in evenly_spaced(len(files), max(1, max_trajectories // max(1, in_first)))]
 
 
 def evenly_spaced(total: int, limit: int) -> list[int]:
@@ -123,20 +115,12 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
         return [TrajectoryGroup(label or "all", run.summaries)] if run.summaries else []
     quarter = len(steps) // 4
     groups = []
-    for first, last in ((steps[0], steps[quarter - 1]), (steps[-quarter], steps[-1])):
+    for chosen_steps in (steps[:quarter], steps[-quarter:]):
+        first, last = chosen_steps[0], chosen_steps[-1]
         span = f"step {first}" if first == last else f"steps {first} to {last}"
-        chosen = [summary for summary in run.summaries if summary.step is not None and first <= summary.step <= last]
+        chosen = [summary for summary in run.summaries if summary.step in chosen_steps]
         groups.append(TrajectoryGroup(f"{label}, {span}" if label else span, chosen))
     return groups
-
-
-def tokens_by_turn(group: TrajectoryGroup) -> dict[int, list[int]]:
-    """For each turn, counted from 1, the tokens of every trajectory that reached it."""
-    tokens: dict[int, list[int]] = {}
-    for summary in group.summaries:
-        for turn, count in enumerate(summary.context_lengths, 1):
-            tokens.setdefault(turn, []).append(count)
-    return tokens
 
 
 def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, list[tuple[int, int]]]:
@@ -150,13 +134,7 @@ def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, li
 
 def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:
     """Different labels for two runs, which start with the workflow."""
-    workflows = [one.settings.get("agent", {}).get("workflow", "") for one in (run, other)]
-    first, second = f"{workflows[0]} ({run.name})".strip(), f"{workflows[1]} ({other.name})".strip()
+    first, second = (
+        f"{one.settings.get('agent', {}).get('workflow', '')} ({one.name})".strip() for one in (run, other)
+    )
     return (first, second) if first != second else (f"{first} 1", f"{second} 2")
-
-
-def _parse_step(path: Path) -> int:
-    digits = path.name.removeprefix("step_").partition(".")[0]
-    if not digits.isdecimal():
-        raise ValueError(f"{path}: expected a name such as step_000012.jsonl.gz in a training run")
-    return int(digits)

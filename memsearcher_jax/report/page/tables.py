@@ -11,12 +11,12 @@ from typing import Any
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics
-from memsearcher_jax.report.console import STOP_DESCRIPTIONS, format_metric, percent, safe_text
-from memsearcher_jax.report.evaluation import SHOWN, label, summarize
-from memsearcher_jax.report.memory_quality import TrajectoryQuality, mean_metrics
+from memsearcher_jax.report.console import safe_text
+from memsearcher_jax.report.evaluation import SHOWN, summarize
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label, percent
+from memsearcher_jax.report.memory_quality import TrajectoryQuality, metric_columns
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, correct_counts
 from memsearcher_jax.report.statistics import mean, wilson_interval
-from memsearcher_jax.types import FAILURES
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
 MAX_ROWS = 60  # a longer table is folded
@@ -36,19 +36,6 @@ FAMILIES = {
     "staleness/": "Contexts by the age of their policy in steps, fraction of contexts",
 }
 """Headings of the families of metrics; the heading of another one is its prefix."""
-MEMORY_LABELS = {
-    **{"golden": "golden answers", "supporting": "supporting titles", "memory": "memory"},
-    **{"shown": "in the observation", "any_shown": "one or more in the observation"},
-    **{"held": "in the new memory", "any_held": "one or more in the new memory"},
-    **{"kept": "in the new memory, of those in the observation"},
-    **{"lost": "no longer in the memory, of those in the previous one"},
-    **{"forgotten": "not in the memory, of those in any earlier one"},
-    **{"words": "length in words", "cut": "cut to the budget", "copied": "copied from the observation"},
-    **{"longest_run": "longest copied run, in words", "changed": "words changed, of both memories"},
-    **{"removed": "words removed, of the previous memory", "added": "words added, of the new memory"},
-}
-"""What the families and names of docs/evaluate.md measure."""
-MEMORY_COUNTS = ("words", "longest_run")  # all others are fractions
 
 
 def escape_html(text: object) -> str:
@@ -102,7 +89,7 @@ def results_table(run: RunData, other: RunData | None) -> str:
     for name in dict.fromkeys(name for one in known for name in one if not name.startswith(STOP_PREFIX)):
         values = [one.get(name, math.nan) for one in known]
         values += [values[0] - values[1]] if other else []
-        rows.append((_label(name), *(format_metric(name, value) for value in values)))
+        rows.append((escape_html(label(name)), *(format_metric(name, value) for value in values)))
     return table("Metrics", ("metric", *((run.name, other.name, "difference") if other else ("value",))), rows)
 
 
@@ -131,7 +118,7 @@ def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -
         last = [value for value in values[-LAST_STEPS:] if math.isfinite(value)]
         averages = (mean(last), min(finite, default=math.nan), max(finite, default=math.nan))
         ends = (_step_value(name, values[0]), _step_value(name, values[-1]))
-        rows.append((_label(name), *ends, *(format_metric(name, value) for value in averages)))
+        rows.append((escape_html(label(name)), *ends, *(format_metric(name, value) for value in averages)))
     head = ("metric", "first", "last", f"mean of last {LAST_STEPS}", "min", "max")
     return table(caption, head, rows, max_rows=len(rows))
 
@@ -161,9 +148,8 @@ def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
     for value, counts in correct_counts(groups, name).items():
         cells = [str(value)]
         for correct, total in counts:
-            low, high = map(percent, wilson_interval(correct, total))
-            share = f"{percent(correct / total)} % <small>{low} to {high}, n {total:,}</small>" if total else "–"
-            cells.append(share)
+            low, high = map(percent, wilson_interval(correct, total)) if total else ("", "")
+            cells.append(f"{percent(correct / total)} % <small>{low} to {high}, n {total:,}</small>" if total else "–")
         rows.append(cells)
     note = "Exact match, 95 % Wilson intervals."
     header = (name, *(group.label for group in groups))
@@ -193,17 +179,13 @@ def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
     """The metrics of docs/evaluate.md over the page's trajectories; "" if none wrote a memory."""
     if not any(turn.wrote_memory for quality in qualities for turn in quality.turns):
         return ""
-    over_turns = mean_metrics(turn.metrics for quality in qualities for turn in quality.turns)
-    at_the_end = mean_metrics(quality.last for quality in qualities)
+    over_turns = metric_columns(turn.metrics for quality in qualities for turn in quality.turns)
+    at_the_end = metric_columns(quality.last for quality in qualities)
     rows = []
-    for full, over in over_turns.items():
-        family, _, name = full.partition("/")
-        cells = ["–", "–"]
-        for column, one in enumerate((over, at_the_end.get(full))):
-            if one:
-                value = f"{one.value:,.4g}" if name in MEMORY_COUNTS else f"{percent(one.value)} %"
-                cells[column] = f"{value} <small>n {one.count:,}</small>"
-        rows.append([f"{MEMORY_LABELS[family]}: {MEMORY_LABELS[name]}", *cells])
+    for name in over_turns:
+        columns = (over_turns[name], at_the_end.get(name, []))
+        cells = [f"{format_metric(name, mean(values))} <small>n {len(values):,}</small>" for values in columns]
+        rows.append([label(name), *cells])
     note = f"Means over the turns, and over the last memories, of {len(qualities):,} trajectories; n have the metric."
     return table("Memory quality", ("metric", "all turns", "last memory"), rows, note=note)
 
@@ -211,16 +193,13 @@ def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
 def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> str:
     """Every setting of run.json; with another run's, different settings come first and are highlighted."""
     first, second = flatten(settings), flatten(other or {})
-    if not other:
-        rows = [tuple(map(escape_html, leaf)) for leaf in first.items()]
+    if other is None:
+        rows = [(escape_html(name), escape_html(value)) for name, value in first.items()]
         return table("Settings", ("setting", "value"), rows, max_rows=len(rows))
-
-    def equal(name: str) -> bool:
-        return first.get(name) == second.get(name)
-
+    differing = {name for name in first | second if first.get(name) != second.get(name)}
     rows = []
-    for name in sorted(first | second, key=equal):
-        heading = escape_html(name) if equal(name) else f"<mark>{escape_html(name)}</mark>"
+    for name in sorted(first | second, key=lambda name: name not in differing):
+        heading = f"<mark>{escape_html(name)}</mark>" if name in differing else escape_html(name)
         rows.append((heading, *(escape_html(one.get(name, "–")) for one in (first, second))))
     return table("Settings, differences first", ("setting", "this run", "the other"), rows, max_rows=len(rows))
 
@@ -228,10 +207,3 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
 def _step_value(name: str, value: float) -> str:
     """A non-finite value is shown, unlike a metric that was not measured."""
     return format_metric(name, value) if math.isfinite(value) else f'<em class="alarm">{escape_html(value)}</em>'
-
-
-def _label(name: str) -> str:
-    family, _, member = name.partition("/")
-    if family == "wrong" and member in FAILURES:
-        return escape_html(FAILURES[member])
-    return escape_html(name.replace("_", " "))

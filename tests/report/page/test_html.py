@@ -125,7 +125,7 @@ def test_an_evaluation_with_known_numbers(tmp_path):
     page, counts = page_of(evaluation(tmp_path / "ev", trajectories, results=results))
     assert counts == {"read": 4, "shown": 4}
     assert "Evaluation of qwen, step 30. 4 trajectories." in page.text
-    assert rows(page, "Metrics") == [*(["metric", "value"], ["exact match", "50.0 %"], ["nq/f1", "25.0 %"])]
+    assert rows(page, "Metrics") == [*(["metric", "value"], ["EM", "50.0 %"], ["nq/f1", "25.0 %"])]
     hops = rows(page, "Accuracy by hops")
     assert [row[0] for row in hops] == ["hops", "1", "2"]
     assert [row[1] for row in hops[1:]] == ["50.0 % 9.5 to 90.5, n 2"] * 2
@@ -287,7 +287,7 @@ def test_memory_metrics_are_those_of_memory_quality(tmp_path):
     assert third["golden"] == {"shown": None, "held": None, "lost": None}
     assert (first["copied"], third["copied"]) == (0.0, None)
     quality = {row[0]: row[1:] for row in rows(page, "Memory quality")}
-    lost = "golden answers: no longer in the memory, of those in the previous one"
+    lost = "golden answers: lost, of those in the last memory"
     assert quality[lost] == ["100.0 % n 1", "100.0 % n 1"]
     assert quality["golden answers: in the new memory"] == ["50.0 % n 2", "0.0 % n 1"]
 

@@ -14,13 +14,7 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, context_lengths, step_path
 from memsearcher_jax.report.page.charts import curve
-from memsearcher_jax.report.page.run_data import (
-    choose_files,
-    distinct_labels,
-    evenly_spaced,
-    groups_of,
-    read_run,
-)
+from memsearcher_jax.report.page.run_data import distinct_labels, evenly_spaced, groups_of, read_run
 from memsearcher_jax.report.plots import Panel
 from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory, Turn
 from tests.samples import scored, write_shard
@@ -52,15 +46,12 @@ def test_chosen_items_are_evenly_spaced(total, limit):
 def test_evenly_spaced_steps_of_a_long_run_are_read(tmp_path):
     for step in range(9):
         atomic_write(step_path(tmp_path, step), compress_trajectories([scored()] * 2))
-    files = sorted((tmp_path / "trajectories").iterdir())
-    assert choose_files(files, 100) == files
-    assert choose_files(files, 6) == [files[0], files[4], files[8]]
-    assert choose_files(files, 1) == [files[8]]
-    assert choose_files([], 1) == []
     with MetricsWriter(tmp_path) as writer:
         writer.write(0, {"reward": 1.0})
+    for limit, steps in ((100, range(9)), (6, (0, 4, 8)), (1, (8,))):
+        run = read_run(tmp_path, max_trajectories=limit)
+        assert [summary.step for summary in run.summaries] == [step for step in steps for _ in range(2)]
     run = read_run(tmp_path, max_trajectories=6)
-    assert [summary.step for summary in run.summaries] == [0, 0, 4, 4, 8, 8]
     assert run.note == "Trajectories are those of 3 of 9 steps, evenly spaced."
     assert [group.label for group in groups_of(run)] == ["all"]
 

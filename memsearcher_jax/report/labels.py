@@ -1,0 +1,72 @@
+"""What tables, plots and pages call metrics and stop reasons, and how they write a value."""
+
+from __future__ import annotations
+
+import math
+
+from memsearcher_jax.types import FAILURES, StopReason
+
+STOP_DESCRIPTIONS = {
+    StopReason.ANSWERED: "the last reply contains an answer",
+    StopReason.STREAM_READ: "the stream was read to its end",
+    StopReason.NO_ANSWER: "the last reply contains neither an answer outside <think> nor a tool call",
+    StopReason.MAX_TURNS: "all turns were used without an answer",
+    StopReason.CUT_OFF: "a generation reached its token limit",
+    StopReason.FORGED_TURN: "a generation opened a chat turn",
+    StopReason.BAD_MEMORY: "the rewrite contains no memory",
+    StopReason.CONTEXT_FULL: "the next text did not fit the context",
+    StopReason.SEARCH_FAILED: "a search failed",
+    StopReason.FAULT: "the workflow raised an error",
+    StopReason.NOT_FINITE: "the policy's logits were not finite",
+}
+
+NAME_LISTS = {"golden": "golden answers", "supporting": "supporting titles"}
+NAME_METRICS = {
+    **{"shown": "in the observation", "any_shown": "any in the observation"},
+    **{"held": "in the new memory", "any_held": "any in the new memory", "kept": "kept, of those observed"},
+    **{"lost": "lost, of those in the last memory", "forgotten": "lost, of those in any memory"},
+}
+MEMORY_METRICS = {
+    **{"words": "length in words", "cut": "cut to the budget", "copied": "copied from the observation"},
+    **{"longest_run": "longest copied run", "changed": "words changed, of both"},
+    **{"removed": "words removed, of the last", "added": "words added, of the new"},
+}
+LABELS = {
+    **{"exact_match": "EM", "f1": "F1", "cover_exact_match": "cover-EM", "macro": "average"},
+    **{"mean_peak_context_tokens": "mean peak context", "peak_context_tokens": "largest context"},
+    **{"calls_ok_share": "successful calls", "calls_skipped_share": "skipped calls"},
+    **{"calls_failed_share": "failed calls"},
+    **{f"memory_tokens/{part}": f"{part} memory tokens" for part in ("core", "semantic", "episodic")},
+    **{f"wrong/{name}": f"wrong: {reason}" for name, reason in FAILURES.items()},
+    **{
+        f"{family}/{name}": f"{of}: {where}"
+        for family, of in NAME_LISTS.items()
+        for name, where in NAME_METRICS.items()
+    },
+    **{f"memory/{name}": f"memory: {what}" for name, what in MEMORY_METRICS.items()},
+}
+"""Of names that do not explain themselves."""
+
+FRACTIONS = {
+    *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "guessed_exact_match", "answered"),
+    *("unscored", "stop", "wrong", "calls_ok_share", "calls_skipped_share", "calls_failed_share", "compression"),
+    *("idle_slot_share", "prefix_hit_rate", *NAME_LISTS, "cut", "copied", "changed", "removed", "added"),
+}
+"""Metrics, and families of metrics, that are shown in percent."""
+
+
+def label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def percent(fraction: float) -> str:
+    return "?" if math.isnan(fraction) else f"{100 * fraction:.1f}"
+
+
+def format_metric(name: str, value: float, digits: int = 4) -> str:
+    """A fraction in percent; of another metric these significant digits, and all before the point; NaN as a dash."""
+    if math.isnan(value):
+        return "–"
+    if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
+        return f"{percent(value)} %"
+    return f"{value:,.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
