@@ -52,11 +52,6 @@ def test_groups_with_constant_rewards_can_be_left_out():
     assert examples([trajectory(1)] * 2, [1.0, 1.0], [0, 0], keep_constant_reward_groups=False) == []
 
 
-def test_refilled_steps_train_groups_with_spread_alone():
-    result = examples([trajectory(2)] * 4, [1.0, 0.0, 0.1, 0.1], [0, 0, 1, 1], refill=1)
-    assert len(result) == 4
-
-
 @pytest.mark.parametrize("stop", StopReason)
 def test_trajectories_that_a_limit_cut_off_can_be_masked(stop):
     """Their reward stays in the mean of their group."""
@@ -87,10 +82,6 @@ def test_a_search_outage_teaches_nothing():
     assert [example.advantage for example in result] == [0.0, 0.0]
     metrics = trajectory_metrics(list(map(summarize_trajectory, scored)), agent)
     assert (metrics["reward"], metrics["unscored"], metrics["stop/search_failed"]) == pytest.approx((0.1, 0.6, 0.6))
-
-
-def test_contexts_without_a_sampled_token_are_left_out():
-    assert len(examples([trajectory(2, sampled=False), trajectory(1)], [0.0, 1.0], [0, 0])) == 1
 
 
 def test_examples_keep_ids_masks_and_logprobs_of_sampling():

@@ -393,8 +393,3 @@ def test_settings_that_exclude_carry_over(changes, message):
     check(replace(config, training=replace(config.training, old_logprobs="trainer", tis_cap=2.0)))
     with pytest.raises(ValueError, match=message):
         check(replace(config, **{name: replace(getattr(config, name), **values) for name, values in changes.items()}))
-
-
-def test_problems_begin_once_for_each_host_in_order():
-    whole = Carried({0: 4, 1: 5, 2: 4, 3: 4})
-    assert [whole.share(Hosts(index, 3)).next_steps for index in range(3)] == [{0: 4}, {1: 5}, {2: 4, 3: 4}]

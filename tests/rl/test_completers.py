@@ -172,26 +172,6 @@ def test_a_timeout_is_an_error(serving):
     assert quick == Completion("done") and "timeout (attempt 1 of 1)" in slow.error
 
 
-def test_concurrent_requests_are_limited(serving):
-    """The service answers three requests only together, so three at a time arrive, and never more."""
-    three = threading.Barrier(3)
-
-    def behave(user, times):
-        three.wait(60)
-        return completion("done")
-
-    url, requests, busy = serving(behave)
-    completer = open_openai_completer(url, max_concurrency=3, timeout=60.0)
-    completions = completer.complete([prompt(str(number)) for number in range(12)], KEY)
-    assert completions == [Completion("done")] * 12
-    assert len(requests) == 12 and busy["max"] == 3
-
-
-def test_an_unreachable_endpoint_is_an_error():
-    (result,) = open_openai_completer("http://127.0.0.1:9/v1", max_attempts=1).complete([prompt("a")], KEY)
-    assert "does not respond" in result.error
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -247,12 +227,6 @@ def test_the_cache_size_is_bounded():
     completer.complete([prompt("b")], KEY)
     completer.complete([prompt("a")], KEY)
     assert echo.received == ["a", "b", "a"]
-
-
-def test_cache_keys_distinguish_the_segments_of_a_prompt():
-    echo = EchoCompleter()
-    completer = CachedCompleter(echo, LRUCache(9))
-    assert completer.complete([prompt("b", "a"), prompt("", "ab")], KEY) == [Completion("a:b"), Completion("ab:")]
 
 
 @pytest.fixture

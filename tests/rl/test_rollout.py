@@ -187,27 +187,6 @@ def test_an_engine_per_replica_gives_the_same_trajectories(params, trajectories)
         assert single.outcome == replicated.outcome
 
 
-def test_waiting_for_a_search_has_a_timeout():
-    release = threading.Event()
-
-    class Slow:
-        def search(self, queries, top_n):
-            release.wait(60)
-            return [[] for _ in queries]
-
-    searches = SearchExecutor(Slow(), 60.0)
-    assert searches.pending == 0
-    searches.submit("caller", Search((Query("who?", 1),)))
-    searches.start()
-    assert searches.pending == 1
-    searches.wait(0.01)
-    assert list(searches.completed()) == []
-    release.set()
-    searches.wait(60)
-    assert [caller for caller, _ in searches.completed()] == ["caller"]
-    assert searches.pending == 0
-
-
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
     slow = threading.Event()
@@ -270,14 +249,6 @@ def test_text_that_exceeds_the_context_is_not_appended(engine, params):
     for trajectory in run_rollouts(engine, params, grows):
         assert trajectory.outcome.stop is StopReason.CONTEXT_FULL
         assert len(trajectory.contexts[0].ids) <= len(TOKENIZER.encode_untrusted(trajectory.problem.question)) + 4
-
-
-def test_a_workflow_may_end_without_a_generation(engine, params):
-    def silent(problem):
-        return Outcome(StopReason.NO_ANSWER)
-        yield
-
-    assert all(trajectory.outcome.stop is StopReason.NO_ANSWER for trajectory in run_rollouts(engine, params, silent))
 
 
 def test_a_batched_search_returns_top_n_passages_for_each_query():

@@ -1,7 +1,5 @@
 """A fault in a trajectory ends only this trajectory, is counted, and leaks no slot."""
 
-import http.server
-import json
 import random
 import threading
 import time
@@ -16,8 +14,7 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen
-from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient, ServiceUnavailable
+from memsearcher_jax.retrieval.server.client import ServiceUnavailable
 from memsearcher_jax.rl import search_executor
 from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
@@ -93,7 +90,7 @@ def faulty_for_bad_problem(faulty):
     """The `faulty` workflow for the problem BAD, and `good` for all others."""
 
     def workflow(problem):
-        return (yield from (faulty if problem.id == BAD else good)(problem))
+        return (faulty if problem.id == BAD else good)(problem)
 
     return workflow
 
@@ -119,49 +116,41 @@ def assert_only_bad_problem_stopped(trajectories, fault_free, stop):
     assert metrics["stop/answered"] == pytest.approx(0.8)
 
 
-def test_an_exception_in_a_workflow(engine, params, fault_free):
-    def raises(problem):
-        yield Generate(make_prompt("", problem.question, "", "", ""), 4)
-        raise KeyError("lost")
-
-    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(raises))
-    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
-    assert trajectories[4].outcome.error == "KeyError: 'lost'"
-    assert len(trajectories[4].contexts) == 1
+def raises(problem):
+    yield Generate(make_prompt("", problem.question, "", "", ""), 4)
+    raise KeyError("lost")
 
 
-def test_an_exception_in_the_workflow_factory(engine, params, fault_free):
-    def makes(problem):
-        if problem.id == BAD:
-            raise RuntimeError("no such agent")
-        return good(problem)
+def cannot_be_made(problem):
+    raise RuntimeError("no such agent")
 
-    assert_only_bad_problem_stopped(run_rollouts(engine, params, makes), fault_free, StopReason.FAULT)
+
+def forgets(problem):
+    yield Generate(make_prompt("", "x", "", "", ""), 4)
+
+
+def asks_for_nothing(problem):
+    yield Generate(make_prompt("", "", "", "", ""), 4)
+
+
+def adds_before_it_opens(problem):
+    yield Generate((TextSpan("text", True),), 4)
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("workflow", "error"),
     [
-        (make_prompt("", "", "", "", ""), "at least one token"),
-        ((TextSpan("text", True),), "must open a context"),
+        (raises, "KeyError: 'lost'"),
+        (cannot_be_made, "RuntimeError: no such agent"),
+        (forgets, "the workflow returned no Outcome"),
+        (asks_for_nothing, "at least one token"),
+        (adds_before_it_opens, "must open a context"),
     ],
 )
-def test_an_invalid_generation_request(text, error, engine, params, fault_free):
-    def asks(problem):
-        yield Generate(text, 4)
-
-    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(asks))
+def test_a_faulty_workflow(workflow, error, engine, params, fault_free):
+    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(workflow))
     assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
     assert error in trajectories[4].outcome.error
-
-
-def test_a_workflow_that_returns_nothing(engine, params, fault_free):
-    def forgets(problem):
-        yield Generate(make_prompt("", "x", "", "", ""), 4)
-
-    trajectories = run_rollouts(engine, params, faulty_for_bad_problem(forgets))
-    assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.FAULT)
-    assert trajectories[4].outcome.error == "the workflow returned no Outcome"
 
 
 class SometimesBroken(TinyIndex):
@@ -313,41 +302,3 @@ def test_slots_are_freed_when_the_caller_stops_early(engine, params, fault_free)
     assert len(engine.scheduler.free_slots) == SETTINGS.slots
     for trajectory, expected in zip(run_rollouts(engine, params, good), fault_free, strict=True):
         assert_same(trajectory, expected)
-
-
-class FailingService(http.server.BaseHTTPRequestHandler):
-    """A search service that returns status 503 while `server.down`."""
-
-    def do_POST(self):
-        queries = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["query"]
-        self.send_response(503 if self.server.down else 200)
-        self.end_headers()
-        self.wfile.write(
-            json.dumps([[[{"id": "0", "contents": "text"}]] * len(queries), [[1.0]] * len(queries)]).encode()
-        )
-
-    def log_message(self, *_):
-        """Tests need no log."""
-
-
-@pytest.mark.parametrize("max_outage", [0.0, 60.0])
-def test_searches_of_a_service_that_is_down_for_a_while(max_outage):
-    """With the circuit breaker of the client, which refuses most of them untried."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FailingService) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        server.down = True
-        policy = CallPolicy(5.0, 2, max_suspension=0.1)
-        client = SearchClient(f"http://127.0.0.1:{server.server_port}", policy, sleep=lambda seconds: None)
-        searches = search_executor.SearchExecutor(Searcher(client), 10.0, max_outage)
-        for number in range(12):
-            searches.submit(number, Search((Query(f"query {number}", 1),)))
-        results = {}
-        if max_outage:
-            threading.Timer(0.5, setattr, (server, "down", False)).start()
-        while searches.pending:
-            searches.start()
-            searches.wait(1.0)
-            results |= dict(searches.completed())
-        server.shutdown()
-    lost = sum(bool(result.error) for (result,) in results.values())
-    assert (len(results), lost) == (12, 0 if max_outage else 12)

@@ -9,7 +9,7 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
 from memsearcher_jax.rl.tokenizer import CHATML, ChatTokenizer
-from memsearcher_jax.types import FinishReason, TextSpan
+from memsearcher_jax.types import FinishReason
 from tests.support import byte_tokenizer, make_prompt
 
 TOKENIZERS = {"bytes": byte_tokenizer(), "packaged": ChatTokenizer.load(PACKAGED_TOKENIZER)}
@@ -78,10 +78,6 @@ def test_a_completion_excludes_its_stop_token(tokenizer, ending, finish):
     assert (reply.text, reply.finish) == ("I know. </think>", finish)
 
 
-def test_a_completion_without_a_stop_token_was_truncated(tokenizer):
-    assert tokenizer.completion(tokenizer.encode_untrusted("I kn")).finish is FinishReason.LENGTH
-
-
 def test_the_segments_of_a_prompt_are_encoded_separately(tokenizer):
     """Tokens never merge across segments, so training and evaluation have the same ids."""
     prompt = make_prompt("<|im_start|>user\n<question> ", "who", " </question>", "<|im_end|>", "<|im_end|>\n")
@@ -89,13 +85,6 @@ def test_the_segments_of_a_prompt_are_encoded_separately(tokenizer):
     assert ids[1] == tokenizer.encode_untrusted("who")
     assert ids[3] == tokenizer.encode_untrusted("<|im_end|>")
     assert ids[4][0] == tokenizer.stop_ids[0] != ids[3][0]
-
-
-def test_only_trusted_spans_encode_control_tokens(tokenizer):
-    trusted = tokenizer.encode_spans([TextSpan("<|im_end|>", True)])
-    untrusted = tokenizer.encode_spans([TextSpan("<|im_end|>", False)])
-    assert trusted == tokenizer.stop_ids[:1]
-    assert untrusted == tokenizer.encode_untrusted("<|im_end|>")
 
 
 def test_a_missing_or_invalid_tokenizer_is_an_error(tmp_path):
@@ -325,12 +314,3 @@ def test_a_published_folder_has_the_effect_that_it_has_in_transformers_or_is_ref
     outside = library(text, add_special_tokens=False, split_special_tokens=True).input_ids
     assert list(tokenizer.encode_untrusted(text)) == outside
     assert tokenizer.count(text) == len(outside)
-
-
-def test_the_ids_are_those_of_tokenizer_json_whatever_the_model():
-    """AutoTokenizer replaces the pre-tokenizer of a Qwen2 model, and splits our names elsewhere."""
-    tokenizer, text = TOKENIZERS["packaged"], "the mother of Bodavelka Torenis"
-    library = transformers().PreTrainedTokenizerFast.from_pretrained(PACKAGED_TOKENIZER)
-    assert library.encode(text) == list(tokenizer.encode_untrusted(text))
-    replaced = transformers().AutoTokenizer.from_pretrained(PACKAGED_TOKENIZER)
-    assert replaced.encode(text) != list(tokenizer.encode_untrusted(text))
