@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -318,9 +319,14 @@ def test_a_rollback_restores_an_intact_checkpoint_if_the_best_one_is_damaged(uni
     for file in (out / "checkpoints" / "3" / "params").rglob("*"):
         if file.is_file() and file.stat().st_size > 1_000:
             file.write_bytes(file.read_bytes()[:-100])
+    lines = []
     with checkpoint.Checkpoints(out / "checkpoints", keep=2) as checkpoints:
-        monitor = HealthMonitor(guarded(3).health, print, start.health)
-        Recovery(monitor, checkpoints).restore_best(state, Timer())
+        outcomes = [OSError("full"), None, None]  # the write of a later step has failed
+        failure = mock.patch.object(checkpoints._manager, "wait_until_finished", side_effect=outcomes)
+        monitor = HealthMonitor(guarded(3).health, lines.append, start.health)
+        with failure:
+            Recovery(monitor, checkpoints).restore_best(state, Timer())
+    assert len(lines) == 1 and "cannot write a checkpoint" in lines[0]
     shutil.rmtree(out / "checkpoints" / "3")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.train.params), newest_weights(run, out))
 

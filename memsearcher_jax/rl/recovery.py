@@ -52,6 +52,10 @@ class Recovery:
         health, run = self.monitor.state, state.run
         model, mesh = run.config.model, run.meshes.train
         assert health.best_step is not None, "the monitor demands no rollback without one"
+        try:
+            self.checkpoints.wait()
+        except OSError as error:  # of a later state, which is given up; the next write reports what goes on
+            self.monitor.notify(str(error))
         state.params = {}
         with timer("rollback"), jax.set_mesh(mesh):
             target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)

@@ -65,7 +65,7 @@ class HealthMonitor:
     """Checks the metrics of each step, in order. `notify` gets each alarm in one line."""
 
     def __init__(self, config: HealthConfig, notify: Callable[[str], None], state: HealthState | None = None):
-        self._config, self._notify = config, notify
+        self._config, self.notify = config, notify
         self.state = state or HealthState()
         self._rate_is_zero = False
 
@@ -103,7 +103,7 @@ class HealthMonitor:
             if beyond < self._config.patience:
                 continue
             if beyond % self._config.patience == 0:
-                self._notify(f"alarm at step {step}: {message}")
+                self.notify(f"alarm at step {step}: {message}")
             if self._config.on_collapse == "stop":
                 raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
             must_roll_back |= self._demand_rollback(f"step {step}: {message}")
@@ -121,7 +121,7 @@ class HealthMonitor:
     def _check_learning_rate(self, step: int, metrics: Mapping[str, float]) -> None:
         if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
             self._rate_is_zero = True
-            self._notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
+            self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
 
     def _demand_rollback(self, message: str) -> bool:
         if not self.rolls_back or self._can_roll_back:
@@ -134,7 +134,7 @@ class HealthMonitor:
         state = self.state
         state.rollbacks += 1
         state.consecutive_skips, state.consecutive_steps, state.rewards = 0.0, {}, []
-        self._notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
+        self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
         return True
 
     def _record_reward(self, reward: float) -> None:
@@ -154,7 +154,7 @@ class HealthMonitor:
             state.consecutive_skips = 0.0
             return False
         state.consecutive_skips = trailing + (state.consecutive_skips if trailing == updates else 0.0)
-        self._notify(f"step {step}: skipped {skipped:.0f} of {updates:.0f} updates: their gradient is not finite")
+        self.notify(f"step {step}: skipped {skipped:.0f} of {updates:.0f} updates: their gradient is not finite")
         if state.consecutive_skips < MAX_SKIPPED_UPDATES:
             return False
         message = f"step {step}: {state.consecutive_skips:.0f} consecutive updates had a gradient that is not finite"
@@ -170,7 +170,7 @@ class HealthMonitor:
         self.state.consecutive_losses += 1
         unscored = metrics[MetricName.UNSCORED]
         message = f"step {step}: {unscored:.0%} of the trajectories were lost to faults (health.max_unscored)"
-        self._notify(f"alarm at {message}")
+        self.notify(f"alarm at {message}")
         if self.state.consecutive_losses >= self._config.patience:
             raise RunEnded(EndReason.OUTAGE, message)
         return True

@@ -139,7 +139,7 @@ def export(
     folder, model = model.path, replace(model, param_dtype=dtype)
     rest = {"end_ids": end_ids, "max_shard_bytes": max_shard_bytes}
     if is_run(folder) and not read_run_config(folder).model.lora_rank and not model.adapter:
-        saved = checkpoint.open_params(checkpoints_of(folder), model)
+        saved = checkpoint.ParamsReader(checkpoints_of(folder), model)
         weights.save_streamed(out, model, saved.read, tokenizer, **rest, verify=saved.check)
     else:
         mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])

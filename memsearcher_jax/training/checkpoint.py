@@ -16,9 +16,11 @@ import errno
 import hashlib
 import json
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import jax
@@ -28,7 +30,6 @@ import orbax.checkpoint as ocp
 import tensorstore
 from jax.experimental import multihost_utils
 
-from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training.checksums import checksums, slice_checksum, tree_paths
@@ -47,34 +48,33 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint that cannot be read, or does not match its checksums."""
 
 
-@dataclasses.dataclass
-class _KeepStep(ocp.checkpoint_managers.PreservationPolicy):
-    step: Callable[[], int | None]
+@dataclasses.dataclass(frozen=True)
+class _NewestAndBest:
+    """An orbax PreservationPolicy."""
+
+    keep: int
+    best: Callable[[], int | None]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        return [checkpoint.step == self.step() for checkpoint in checkpoints]
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        return [step in (*steps[-self.keep :], self.best()) for step in steps]
 
 
 class Checkpoints(contextlib.AbstractContextManager):
     """Writes the checkpoints of a run in the background. A context manager: leaving it waits for the last write."""
 
     def __init__(self, directory: str | Path, *, keep: int, best: Callable[[], int | None] = lambda: None) -> None:
-        """`keep`: number of newest steps to keep; `best`: another step to keep, asked whenever one is saved.
-
-        Incomplete steps of a killed run are renamed to STEP.incomplete.
-        """
-        newest = ocp.checkpoint_managers.LatestN(keep)
+        """`keep`: number of newest steps to keep; `best`: another step to keep, asked whenever one is saved."""
         self._manager = ocp.CheckpointManager(
             _absolute(directory),
             # Hosts cache the listings of a bucket, each at another time.
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy([newest, _KeepStep(best)]),
+                preservation_policy=_NewestAndBest(keep, best),
                 cleanup_tmp_directories=True,
                 single_host_load_and_broadcast=True,
             ),
             item_names=ITEMS,
         )
-        _rename_incomplete(self._manager)
 
     def __exit__(self, *_: object) -> None:
         """Waits until everything is written. Raises OSError in one line if that fails."""
@@ -104,6 +104,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             meta=ocp.args.JsonSave(content | {"checksum": _json_checksum(content)}),
         )
         with _write_errors(self._manager):  # orbax reports here that the previous step could not be written
+            self._manager.wait_until_finished()
+            self._remove_failed_write(step)
             self._manager.save(step, args=args, force=True)
 
     def restore(self, step: int, model_config: ModelConfig, target: TrainState) -> TrainState:
@@ -128,6 +130,13 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"{free / 1e6:,.1f} MB are free",
             )
 
+    def _remove_failed_write(self, step: int) -> None:
+        """Orbax cannot delete a temporary directory into which the threads of a failed write are still writing."""
+        folder, suffix = Path(self._manager.directory), ".orbax-checkpoint-tmp"
+        failed = folder / f"{step}{suffix}"
+        if jax.process_index() == 0 and failed.exists():
+            shutil.rmtree(failed.rename(folder / f"{step}.{time.time_ns()}{suffix}"), ignore_errors=True)
+
     def wait(self) -> None:
         """Waits until everything is written. Raises OSError in one line if that fails."""
         with _write_errors(self._manager):
@@ -139,9 +148,9 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._manager.check_for_errors()
 
     def steps(self) -> list[int]:
-        """The steps that are complete, in order."""
-        with _open_reader(str(self._manager.directory)) as manager:
-            return sorted(_complete_steps(manager))
+        """The steps that are complete, newest first."""
+        with _open_reader(self._manager.directory) as manager:
+            return _steps(manager)
 
     @property
     def newest(self) -> int | None:
@@ -152,7 +161,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 def latest_step(directory: str | Path) -> int | None:
     """The newest complete step, or None."""
     with _open_reader(directory) as manager:
-        return max(_complete_steps(manager), default=None)
+        return max(_steps(manager), default=None)
 
 
 def restore_latest(
@@ -167,7 +176,13 @@ def restore_latest(
     """
     reasons: dict[int, str] = {}
     with _open_reader(directory) as manager:
-        for step in _require_steps(manager, collective=True):
+        # The first host's, because the cached listings of a bucket may differ.
+        padded = np.full(MAX_STEPS, -1, np.int32)
+        steps = _steps(manager)[:MAX_STEPS]
+        padded[: len(steps)] = steps
+        for step in multihost_utils.broadcast_one_to_all(padded).tolist():
+            if step < 0:
+                break
             try:
                 state, meta = _restore_state(manager, step, model_config, target)
             except DamagedCheckpointError as error:
@@ -176,8 +191,10 @@ def restore_latest(
             # Not before one was read: where memory or the network fails, no step can be read, and all are sound.
             for damaged, reason in reasons.items():
                 notify(f"{reason}: renamed to {damaged}.damaged")
-                _rename(manager, damaged, "damaged")
+                _rename_damaged(manager, damaged)
             return step, state, meta["run"]
+    if not reasons:
+        raise FileNotFoundError(f"no checkpoint in {directory}")
     raise ValueError(f"no checkpoint in {directory} can be read: {next(iter(reasons.values()))}")
 
 
@@ -191,7 +208,7 @@ def restore_params(directory: str | Path, model_config: ModelConfig, target: Par
         try:
             return _restore_items(manager, step, model_config, {"params": target})[0]["params"]
         except DamagedCheckpointError as error:
-            older = [other for other in _require_steps(manager) if other < step]
+            older = [other for other in _steps(manager) if other < step]
             fix = f"move it away to continue from step {older[0]}" if older else "there is no older one"
             raise DamagedCheckpointError(f"{error}: {fix}") from error
 
@@ -202,34 +219,30 @@ def run_meta(directory: str | Path, model_config: ModelConfig, step: int | None 
         return _read_meta(manager, _select_step(manager, step), model_config)["run"]
 
 
-def open_params(directory: str | Path, model_config: ModelConfig) -> ParamsReader:
-    """The newest weights, to be read one tensor at a time. Raises as `restore_params`, except for damage."""
-    with _open_reader(directory) as manager:
-        step = _select_step(manager)
-        meta = _read_meta(manager, step, model_config)
-        return ParamsReader(manager.directory / str(step) / "params", model_config, meta["array_checksums"]["params"])
-
-
 class ParamsReader:
-    """Reads the weights of a checkpoint from disk one tensor at a time, to convert them in little memory.
+    """Reads the newest weights from disk one tensor at a time, to convert them in little memory.
 
-    `folder`: the params item that orbax wrote. `expected`: its checksums, by path such as "layers.wq".
+    Raises as `restore_params`, but for damaged numbers only in `check`.
     """
 
-    def __init__(self, folder: str | Path, config: ModelConfig, expected: Mapping[str, int]):
+    def __init__(self, directory: str | Path, model_config: ModelConfig):
+        with _open_reader(directory) as manager:
+            step = _select_step(manager)
+            self._checksums: dict[str, int] = _read_meta(manager, step, model_config)["array_checksums"]["params"]
+            folder = str(manager.directory / str(step) / "params")
         # tensorstore takes URLs, in which a folder named exp#1 or 50% would be another one.
-        self._url = str(folder) if "://" in str(folder) else f"file://{quote(str(folder))}"
-        self._expected = expected
+        self._url = folder if "://" in folder else f"file://{quote(folder)}"
         self._context = tensorstore.Context(SEQUENTIAL_READS)
-        specs = jax.tree.leaves_with_path(qwen.param_specs(config))
-        self._shapes = {qwen.param_path(path): spec.shape for path, spec in specs}
-        self._sums = dict.fromkeys(self._shapes, 0)
         self._stores: dict[str, tensorstore.TensorStore] = {}
+        self._sums = Counter[str]()
 
     def read(self, path: str, layer: int | None) -> np.ndarray:
-        """One weight, or one layer of a stacked weight, in the type that was saved. Raises ValueError if damaged."""
+        """One weight, such as "layers.wq", or one layer of it, in the type that was saved."""
         try:
-            store = self._open(path)
+            if path not in self._stores:
+                spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": self._url, "path": f"{path}/"}}
+                self._stores[path] = tensorstore.open(spec, open=True, read=True, context=self._context).result()
+            store = self._stores[path]
             value = np.asarray((store if layer is None else store[layer]).read().result())
         except Exception as error:  # tensorstore raises many types
             raise ValueError(f"{self._url} cannot be read: {path}: {_first_line(error)}") from error
@@ -238,18 +251,9 @@ class ParamsReader:
 
     def check(self) -> None:
         """Raises ValueError if a checksum differs. Call it after every weight was read exactly once."""
-        for path, checksum in self._sums.items():
-            if checksum % 2**32 != self._expected.get(path):
+        for path, checksum in self._checksums.items():
+            if self._sums[path] % 2**32 != checksum:
                 raise ValueError(f"{self._url} is damaged: the checksum of {path} differs")
-
-    def _open(self, path: str) -> tensorstore.TensorStore:
-        if path not in self._stores:
-            spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": self._url, "path": f"{path}/"}}
-            store = tensorstore.open(spec, open=True, read=True, context=self._context).result()
-            if store.shape != self._shapes[path]:
-                raise ValueError(f"its shape is {store.shape}, not {self._shapes[path]}")
-            self._stores[path] = store
-        return self._stores[path]
 
 
 def _array_items(state: TrainState) -> dict[str, Any]:
@@ -295,23 +299,16 @@ def _open_reader(directory: str | Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(_absolute(directory), options=manager_options, item_names=ITEMS)
 
 
-def _complete_steps(manager: ocp.CheckpointManager) -> list[int]:
-    """`all_steps` of orbax also lists directories that an interrupted copy left incomplete."""
-    root, names = manager.directory, ("_CHECKPOINT_METADATA", *ITEMS)
-    return [step for step in manager.all_steps() if all((root / str(step) / name).exists() for name in names)]
-
-
-def _require_steps(manager: ocp.CheckpointManager, *, collective: bool = False) -> list[int]:
-    """The complete steps, newest first; those of the first host if `collective`. Raises FileNotFoundError if none."""
-    steps = sorted(_complete_steps(manager), reverse=True)
-    if steps := _steps_of_first_host(steps) if collective else steps:
-        return steps
-    raise FileNotFoundError(f"no checkpoint in {manager.directory}")
+def _steps(manager: ocp.CheckpointManager) -> list[int]:
+    """Newest first."""
+    return sorted(manager.all_steps(), reverse=True)
 
 
 def _select_step(manager: ocp.CheckpointManager, step: int | None = None) -> int:
-    """`step`, by default the newest. Raises FileNotFoundError if it is absent or incomplete."""
-    steps = _require_steps(manager)
+    """`step`, by default the newest. Raises FileNotFoundError if it is absent."""
+    steps = _steps(manager)
+    if not steps:
+        raise FileNotFoundError(f"no checkpoint in {manager.directory}")
     if step is None or step in steps:
         return steps[0] if step is None else step
     raise FileNotFoundError(
@@ -320,30 +317,14 @@ def _select_step(manager: ocp.CheckpointManager, step: int | None = None) -> int
     )
 
 
-def _rename_incomplete(manager: ocp.CheckpointManager) -> None:
-    """Otherwise orbax takes an incomplete step for the newest one and refuses to save earlier steps."""
-    incomplete = _steps_of_first_host(sorted(set(manager.all_steps()) - set(_complete_steps(manager))))
-    for step in incomplete:
-        _rename(manager, step, "incomplete")
-    if incomplete:
-        manager.reload()
-
-
-def _rename(manager: ocp.CheckpointManager, step: int, suffix: str) -> None:
-    """Renames a step to STEP.suffix. Collective: the first host renames, all wait for it."""
+def _rename_damaged(manager: ocp.CheckpointManager, step: int) -> None:
+    """Renames a step to STEP.damaged. Collective: the first host renames, all wait for it."""
     if jax.process_index() == 0:
-        renamed = manager.directory / f"{step}.{suffix}"
+        renamed = manager.directory / f"{step}.damaged"
         if renamed.exists():
             renamed.rmtree()
         (manager.directory / str(step)).rename(renamed)
     multihost_utils.sync_global_devices(f"step {step} is renamed")
-
-
-def _steps_of_first_host(steps: Sequence[int]) -> list[int]:
-    """The first `MAX_STEPS` of the first host's `steps`, on all hosts: cached listings may differ. Collective."""
-    padded = np.full(MAX_STEPS, -1, np.int32)
-    padded[: len(steps)] = steps[:MAX_STEPS]
-    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
 
 
 def _restore_state(
@@ -371,7 +352,13 @@ def _restore_items(
                     f"{folder} was written by another version, or with other settings: "
                     f"its {item} and that of this run differ in {missing[0]}"
                 )
-        restored = _restore(manager, step, **{item: _restore_args(tree, meta) for item, tree in targets.items()})
+        # With the types that were saved, whose bits the checksums describe.
+        dtype = meta["model"]["param_dtype"]
+        saved = jax.tree.map(
+            lambda x: x.update(dtype=dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, dict(targets)
+        )
+        args = {item: ocp.args.StandardRestore(tree) for item, tree in saved.items()}
+        restored = _restore(manager, step, **args)
     except DamagedCheckpointError as error:
         reason = str(error)
     failed = multihost_utils.process_allgather(np.int32(bool(reason))).reshape(-1)
@@ -381,20 +368,8 @@ def _restore_items(
         for path, checksum in checksums(restored[item]).items():
             if meta["array_checksums"][item][path] != checksum:
                 raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of {item} {path} differs")
-    return {item: _cast(restored[item], tree) for item, tree in targets.items()}, meta
-
-
-def _restore_args(target: Params, meta: Mapping[str, Any]) -> ocp.args.StandardRestore:
-    """How to read `target` with the types that were saved, whose bits the checksums describe."""
-    dtype = meta["model"]["param_dtype"]
-    return ocp.args.StandardRestore(
-        jax.tree.map(lambda x: x.update(dtype=dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, target)
-    )
-
-
-def _cast(tree: Params, target: Params) -> Params:
-    """The arrays in the types of `target`."""
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), tree, target)
+    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), dict(targets), {item: restored[item] for item in targets})
+    return cast, meta
 
 
 def _json_checksum(content: Mapping[str, Any]) -> str:
@@ -424,7 +399,7 @@ def _read_meta(manager: ocp.CheckpointManager, step: int, model_config: ModelCon
 
 def _restore(manager: ocp.CheckpointManager, step: int, **items: ocp.args.CheckpointArgs) -> ocp.args.Composite:
     try:
-        return cast(ocp.args.Composite, manager.restore(step, args=ocp.args.Composite(**items)))
+        return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # a damaged file raises any of a dozen types, from json's to tensorstore's
         raise DamagedCheckpointError(
             f"checkpoint {manager.directory / str(step)} cannot be read ({_first_line(error)})"

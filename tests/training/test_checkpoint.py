@@ -1,5 +1,6 @@
 """Checkpoints are restored bit for bit on any mesh, and damage is reported in one line."""
 
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.model.sharding import abstract_params, make_mesh, param_shardings
 from memsearcher_jax.training import checkpoint
-from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, open_params, restore_params
+from memsearcher_jax.training.checkpoint import Checkpoints, ParamsReader, latest_step, restore_params
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.update import abstract_state, init_state, make_optimizer
 from tests.rl.processes import run_hosts
@@ -121,19 +122,38 @@ def test_only_the_newest_steps_are_kept(nano, run, tmp_path):
     assert latest_step(tmp_path) == 9
 
 
-def test_incomplete_steps_are_ignored_and_do_not_block_saving(nano, optimizer, run, copy):
+def test_steps_of_an_interrupted_copy_are_renamed_and_do_not_block_saving(nano, optimizer, run, copy):
     (copy / "3.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     (copy / "4" / "params").mkdir(parents=True)
     shutil.copytree(copy / "2", copy / "5")
     shutil.rmtree(copy / "5" / "optimizer")
-    assert latest_step(copy) == 2
-    target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
-    state, meta = restore_latest(copy, nano.model, target)
-    assert meta == META
+    messages, target = [], abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    step, state, _ = checkpoint.restore_latest(copy, nano.model, target, messages.append)
+    assert (step, len(messages), latest_step(copy)) == (2, 2, 2)
     with Checkpoints(copy, keep=2) as checkpoints:
         checkpoints.save(3, state, nano.model, {"position": 960})
-    assert latest_step(copy) == 3
     assert_equal(restore_latest(copy, nano.model, target, step=3)[0], state)
+
+
+def test_a_step_is_saved_again_while_its_failed_write_still_writes(nano, optimizer, run, tmp_path, monkeypatch):
+    """Its temporary directory is never empty for long, so nobody can delete it."""
+
+    def never_empty(path, ignore_errors=False, **_):
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    state, target = run(None, 0), abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    with Checkpoints(tmp_path, keep=2) as checkpoints, monkeypatch.context() as patch:
+        checkpoints.save(6, state, nano.model, META)
+        checkpoints.wait()
+        (tmp_path / "7.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
+        patch.setattr(shutil, "rmtree", never_empty)
+        checkpoints.save(7, state, nano.model, META)
+        checkpoints.wait()
+    assert_equal(restore_latest(tmp_path, nano.model, target, step=7)[0], state)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(8, state, nano.model, META)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "8"], "the next start deletes what is left"
 
 
 def truncate(file):
@@ -252,7 +272,7 @@ def test_weights_of_an_older_step_are_restored(nano, run, saved):
 
 def test_weights_are_read_one_tensor_at_a_time(nano, saved):
     params = saved[1].params
-    read = open_params(saved[0], nano.model)
+    read = ParamsReader(saved[0], nano.model)
     np.testing.assert_array_equal(read.read("embed", None), params["embed"])
     with pytest.raises(ValueError, match="is damaged: the checksum of final_norm differs"):
         read.check()  # it was not read
@@ -267,8 +287,8 @@ def test_weights_are_read_one_tensor_at_a_time(nano, saved):
 @pytest.mark.parametrize("name", ["exp#1", "a?b", "50%", "x%20y", "ü[1]"])
 def test_weights_are_read_from_folders_that_a_url_would_escape(nano, saved, tmp_path, name):
     shutil.copytree(saved[0], tmp_path / name)
-    embed = open_params(saved[0], nano.model).read("embed", None)
-    np.testing.assert_array_equal(open_params(tmp_path / name, nano.model).read("embed", None), embed)
+    embed = ParamsReader(saved[0], nano.model).read("embed", None)
+    np.testing.assert_array_equal(ParamsReader(tmp_path / name, nano.model).read("embed", None), embed)
 
 
 @pytest.mark.parametrize(("weight", "by_entry"), [("layers.wq", True), ("embed", False)])
@@ -283,7 +303,7 @@ def test_stacked_weights_are_chunked_by_layer_and_tables_not_by_token(saved, wei
 def test_damage_is_detected_when_tensors_are_read(nano, copy):
     for file in arrays_of(copy / "2", "params"):
         flip_a_bit(file)
-    read = open_params(copy, nano.model)
+    read = ParamsReader(copy, nano.model)
     with pytest.raises(ValueError, match=r"copy/2/params (is damaged|cannot be read)"):
         for path in jax.tree.leaves_with_path(saved_shapes(nano)):
             read_tensor(read, path, nano.model.layers)
@@ -293,7 +313,7 @@ def test_damage_is_detected_when_tensors_are_read(nano, copy):
 def test_an_error_without_a_message_is_reported_when_tensors_are_read(nano, saved, monkeypatch):
     monkeypatch.setattr(checkpoint.tensorstore, "open", out_of_memory)
     with pytest.raises(ValueError, match=r"cannot be read: embed: MemoryError: $"):
-        open_params(saved[0], nano.model).read("embed", None)
+        ParamsReader(saved[0], nano.model).read("embed", None)
 
 
 def saved_shapes(nano):
