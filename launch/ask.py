@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,8 +59,6 @@ class Ask(cli.Command):
 
     question: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUESTION")] = ""
     """The question, in quotes."""
-    out: cli.Directory = None
-    """Directory to keep the answer, data and index in; it must be new. Default: nothing is kept."""
     human: bool = False
     """Write the replies yourself instead of a model."""
     files: cli.Directory = None
@@ -73,17 +71,15 @@ def main(argv: Sequence[str]) -> None:
         with cli.one_line_errors():
             flags = cli.parse(Ask, argv)
             agent = agent_of(flags.run)
-            reads = isinstance(agent, ReadingAgent)
-            if reads and not (flags.files and flags.files.is_dir()):
-                raise ValueError(
-                    f"agent.workflow {flags.run.agent.workflow} reads texts: give a directory of documents with --files"
-                )
-            if flags.files and not reads:
-                raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
-            if flags.files:
+            if reads := isinstance(agent, ReadingAgent):
+                if not (flags.files and flags.files.is_dir()):
+                    name = flags.run.agent.workflow
+                    raise ValueError(f"agent.workflow {name} reads texts: give a directory of documents with --files")
                 preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
-            if flags.human and reads:
-                raise ValueError("--human writes replies of search agents: choose another agent.workflow")
+                if flags.human:
+                    raise ValueError("--human writes replies of search agents: choose another agent.workflow")
+            elif flags.files:
+                raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
             if not flags.question.strip():
                 raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
             if not flags.human:
@@ -91,10 +87,7 @@ def main(argv: Sequence[str]) -> None:
                 preconditions.require_inputs(flags.run)
             problem = Problem("asked", flags.question, ())
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-            with (
-                outputs.new_output_dir(flags.out, "ask") if flags.out else contextlib.nullcontext(scratch) as folder,
-                announced() as begin,
-            ):
+            with announced() as begin:
                 begin("loading JAX")  # seconds; --help and errors do not need it
                 from memsearcher_jax.rl import setup
                 from memsearcher_jax.runtime import hub
@@ -107,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
                         flags.question,
                     )
                 index = preconditions.reusable_index(flags.run)
-                run = setup.prepare(flags.run, folder, training=False, questions=[problem], index=index)
+                run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
                 answer = human_answer(run) if flags.human else model_answer(run, begin)
         show.show_question(problem, console)
         outcome = answer(problem, console)
@@ -116,7 +109,6 @@ def main(argv: Sequence[str]) -> None:
         show.show_sources(outcome, console)
     result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
-    outputs.write_json(flags.out and flags.out / "answer.json", result)
     outputs.write_json(flags.json, result)
 
 
@@ -136,7 +128,8 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
     temperature, top_p = driver.sampling.temperature, driver.sampling.top_p
 
     def answer(problem: Problem, console: Console) -> Outcome:
-        def streamed(request: Generate) -> Generator[Generate, Completion, Completion]:
+        @contextlib.contextmanager
+        def streamed(request: Generate) -> Iterator[Generate]:
             """Shows the end of the text in a terminal while it grows."""
             with announced() as begin, Live(console=console, transient=True) as live:
                 begin("generating; the first time, compiling")
@@ -146,7 +139,7 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
                     live.update(show.safe_text(text[-MAX_LIVE_CHARACTERS:], "dim"))
                     return False
 
-                return (yield replace(request, overrides=Overrides(0, temperature, top_p, progress)))
+                yield replace(request, overrides=Overrides(0, temperature, top_p, progress))
 
         shown = replace(driver, start=lambda one: show_workflow(driver.start(one), run, console, streamed))
         key = named_key(config.seed, "ask", 0)
@@ -208,17 +201,13 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     return answer
 
 
-def as_it_is(request: Generate) -> Generator[Generate, Completion, Completion]:
-    return (yield request)
-
-
 def show_workflow(
     workflow: Workflow,
     run: Run,
     console: Console,
-    generated: Callable[[Generate], Generator[Generate, Completion, Completion]] = as_it_is,
+    generated: Callable[[Generate], contextlib.AbstractContextManager[Generate]] = contextlib.nullcontext,
 ) -> Workflow:
-    """The same workflow; prints every request and its response. `generated` yields a request and may change it."""
+    """The same workflow; prints every request and its response. `generated` may change a request, until it is done."""
     turn, memory, response = 0, "", None
     while True:
         try:
@@ -233,10 +222,12 @@ def show_workflow(
             turn += 1
             memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
             show.show_turn_start(turn, memory, console, has_memory=run.agent.keeps_memory)
-            response = yield from generated(request)
+            with generated(request) as asked:
+                response = yield asked
             show.show_reply(response.text, console)
         else:
-            response = yield from generated(request)
+            with generated(request) as asked:
+                response = yield asked
             show.show_rewrite(memory, protocol.memory(response.text), response.text, console)
 
 

@@ -51,18 +51,12 @@ def main(argv: Sequence[str]) -> None:
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports each oddity of a PDF
     with cli.one_line_errors():
         flags = cli.parse_flags(BuildCorpus, argv)
-        check(flags)
+        if not flags.folder.is_dir():
+            reason = "is a file: give the directory that contains it" if flags.folder.is_file() else "no such directory"
+            raise NotADirectoryError(f"{flags.folder}: {reason}")
+        outputs.require_new_file(flags.out)
+        preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
         outputs.write_json(flags.json, build(flags))
-
-
-def check(flags: BuildCorpus) -> None:
-    """Raises ValueError or OSError."""
-    if flags.folder.is_file():
-        raise NotADirectoryError(f"{flags.folder}: is a file: give the directory that contains it")
-    if not flags.folder.is_dir():
-        raise NotADirectoryError(f"{flags.folder}: no such directory")
-    outputs.require_new_file(flags.out)
-    preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
 
 
 def build(flags: BuildCorpus) -> dict[str, object]:
@@ -80,13 +74,11 @@ def build(flags: BuildCorpus) -> dict[str, object]:
             rows += passages
             if not passages:
                 empty.append(str(document))
-    for line in unreadable:
-        print(f"cannot read {line}", file=sys.stderr)
-    for line in empty:
-        print(f"without text: {line}", file=sys.stderr)
+    lines = [f"cannot read {line}" for line in unreadable] + [f"without text: {line}" for line in empty]
     for reason, paths in left_out.items():
         names = [path.name for path in paths[:3]] + ["..."] * (len(paths) > 3)
-        print(f"left out, {reason}: {len(paths)} ({', '.join(names)})", file=sys.stderr)
+        lines.append(f"left out, {reason}: {len(paths)} ({', '.join(names)})")
+    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
     if unreadable and flags.malformed == "error":
         raise UnreadableDocument(
             f"{len(unreadable)} of {len(documents)} documents cannot be read (listed above): "

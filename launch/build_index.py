@@ -7,6 +7,7 @@ python launch/build_index.py ... --shard 3/8                    # one of eight h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -26,7 +27,6 @@ from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, prepare_corpus
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.index import verify_index
 from memsearcher_jax.retrieval.search import build_dense_index
 from memsearcher_jax.retrieval.vector_files import read_embeddings
@@ -51,44 +51,53 @@ class BuildIndex(cli.Command):
     """Build nothing: compare the files of the index in --out with their checksums."""
 
 
-class BuildProgress:
-    """Shows each stage of a build as a progress bar with passages/s and the time left."""
+class BuildProgress(contextlib.ExitStack):
+    """Shows each stage of a build: as a progress bar with passages/s, or as lines where the total is not known."""
 
     def __init__(self) -> None:
-        self._stage, self._bar, self._done, self._start, self._updated = "", None, 0, (0.0, 0), 0.0
+        super().__init__()
         self._interval = TERMINAL_SECONDS if sys.stderr.isatty() else LOG_SECONDS
+        self._stage, self._done, self._began, self._first, self._shown = "", 0, 0.0, 0, 0.0
+        self._bar: Progress | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self._stage:
             self.close()
-            self._stage, self._done, self._start, self._updated = stage, done, (now, done), 0.0
-            if total:
-                self._bar = Progress(stage, total, done=done).__enter__()
-            else:
+            self._stage, self._done, self._began, self._first, self._shown = stage, done, now, done, 0.0
+            self._bar = self.enter_context(Progress(stage, total, done=done)) if total else None
+            if not total:
                 print(f"{stage} ...", file=sys.stderr, flush=True)
-        if now - self._updated < self._interval and done != total:
+        if (now - self._shown < self._interval and done != total) or done == self._done:
             return
-        self._updated = now
-        rate = (done - self._start[1]) / max(now - self._start[0], 1e-9)
-        if self._bar and done > self._done:
-            self._bar.advance({MetricName.PASSAGES_PER_SECOND: rate}, by=done - self._done)
-            self._done = done
-        elif not total and done:
-            print(f"{stage}: {done:,}  {rate:,.0f} passages/s", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
+        rate = (done - self._first) / max(now - self._began, 1e-9)
         if self._bar:
-            self._bar.__exit__()
-            self._bar = None
+            self._bar.advance({MetricName.PASSAGES_PER_SECOND: rate}, by=done - self._done)
+        else:
+            print(f"{stage}: {done:,}  {rate:,.0f} passages/s", file=sys.stderr, flush=True)
+        self._done, self._shown = done, now
 
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(BuildIndex, argv)
-        shard = parse_shard(flags.shard)
-        check(flags)
-        outputs.write_json(flags.json, verify(flags) if flags.verify else build_shard(flags, shard))
+        shard, config = parse_shard(flags.shard), flags.run.retrieval
+        if config.index_type == "scann":
+            scann_index.check_installed()
+        if flags.out is None:
+            raise ValueError(
+                f"--out is missing: give the {'index to verify' if flags.verify else 'directory to write'}"
+            )
+        if flags.verify:
+            size = verify_index(flags.out)
+            print(f"{flags.out}: all checksums agree ({size / 1e9:,.3g} GB)")
+            result: dict[str, Any] = {"verified_bytes": size}
+        else:
+            if not config.corpus:
+                raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
+            check_absent(flags.out)
+            result = build_shard(flags, flags.out, shard)
+        outputs.write_json(flags.json, result)
 
 
 def parse_shard(text: str) -> BuildShard:
@@ -99,44 +108,21 @@ def parse_shard(text: str) -> BuildShard:
     return BuildShard(int(index), int(count))
 
 
-def check(flags: BuildIndex) -> None:
-    """Raises ValueError or OSError for errors that can be found before long work starts."""
-    config = flags.run.retrieval
-    if config.index_type == "scann":
-        scann_index.check_installed()
-    if not flags.verify:
-        if not config.corpus:
-            raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
-        if flags.out is None:
-            raise ValueError("--out is missing: give the directory to write")
-        check_absent(flags.out)
-
-
-def build_shard(flags: BuildIndex, shard: BuildShard) -> dict[str, Any]:
+def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, Any]:
     """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
-    out, config = flags.out, hub.local(flags.run).retrieval
-    assert out is not None  # by `check`
+    config, model = hub.local(flags.run).retrieval, None
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
-    model = load_encoder(config)  # before the corpus, which takes longer to validate
-    progress = BuildProgress()
-    try:
-        corpus = prepare_corpus(Path(config.corpus), out, progress)
-        encoder = build_dense_index(
-            config,
-            corpus,
-            out,
-            model,
-            flags.shard_rows,
-            precomputed=precomputed,
-            shard=shard,
-            on_progress=progress,
-        )
-    finally:
-        progress.close()
+    if config.encoder != HASHING:
+        # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
+        from memsearcher_jax.runtime import text_encoder
+
+        model = text_encoder.load(config)  # before the corpus, which takes longer to validate
+    with BuildProgress() as progress:
+        corpus, rest = prepare_corpus(Path(config.corpus), out, progress), {"shard": shard, "on_progress": progress}
+        encoder = build_dense_index(config, corpus, out, model, flags.shard_rows, precomputed=precomputed, **rest)
     if shard.index:
-        print(
-            f"{staging_dir(out)}: shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
-        )
+        done = f"shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
+        print(f"{staging_dir(out)}: {done}")
         return {"shard": asdict(shard)}
     manifest = json.loads((out / MANIFEST).read_text())
     quality = (
@@ -155,25 +141,6 @@ def search_flags(config: RetrievalConfig, index: Path) -> str:
     values = {"index": index, "encoder": config.encoder}
     values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
     return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())
-
-
-def verify(flags: BuildIndex) -> dict[str, Any]:
-    """Reads all files of the index."""
-    if flags.out is None:
-        raise ValueError("--out is missing: give the index to verify")
-    size = verify_index(flags.out)
-    print(f"{flags.out}: all checksums agree ({size / 1e9:,.3g} GB)")
-    return {"verified_bytes": size}
-
-
-def load_encoder(config: RetrievalConfig) -> TextEncoder | None:
-    """The encoder model that the settings name; None for the hashing encoder."""
-    if config.encoder == HASHING:
-        return None
-    # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
-    from memsearcher_jax.runtime import text_encoder
-
-    return text_encoder.load(config)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -103,28 +103,16 @@ def main(argv: Sequence[str]) -> None:
             hosts = job.enter_context(preemption.joined(stoppable=False, timeout=flags.join_timeout))
             if hosts.count > 1 and flags.out is None:
                 raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
-        evaluated = evaluate(flags.run, flags.out, resume=flags.resume, locks=job, hosts=hosts)
-        if hosts.first:
-            outputs.write_json(flags.json, evaluated.result)
-        evaluated.show()  # last: everything is written, should this fail
+        evaluate(flags, locks=job, hosts=hosts)
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """The results, which only the first host has."""
-
-    result: dict[str, Any]  # the content of --json
-    show: Callable[[], None] = lambda: None  # prints it
-
-
-def evaluate(
-    config: RunConfig, out: Path | None, *, resume: bool, locks: contextlib.ExitStack, hosts: Hosts
-) -> Evaluated:
-    """Runs one evaluation in `out`, which is locked until `locks` closes, and writes its results.
+def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> None:
+    """Runs one evaluation in --out, which is locked until `locks` closes, writes its results and prints them.
 
     Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
     one line.
     """
+    config, out, resume = flags.run, flags.out, flags.resume
     with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
         if resume and out:
             require_same_evaluation(out, config)
@@ -142,8 +130,11 @@ def evaluate(
         # Of the first host: a run that trains on may save another one meanwhile.
         steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
         weights = {"checkpoint": config.model.path, "step": json.loads(steps[0]) if steps else None}
-        if resume:
-            require_same_weights(out, weights)
+        if resume and (stored := parse_object(f"{out}/{WEIGHTS_FILE}", (out / WEIGHTS_FILE).read_bytes())) != weights:
+            raise ValueError(
+                f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
+                f"now step {weights['step']}: start another evaluation"
+            )
         settings = with_own_tokenizer(out, with_own_inputs(out, config)) if resume else config
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")
@@ -188,54 +179,43 @@ def evaluate(
             evaluation.evaluate_to_folder(run, driver, params, jobs, folder, hosts, reward_fn, on_answer)
     hosts.barrier("all hosts have answered")
     if not hosts.first:
-        return Evaluated(weights)
+        return
     if hosts.count > 1:  # the others have answered in the meantime
         done = evaluation.read_summaries(folder, problems, hosts)
-    if choices := [problem for problem in problems if of_kind(problem, "choice")]:
-        guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
-        weights |= {"choices": len(choices), "guessed_exact_match": guessed}
     summaries = [done[problem.id] for problem in problems]
-    return write_results(config, out, weights, summaries, trajectory_metrics(summaries, run.agent))
-
-
-def write_results(
-    config: RunConfig,
-    out: Path,
-    weights: dict[str, Any],
-    summaries: Sequence[TrajectorySummary],
-    metrics: dict[str, float],
-) -> Evaluated:
-    """Writes the results; questions that were lost to faults enter no score and are counted apart."""
-    console, asked = Console(), len(summaries)
     lost = sum(one.stop.is_fault for one in summaries)
     if lost == len(summaries):
         raise SystemExit(
             f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
         )
+    metrics = trajectory_metrics(summaries, run.agent)
     result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
-    evaluation = summarize_evaluation(
+    choices = [problem for problem in problems if of_kind(problem, "choice")]
+    if choices:
+        guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
+        result |= {"choices": len(choices), "guessed_exact_match": guessed}
+    result["evaluation"] = summarize_evaluation(
         summaries,
         in_distribution=config.evaluation.in_distribution,
         default_dataset="encyclopedia" if config.data.is_synthetic else "questions",
         seed=config.seed,
     )
-    result |= {"evaluation": evaluation}
     outputs.write_json(out / RESULTS_FILE, result)
-
-    def show() -> None:
-        if "choices" in result:
-            print(
-                f"{result['choices']} of {asked} questions are choices, of which a rule without a model gets "
-                f"{result['guessed_exact_match']:.0%} right: see --data.questions"
-            )
-        show_evaluation(evaluation, console)
-        console.print()
-        show_summary(metrics, console)
-        print(f"{out}: {asked - lost} questions answered by {config.model.path}; results in {out / RESULTS_FILE}")
-        if lost:
-            print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
-
-    return Evaluated(result, show)
+    outputs.write_json(flags.json, result)
+    # Last: everything is written, should this fail.
+    console = Console()
+    if choices:
+        print(
+            f"{len(choices)} of {len(problems)} questions are choices, of which a rule without a model gets "
+            f"{result['guessed_exact_match']:.0%} right: see --data.questions"
+        )
+    show_evaluation(result["evaluation"], console)
+    console.print()
+    show_summary(metrics, console)
+    answered_by = f"{result['questions']} questions answered by {config.model.path}"
+    print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}")
+    if lost:
+        print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 
 
 def require_same_evaluation(out: Path, config: RunConfig) -> None:
@@ -244,17 +224,6 @@ def require_same_evaluation(out: Path, config: RunConfig) -> None:
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, stored, given in differences(read_run_config(out), config):
         raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")
-
-
-def require_same_weights(out: Path, weights: dict[str, Any]) -> None:
-    """Raises ValueError if the checkpoint has changed since the evaluation in `out` was started."""
-    file = out / WEIGHTS_FILE
-    stored = parse_object(str(file), file.read_bytes())
-    if stored != weights:
-        raise ValueError(
-            f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is now "
-            f"step {weights['step']}: start another evaluation"
-        )
 
 
 if __name__ == "__main__":

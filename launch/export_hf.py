@@ -60,19 +60,17 @@ def main(argv: Sequence[str]) -> None:
             tokenizer = setup.open_tokenizer(model)
             if flags.adapter:
                 base = load_weights.export_adapters(model.path, out, flags.dtype)
-                written = f"{flags.dtype} adapters of {base}; load them with peft's PeftModel.from_pretrained"
+                written = f"adapters of {base}; load them with peft's PeftModel.from_pretrained"
             else:
                 max_shard_bytes = int(flags.shard_gb * 1e9)
                 load_weights.export(model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes)
-                written = (
-                    f"{flags.dtype} weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
-                )
+                written = "weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
             write_export_config(out, flags.run)
             names = {"name": flags.push_to_hub, "license": flags.license, "adapter": flags.adapter}
             model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
         address = hub.upload(out, flags.push_to_hub) if flags.push_to_hub else ""
     outputs.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
-    print(f"{out}: {written}")
+    print(f"{out}: {flags.dtype} {written}")
     if address:
         print(f"{out}: uploaded to {address}")
 

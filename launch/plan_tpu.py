@@ -1,7 +1,7 @@
 """Plans a run on a TPU slice that need not be present: memory, link traffic and time. Needs the extra `tpu`.
 
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
-python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --rows 1 --model.remat nothing_saveable
+python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --model.remat nothing_saveable
 python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
 
 The TPU compiler compiles the programs of the run, so a program that exceeds the memory of a chip fails here as it would
@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.roofline import CHIPS, Phase, TpuSlice, Workload
-from memsearcher_jax.ranges import CountOrZero
+from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
-    from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory, Topology
+    from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -56,8 +56,6 @@ class PlanTpu(cli.Command):
     """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2."""
-    rows: CountOrZero = 0
-    """Rows of a micro-batch per device, or per group of devices that shares rows; 0: as configured."""
     suggest: bool = False
     """Try remat policies, row lengths, rows per device and tensor parallelism, fastest first, and plan the first that
     fits."""
@@ -73,20 +71,18 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(
                 "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
             )
-        if flags.suggest and flags.rows:
-            raise ValueError("--suggest chooses the rows: omit --rows")
         find_slice(flags.topology)
         if flags.topology.partition(":")[0] not in CHIPS:
             raise ValueError(f"--topology {flags.topology}: plans are for {', '.join(CHIPS)}")
         os.environ.update(ENVIRONMENT)
-        from memsearcher_jax.planning import tpu_plan
+        with announced() as begin:
+            begin("loading the compiler")
+            from memsearcher_jax.planning import tpu_plan
 
-        topology, training = tpu_plan.find_topology(flags.topology), None
-        if flags.suggest:
-            config, training = suggested(flags, topology)
-        elif flags.rows:
-            config = tpu_plan.with_rows(config, flags.rows, len(topology.devices))
-        result = plan_run(config, flags, topology, training)
+            topology, training = tpu_plan.find_topology(flags.topology), None
+            if flags.suggest:
+                config, training = suggested(flags, topology, begin)
+            result = plan_run(config, flags, topology, begin, training)
     outputs.write_json(flags.json, result)
     if not result["fits"]:
         ways = "" if flags.suggest else ", --suggest, --model.remat nothing_saveable"
@@ -95,26 +91,32 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan_run(
-    config: RunConfig, flags: PlanTpu, topology: Topology, training: Iterable[Program] | None = None
+    config: RunConfig,
+    flags: PlanTpu,
+    topology: Topology,
+    begin: Callable[[str], None],
+    training: Iterable[Program] | None = None,
 ) -> dict[str, Any]:
     """Prints the plan and returns it for JSON; `reason` says why the run does not fit. `training`: its programs."""
     from memsearcher_jax.planning import tpu_plan
+    from memsearcher_jax.runtime.meshes import make_meshes
     from memsearcher_jax.training.update import fit_to_mesh
 
-    tpu_slice, meshes = topology.tpu_slice, topology.meshes(config)
-    config, limit = replace(config, training=fit_to_mesh(config.training, meshes.train)), tpu_slice.chip.hbm_bytes
+    meshes, limit = make_meshes(config, topology.devices, topology.host_devices), topology.chip.hbm_bytes
+    config, mesh = replace(config, training=fit_to_mesh(config.training, meshes.train)), dict(meshes.train.shape)
     memory = tpu_plan.resident_memory(config, meshes)
-    print_settings(config, topology.name, tpu_slice, meshes.train.shape)
-    print_memory(memory)
+    print_settings(config, flags.topology, topology, mesh, memory)
     print(PROGRAM_HEADER)
-    training = training or tpu_plan.training_programs(config, meshes)
-    sampling = tpu_plan.sampling_programs(config, meshes) if flags.what != "update" else ()
-    programs: list[Program] = []
-    reason = ""
+    training = training or tpu_plan.training_programs(config, meshes, begin)
+    sampling = tpu_plan.sampling_programs(config, meshes, begin) if flags.what != "update" else ()
+    programs, peaks, reason = list[Program](), dict[str, int](), ""
     try:
         for program in itertools.chain(training if flags.what != "sample" else (), sampling):
             print_program(program)
             programs.append(program)
+            name = program.name.split(",")[0]
+            phase = "rollout" if name in ("decode", "prefill", "copy_pages") else name
+            peaks[phase] = max(peaks.get(phase, 0), program.total_bytes)
     except tpu_plan.DoesNotFitError as error:
         reason = str(error)
     largest = max(programs, key=lambda program: program.total_bytes, default=None)
@@ -124,65 +126,47 @@ def plan_run(
             f"and programs may use {limit / GB:.2f} GB of a device"
         )
     result = {
-        "topology": topology.name,
-        "mesh": dict(meshes.train.shape),
+        "topology": flags.topology,
+        "mesh": mesh,
         "remat": config.model.remat,
         "grad_accum_steps": config.training.grad_accum_steps,
         "hbm_bytes": limit,
-        "resident": vars(memory) | {"state": memory.state, "training": memory.training, "rollout": memory.rollout},
-        "programs": list(map(vars, programs)),
+        "resident": asdict(memory),
+        "programs": list(map(asdict, programs)),
         "fits": not reason,
         "reason": reason,
     }
-    if not reason and largest:
-        peaks = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in phase_peaks(programs).items())
+    if largest and not reason:
         print(
             f"\nfits: the peak is {largest.total_bytes / GB:.2f} GB of {limit / GB:.2f}, in {largest.name}\n"
-            f"peak GB by phase: {peaks}"
+            f"peak GB by phase: {', '.join(f'{phase} {size / GB:.2f}' for phase, size in peaks.items())}"
         )
-        phases = estimated_phases(config, flags, meshes.train.shape, tpu_slice, programs)
-        result["roofline"] = print_estimate(config, flags.workload, tpu_slice, phases)
+        # Several prefill programs differ in width: the last one is the widest.
+        by_name = {program.name.split(", ")[0]: program for program in programs}
+        sent, phases = {name: program.sent_bytes for name, program in by_name.items()}, list[Phase]()
+        if flags.what != "update":
+            cycles = {name: program.cycles for name, program in by_name.items()}
+            phases += roofline.sampling_phases(config, flags.workload, topology, sent_bytes=sent, cycles=cycles)
+        if flags.what != "sample":
+            tensor = mesh["tensor"]
+            phases += roofline.training_phases(config, flags.workload, topology, tensor=tensor, sent_bytes=sent)
+        result["roofline"] = print_estimate(config, flags.workload, topology, phases)
     return result
 
 
-def phase_peaks(programs: Sequence[Program]) -> dict[str, int]:
-    """Peak bytes of a device in each phase of a step."""
-    peaks: dict[str, int] = {}
-    for program in programs:
-        name = program.name.split(",")[0]
-        phase = "rollout" if name in ("decode", "prefill", "copy_pages") else name
-        peaks[phase] = max(peaks.get(phase, 0), program.total_bytes)
-    return peaks
-
-
-def estimated_phases(
-    config: RunConfig, flags: PlanTpu, mesh: dict[str, int], tpu_slice: TpuSlice, programs: Sequence[Program]
-) -> list[Phase]:
-    """The phases of a step that `what` names."""
-    # Several prefill programs differ in width: the last one is the widest.
-    by_name = {program.name.split(", ")[0]: program for program in programs}
-    work = {"sent_bytes": {name: program.sent_bytes for name, program in by_name.items()}}
-    phases = []
-    if flags.what != "update":
-        cycles = {name: program.cycles for name, program in by_name.items()}
-        phases += roofline.sampling_phases(config, flags.workload, tpu_slice, cycles=cycles, **work)
-    if flags.what != "sample":
-        phases += roofline.training_phases(config, flags.workload, tpu_slice, tensor=mesh["tensor"], **work)
-    return phases
-
-
-def suggested(flags: PlanTpu, topology: Topology) -> tuple[RunConfig, Iterator[Program]]:
+def suggested(flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> tuple[RunConfig, Iterator[Program]]:
     """The config of the fastest candidate that fits, and its programs. Raises ValueError if none fits."""
     from memsearcher_jax.planning import suggest, tpu_plan
+    from memsearcher_jax.runtime.meshes import make_meshes
 
-    limit, too_large = topology.tpu_slice.chip.hbm_bytes, []
-    for candidate in suggest.candidates(flags.run, flags.workload, topology.tpu_slice):
-        meshes = topology.meshes(candidate.config)
+    limit, too_large = topology.chip.hbm_bytes, []
+    for candidate in suggest.candidates(flags.run, flags.workload, topology):
+        meshes = make_meshes(candidate.config, topology.devices, topology.host_devices)
         memory = tpu_plan.resident_memory(candidate.config, meshes)
         least = max(memory.rollout, memory.training + candidate.rows * suggest.min_row_bytes(candidate.config))
         if least > limit or any(candidate.needs_more_memory_than(other) for other in too_large):
             continue
-        programs = tpu_plan.training_programs(candidate.config, meshes)
+        programs = tpu_plan.training_programs(candidate.config, meshes, begin)
         try:
             update = next(programs)
             fits, verdict = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
@@ -193,29 +177,26 @@ def suggested(flags: PlanTpu, topology: Topology) -> tuple[RunConfig, Iterator[P
         if fits:
             return candidate.config, itertools.chain([update], programs)
         too_large.append(candidate)
-    raise ValueError(f"nothing fits {topology.name}: choose a larger slice or lower sampling.slots")
+    raise ValueError(f"nothing fits {flags.topology}: choose a larger slice or lower sampling.slots")
 
 
-def print_settings(config: RunConfig, topology: str, tpu_slice: TpuSlice, mesh: dict[str, int]) -> None:
+def print_settings(
+    config: RunConfig, name: str, topology: Topology, mesh: dict[str, int], memory: ResidentMemory
+) -> None:
+    """Prints how the run is laid out, and the memory of a device that stays allocated."""
     training, sampling = config.training, config.sampling
-    shape = " x ".join(f"{name} {size}" for name, size in mesh.items())
     micro_rows = training.minibatch_rows // training.grad_accum_steps
+    moved = " (in host memory between uses)" if memory.training < memory.state + memory.reference else ""
     print(
-        f"{topology}: {tpu_slice.chips} chips of {tpu_slice.hosts} hosts, {tpu_slice.devices} devices with "
-        f"{tpu_slice.chip.hbm_bytes / GB:.2f} GB each for programs\n"
-        f"training: mesh {shape}, remat {config.model.remat}, mini-batches of {training.minibatch_rows} rows of "
-        f"{training.seq_len:,} tokens in {training.grad_accum_steps} micro-batches of {micro_rows}\n"
+        f"{name}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
+        f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"
+        f"training: mesh {' x '.join(f'{axis} {size}' for axis, size in mesh.items())}, remat {config.model.remat}, "
+        f"mini-batches of {training.minibatch_rows} rows of {training.seq_len:,} tokens in "
+        f"{training.grad_accum_steps} micro-batches of {micro_rows}\n"
         f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
-        f"weights on {sampling.tensor} devices"
-    )
-
-
-def print_memory(memory: ResidentMemory) -> None:
-    """Prints the memory of a device that stays allocated during training and during rollouts."""
-    print(
-        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}"
-        f"{' (in host memory between uses)' if memory.offload_reference else ''}, during rollouts sampler weights "
-        f"{memory.sampler_params / GB:.2f} and slots {memory.slots / GB:.2f}; "
+        f"weights on {sampling.tensor} devices\n"
+        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}{moved}, "
+        f"during rollouts sampler weights {memory.sampler_params / GB:.2f} and slots {memory.slots / GB:.2f}; "
         f"total {memory.training / GB:.2f} GB, during rollouts {memory.rollout / GB:.2f} GB"
     )
 
@@ -231,21 +212,20 @@ def print_program(p: Program) -> None:
 
 
 def print_estimate(
-    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, phases: Sequence[Phase]
+    config: RunConfig, workload: Workload, topology: Topology, phases: Sequence[Phase]
 ) -> dict[str, Any]:
     """Prints the time of a step by phase and of the run; returns them for JSON."""
     trajectories = config.rl.prompts_per_step * config.rl.group_size
-    estimate = roofline.estimate_run(config, workload, tpu_slice, phases)
+    estimate = roofline.estimate_run(config, workload, topology, phases)
     print(
         f"\nstep: {trajectories:,} trajectories, {trajectories * workload.contexts:,.0f} contexts of "
         f"{workload.context_tokens:,.0f} tokens ({workload.generated_tokens:,.0f} generated), "
         f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
-        f"{'seconds at peak rates':24}{'compute':>10}{'memory':>10}{'links':>8}{'operations':>12}{'':>4}bound by"
+        f"{'seconds at peak rates':24}{'compute':>10}{'memory':>10}{'links':>8}{'operations':>12}    bound by"
     )
-    for phase in phases:
+    for one in phases:
         print(
-            f"{phase.name:24}{phase.compute:10.2f}{phase.memory:10.2f}{phase.links:8.2f}{phase.operations:12.2f}"
-            f"{'':>4}{phase.bound}"
+            f"{one.name:24}{one.compute:10.2f}{one.memory:10.2f}{one.links:8.2f}{one.operations:12.2f}    {one.bound}"
         )
     longest = max(phases, key=lambda phase: phase.seconds)
     print(
@@ -254,11 +234,8 @@ def print_estimate(
         f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {estimate['hours']:.1f} hours, "
         f"{estimate['chip_hours']:,.0f} chip-hours"
     )
-    return {
-        "phases": [vars(phase) | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases],
-        **estimate,
-        "workload": vars(workload),
-    }
+    times = [phase._asdict() | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases]
+    return {"phases": times, **estimate, "workload": asdict(workload)}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,23 +44,6 @@ class Report:
     """Write the page again whenever the run has advanced, until it has ended. The page reloads itself meanwhile."""
 
 
-def follow(run: Path, out: Path, write: Callable[..., object]) -> None:
-    """Writes the page whenever the run has advanced, until it has ended."""
-    written = None
-    while not has_ended(run):
-        if (current := state(run)) != written:
-            written = current
-            write(reload_seconds=RELOAD_SECONDS)
-            print(f"{out}: written; Ctrl-C ends", file=sys.stderr, flush=True)
-        time.sleep(FOLLOW_SECONDS)
-
-
-def state(run: Path) -> dict[Path, int]:
-    """The size of each file that the page shows."""
-    files = [run / METRICS_FILE, *(run / "trajectories").glob("*.jsonl.gz")]
-    return {file: file.stat().st_size for file in files if file.exists()}
-
-
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Report, argv)
@@ -70,8 +53,15 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
         shown = {"compare": flags.compare, "max_trajectories": flags.max_trajectories}
         write = partial(write_page, flags.run, out, **shown)
-        if flags.follow:
-            follow(flags.run, out, write)
+        written: dict[Path, int] = {}
+        while flags.follow and not has_ended(flags.run):
+            shown_files = [flags.run / METRICS_FILE, *(flags.run / "trajectories").glob("*.jsonl.gz")]
+            sizes = {file: file.stat().st_size for file in shown_files if file.exists()}
+            if sizes != written:
+                write(reload_seconds=RELOAD_SECONDS)
+                print(f"{out}: written; Ctrl-C ends", file=sys.stderr, flush=True)
+            written = sizes
+            time.sleep(FOLLOW_SECONDS)
         counts = write()
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")

@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
             key = read_key(flags.api_key_env, "--api_key_env") if flags.api_key_env else ""
             listener = resources.enter_context(listen(flags.host, flags.port))
-            scratch = resources.enter_context(tempfile.TemporaryDirectory())
-            agent = resources.enter_context(contextlib.closing(open_agent(flags, Path(scratch))))
+            scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+            agent = resources.enter_context(contextlib.closing(open_agent(flags, scratch)))
 
         from memsearcher_jax.serving.app import make_app
 

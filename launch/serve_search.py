@@ -40,8 +40,6 @@ class Serve(cli.Command):
     """Address to listen on; 0.0.0.0 or :: for all interfaces. Any client that can reach it may search."""
     port: Port = 8_000
     """Port to listen on; 0 for any free one."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the service from a browser, such as https://host; "*" for all."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
 
@@ -49,14 +47,19 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.ExitStack() as resources:
         with cli.one_line_errors():
             flags = cli.parse(Serve, argv)
-            check(flags)
+            preconditions.require_extra("serve", "fastapi", "uvicorn")
+            retrieval = flags.run.retrieval
+            if retrieval.url:
+                raise ValueError("retrieval.url is for clients of a service: omit it")
+            if flags.run.published_model and not (retrieval.corpus or retrieval.index):
+                raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
             listener = resources.enter_context(listen(flags.host, flags.port))
             scratch = resources.enter_context(tempfile.TemporaryDirectory())
             searcher = make_searcher(flags, Path(scratch))
 
         from memsearcher_jax.retrieval.server.app import make_app
 
-        source, method = searcher.source, flags.run.retrieval.method
+        source, method = searcher.source, retrieval.method
         assert isinstance(source, LocalSource | SearchProcess), "retrieval.url is rejected"
         app = make_app(
             searcher.search,
@@ -64,20 +67,9 @@ def main(argv: Sequence[str]) -> None:
             {"method": method, **source.info},
             is_healthy=lambda: source.is_healthy,
             close=source.close,
-            cors_origins=flags.cors_origins,
         )
         what = f"{source.info['passages']:,} passages by {method}"
         run_server(app, flags.limits, listener, what, drain_seconds=DRAIN_SECONDS)
-
-
-def check(flags: Serve) -> None:
-    """Raises ValueError for errors that can be found before any file is opened."""
-    preconditions.require_extra("serve", "fastapi", "uvicorn")
-    if flags.run.retrieval.url:
-        raise ValueError("retrieval.url is for clients of a service: omit it")
-    retrieval = flags.run.retrieval
-    if flags.run.published_model and not (retrieval.corpus or retrieval.index):
-        raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -100,13 +92,12 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     if config.encoder == HASHING or config.encoder_device == "cpu":
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    passages = make_encyclopedia(flags.run.data.encyclopedia).passages
-    timeout = flags.limits.search_timeout
-    if config.encoder == HASHING:
-        return open_searcher(config, directory, passages, search_timeout=timeout)
-    from memsearcher_jax.runtime import text_encoder
+    passages, load_encoder = make_encyclopedia(flags.run.data.encyclopedia).passages, ()
+    if config.encoder != HASHING:
+        from memsearcher_jax.runtime import text_encoder
 
-    return open_searcher(config, directory, passages, text_encoder.load, search_timeout=timeout)
+        load_encoder = (text_encoder.load,)
+    return open_searcher(config, directory, passages, *load_encoder, search_timeout=flags.limits.search_timeout)
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:
@@ -115,15 +106,9 @@ def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what
 
     from memsearcher_jax.retrieval.server.connections import limited_protocol
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=limited_protocol(limits.max_connections, limits.read_timeout),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=drain_seconds,
-        )
-    )
+    protocol = limited_protocol(limits.max_connections, limits.read_timeout)
+    settings = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": drain_seconds}
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, **settings))
     # uvicorn re-raises SIGTERM after a graceful shutdown; the process should then exit with status 0.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     host, port = listener.getsockname()[:2]

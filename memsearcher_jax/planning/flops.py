@@ -27,10 +27,7 @@ class ForwardFlops:
 
 
 def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: float) -> ForwardFlops:
-    """FLOPs of a forward pass over `tokens` tokens.
-
-    `pairs`: (query, key) pairs in attention; `predicted`: tokens with logits.
-    """
+    """FLOPs of `tokens` tokens with `pairs` (query, key) pairs in attention; `predicted`: tokens with logits."""
     c = config
     qkv = c.embed_size * c.head_size * (c.heads + 2 * c.kv_heads)
     out_gate_up = c.embed_size * c.head_size * c.heads + 2 * c.embed_size * c.ffn_size
@@ -44,10 +41,7 @@ def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: f
 
 
 def row_flops(config: ModelConfig, seq_len: int, predicted: float) -> ForwardFlops:
-    """FLOPs of a forward pass over one packed row.
-
-    Every pair up to the diagonal is counted, although the kernel skips blocks between contexts.
-    """
+    """As `forward_flops`, of one packed row, with every pair up to the diagonal: those between contexts count."""
     return forward_flops(config, seq_len, seq_len * (seq_len + 1) / 2, predicted)
 
 

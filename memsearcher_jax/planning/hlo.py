@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 ITEM_BITS = {"pred": 8, "bf16": 16, **{f"{kind}{bits}": bits for kind in "sufc" for bits in (8, 16, 32, 64)}}
 _COLLECTIVE = re.compile(
@@ -21,31 +22,27 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _HEADER = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 # A tpu7x runs collectives on its sparse cores; the end of such a computation names the thread.
 _END = re.compile(r'\}(, execution_thread="\w+")?$')
-_INSTRUCTION = re.compile(r"^ *(?:ROOT )?%\S+ = .*? (?P<opcode>[a-z][\w-]*)\(")
+_OPCODE = re.compile(r"^ *(?:ROOT )?%\S+ = .*? ([a-z][\w-]*)\(")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
-_FREE |= {"copy-start", "slice-start"}
+# Instructions that only name or reserve memory, or end another one, take no time of their own.
+_FREE = re.compile(
+    "(parameter|constant|tuple|get-tuple-element|bitcast|after-all|partition-id|replica-id|copy-start|slice-start)"
+    r"|.*-(done|update)"
+)
 _ALLOCATION = re.compile(r'custom_call_target="(AllocateBuffer|ZeroCrop)"')
 _CONSTANT = re.compile(r"constant\((\d+)\)")
 
 
-@dataclass
-class Schedule:
+class Schedule(NamedTuple):
     """The work of one device in a call of a program."""
 
-    operations: float = 0.0
+    operations: float
     """Operations that run one after the other: fusions, kernels, copies, collectives; an asynchronous collective counts
     once, and an asynchronous copy not at all."""
-    cycles: float = 0.0
+    cycles: float
     """The compiler's estimate. It has none for kernels and collectives."""
-    sent_bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes sent to other devices, by kind of collective."""
-
-    def add(self, other: Schedule, times: float = 1) -> None:
-        self.operations += times * other.operations
-        self.cycles += times * other.cycles
-        for kind, count in other.sent_bytes.items():
-            self.sent_bytes[kind] += times * count  # pyright: ignore[reportArgumentType]  # bytes may be fractional
+    sent_bytes: float
+    """Bytes sent to other devices by collectives."""
 
 
 def schedule(program: str, *, unknown_trips: int) -> Schedule:
@@ -59,29 +56,27 @@ def schedule(program: str, *, unknown_trips: int) -> Schedule:
     computations = dict(_computations(program))
 
     @functools.cache
-    def work_of(name: str) -> Schedule:
-        total = Schedule()
+    def work_of(name: str) -> np.ndarray:
+        total = np.zeros(3)
         for line in computations.get(name, ()):
-            instruction = _INSTRUCTION.match(line)
-            opcode = instruction["opcode"] if instruction else ""
+            opcode = match[1] if (match := _OPCODE.match(line)) else ""
             if opcode == "while":
                 condition = _attribute(line, "condition")
-                trips = _trip_count(computations[condition], unknown_trips)
-                total.add(work_of(_attribute(line, "body")), trips)
-                total.add(work_of(condition), trips)
+                limits = [int(limit) for one in computations[condition] for limit in _CONSTANT.findall(one)]
+                trips = limits[0] if len(limits) == 1 else unknown_trips  # it counts up from 0 by 1 to a constant
+                total = total + trips * (work_of(_attribute(line, "body")) + work_of(condition))
             elif branches := _BRANCHES.search(line):
                 works = [work_of(branch.strip().lstrip("%")) for branch in branches[1].split(",")]
-                total.add(max(works, key=lambda work: (work.operations, sum(work.sent_bytes.values()))))
+                total = total + max(works, key=lambda work: (work[0], work[2]))
             elif opcode == "call":
-                total.add(work_of(_attribute(line, "to_apply")))
-            elif _is_operation(opcode, line):
-                cycles = _CYCLES.search(line)
-                sent_bytes = Counter(_sent_bytes(line, computations))
-                total.add(Schedule(1, float(cycles[1]) if cycles else 0.0, sent_bytes))
+                total = total + work_of(_attribute(line, "to_apply"))
+            elif opcode and not _FREE.fullmatch(opcode) and not _ALLOCATION.search(line):
+                cycles = float(match[1]) if (match := _CYCLES.search(line)) else 0.0
+                total = total + np.array([1, cycles, _sent_bytes(line, computations)])
         return total
 
     (entry,) = (name for name in computations if name.startswith("ENTRY "))
-    return work_of(entry)
+    return Schedule(*work_of(entry).tolist())
 
 
 def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
@@ -96,25 +91,16 @@ def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
             lines.append(line)
 
 
-def _is_operation(opcode: str, line: str) -> bool:
-    """Whether the instruction takes time of its own: it does more than name or reserve memory, or end another one."""
-    done = not opcode or opcode in _FREE or opcode.endswith(("-done", "-update"))
-    return not done and not _ALLOCATION.search(line)
-
-
-def _sent_bytes(line: str, computations: dict[str, list[str]]) -> dict[str, float]:
-    """Bytes that an operation sends, by kind of collective; collectives may be fused into it."""
+def _sent_bytes(line: str, computations: dict[str, list[str]]) -> float:
+    """Bytes that an operation sends; collectives may be fused into it."""
     if collective := _COLLECTIVE.search(line):
-        return {collective["kind"]: _collective_bytes(collective, line)}
+        return _collective_bytes(collective, line)
     if "calls=" not in line or _CONTINUATION.search(line):
-        return {}
-    called, sent = _attribute(line, "calls"), dict[str, float]()
-    for inner in computations.get(called, ()):
-        for kind, count in _sent_bytes(inner, computations).items():
-            sent[kind] = sent.get(kind, 0) + count
-    if called.startswith("all-reduce-scatter"):  # a fusion of an all-reduce with the slice of its result
-        return {"reduce-scatter": sum(sent.values()) / 2}
-    return sent
+        return 0.0
+    called = _attribute(line, "calls")
+    sent = sum(_sent_bytes(inner, computations) for inner in computations.get(called, ()))
+    # A fusion of an all-reduce with the slice of its result is a reduce-scatter.
+    return sent / 2 if called.startswith("all-reduce-scatter") else sent
 
 
 def _attribute(line: str, name: str) -> str:
@@ -125,14 +111,11 @@ def _attribute(line: str, name: str) -> str:
     return match[1]
 
 
-def _trip_count(condition: list[str], unknown_trips: int) -> int:
-    """The trip count of a loop that counts up from 0 by 1 to a constant."""
-    limits = [int(limit) for line in condition for limit in _CONSTANT.findall(line)]
-    return limits[0] if len(limits) == 1 else unknown_trips
-
-
 def _collective_bytes(collective: re.Match, line: str) -> float:
-    sizes = [_array_bytes(*array) for array in _ARRAY.findall(collective["shape"])]
+    sizes = [
+        math.prod(int(length) for length in shape.split(",") if length) * ITEM_BITS.get(kind, 0) / 8
+        for kind, shape in _ARRAY.findall(collective["shape"])
+    ]
     # The shape of an asynchronous start also lists its operands and hardware counters.
     size, devices = (max(sizes) if collective["start"] else sum(sizes)), _group_size(line)
     if collective["kind"] == "collective-permute":
@@ -140,10 +123,6 @@ def _collective_bytes(collective: re.Match, line: str) -> float:
     if collective["kind"] == "reduce-scatter":
         return size * (devices - 1)
     return size * (devices - 1) / devices * (2 if collective["kind"] == "all-reduce" else 1)
-
-
-def _array_bytes(kind: str, shape: str) -> float:
-    return math.prod(int(size) for size in shape.split(",") if size) * ITEM_BITS.get(kind, 0) / 8
 
 
 def _group_size(line: str) -> int:

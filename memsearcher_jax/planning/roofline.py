@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
@@ -65,11 +66,7 @@ class Workload:
     """Share of the roofline that a run reaches."""
 
 
-LIMITS = ("compute", "memory", "links", "operations")
-
-
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """A phase of a step: the seconds of each limit."""
 
     name: str
@@ -80,25 +77,35 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        return max(getattr(self, limit) for limit in LIMITS)
+        return max(self[1:])
 
     @property
     def bound(self) -> str:
-        return max(LIMITS, key=lambda limit: getattr(self, limit))
+        return self._fields[1:][self[1:].index(self.seconds)]
 
 
 @dataclass(frozen=True)
-class TpuSlice:
-    """The chips of a run."""
+class Topology:
+    """The devices of a run, which need not be present."""
 
     chip: Chip
-    devices: int
-    hosts: int
+    devices: Sequence[Any]  # of JAX
+    host_devices: Sequence[Any]  # of one host
     has_rings: bool  # whether the links of every axis form rings
+
+    @classmethod
+    def of(cls, generation: str, shape: Sequence[int], devices: Sequence[Any], host_devices: Sequence[Any]) -> Topology:
+        """A slice of a generation in `CHIPS`; `shape`: its chips along each axis."""
+        chip = CHIPS[generation]
+        return cls(chip, devices, host_devices, has_rings=all(length >= chip.ring_chips for length in shape))
+
+    @property
+    def hosts(self) -> int:
+        return len(self.devices) // len(self.host_devices)
 
     @property
     def chips(self) -> int:
-        return self.devices // self.chip.devices
+        return len(self.devices) // self.chip.devices
 
     def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float = 0.0) -> Phase:
         """A phase in which each device does this much."""
@@ -107,19 +114,9 @@ class TpuSlice:
         return Phase(name, *seconds)
 
 
-def make_slice(generation: str, shape: Sequence[int], devices: int, hosts: int) -> TpuSlice:
-    """A slice of a generation in `CHIPS`; `shape`: its chips along each axis."""
-    chip = CHIPS[generation]
-    return TpuSlice(chip, devices, hosts, has_rings=all(length >= chip.ring_chips for length in shape))
-
-
 def matmul_param_bytes(model: ModelConfig) -> float:
     """Bytes, in compute_dtype, of all weight matrices that multiply activations."""
     return forward_flops(model, 1, 0, 1).forward / 2 * model.compute_itemsize
-
-
-def contexts_per_step(config: RunConfig, workload: Workload) -> float:
-    return config.rl.prompts_per_step * config.rl.group_size * workload.contexts
 
 
 def contexts_per_row(config: RunConfig, workload: Workload) -> float:
@@ -129,23 +126,19 @@ def contexts_per_row(config: RunConfig, workload: Workload) -> float:
 
 
 def rows_per_step(config: RunConfig, workload: Workload) -> float:
-    return contexts_per_step(config, workload) / contexts_per_row(config, workload)
-
-
-def microbatches_per_step(config: RunConfig, workload: Workload) -> int:
-    """Micro-batches of a step that hold tokens."""
-    micro_rows = config.training.minibatch_rows // config.training.grad_accum_steps
-    return math.ceil(rows_per_step(config, workload) / micro_rows)
+    contexts = config.rl.prompts_per_step * config.rl.group_size * workload.contexts
+    return contexts / contexts_per_row(config, workload)
 
 
 def training_phases(
-    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, *, tensor: int, sent_bytes: Mapping[str, float]
+    config: RunConfig, workload: Workload, topology: Topology, *, tensor: int, sent_bytes: Mapping[str, float]
 ) -> list[Phase]:
     """The phases after the rollout. `tensor`: the size of this mesh axis. `sent_bytes`: of one device per micro-batch,
     by program."""
-    model, training, count = config.model, config.training, microbatches_per_step(config, workload)
-    # Fractional if "tensor" splits rows.
-    device_rows = training.minibatch_rows // training.grad_accum_steps * count / tpu_slice.devices
+    model, training = config.model, config.training
+    micro_rows = training.minibatch_rows // training.grad_accum_steps
+    count = math.ceil(rows_per_step(config, workload) / micro_rows)  # micro-batches that hold tokens
+    device_rows = micro_rows * count / len(topology.devices)  # fractional if "tensor" splits rows
     # Logits are computed of the trained tokens, in whole chunks.
     chunks = contexts_per_row(config, workload) * workload.generated_tokens / training.logit_chunk
     # A query needs the keys of its own context and those that all share, in whole blocks.
@@ -156,16 +149,16 @@ def training_phases(
     phases = []
     if forwards := bool(training.kl_coefficient) + (training.old_logprobs != "sampler"):
         work = device_rows * flops.forward, gathered, sent_bytes.get("reference", 0) * count
-        phases.append(tpu_slice.phase("reference", *(forwards * amount for amount in work)))
+        phases.append(topology.phase("reference", *(forwards * amount for amount in work)))
     passes = 2 if model.remat == "none" else 3
     work = device_rows * training_flops(model, flops), passes * gathered, sent_bytes.get("update", 0) * count
-    return [*phases, tpu_slice.phase("update", *work)]
+    return [*phases, topology.phase("update", *work)]
 
 
 def sampling_phases(
     config: RunConfig,
     workload: Workload,
-    tpu_slice: TpuSlice,
+    topology: Topology,
     *,
     sent_bytes: Mapping[str, float],
     cycles: Mapping[str, float],
@@ -176,8 +169,8 @@ def sampling_phases(
     run; steps that only the longest of them needs are the phase "longest trajectory".
     """
     model, sampling, rl = config.model, config.sampling, config.rl
-    host_devices = tpu_slice.devices // tpu_slice.hosts
-    trajectories = rl.prompts_per_step * rl.group_size / tpu_slice.hosts
+    host_devices = len(topology.host_devices)
+    trajectories = rl.prompts_per_step * rl.group_size / topology.hosts
     contexts, tokens = trajectories * workload.contexts, trajectories * workload.contexts * workload.generated_tokens
     steps = tokens / (sampling.slots if rl.carry_over else min(sampling.slots, trajectories))
     extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - steps, 0)
@@ -192,7 +185,7 @@ def sampling_phases(
 
     def phase(name: str, calls: float, flops: float, hbm_bytes: float, program: str) -> Phase:
         work = calls * sent_bytes.get(program, 0), calls * cycles.get(program, 0)
-        return tpu_slice.phase(name, flops / host_devices, hbm_bytes, *work)
+        return topology.phase(name, flops / host_devices, hbm_bytes, *work)
 
     decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices
     phases = [
@@ -207,15 +200,11 @@ def sampling_phases(
 
 
 def estimate_run(
-    config: RunConfig, workload: Workload, tpu_slice: TpuSlice, phases: Sequence[Phase]
+    config: RunConfig, workload: Workload, topology: Topology, phases: Sequence[Phase]
 ) -> dict[str, float]:
     """The time of `rl.steps` steps at `workload.efficiency` of the roofline; tokens are those of all contexts."""
     seconds = sum(phase.seconds for phase in phases) / workload.efficiency
-    tokens = contexts_per_step(config, workload) * workload.context_tokens
+    tokens = config.rl.prompts_per_step * config.rl.group_size * workload.contexts * workload.context_tokens
     hours = seconds * config.rl.steps / 3600
-    return {
-        "step_seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "hours": hours,
-        "chip_hours": hours * tpu_slice.chips,
-    }
+    rates = {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
+    return rates | {"hours": hours, "chip_hours": hours * topology.chips}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass, replace
 
@@ -10,8 +9,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.roofline import TpuSlice, Workload
-from memsearcher_jax.planning.tpu_plan import with_rows
+from memsearcher_jax.planning.roofline import Topology, Workload
 
 # By activation memory, most first.
 REMAT = ("none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable")
@@ -44,23 +42,25 @@ class Candidate:
         )
 
 
-def candidates(config: RunConfig, workload: Workload, tpu_slice: TpuSlice) -> list[Candidate]:
+def candidates(config: RunConfig, workload: Workload, topology: Topology) -> list[Candidate]:
     """All valid candidates, fastest first; of equally fast ones, the one with the lowest memory first.
 
     Tensor parallelism comes last: each layer waits for its exchanges, which the roofline leaves out.
     """
-    found = []
+    found, devices = [], len(topology.devices)
     for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
-        seq_len, mesh = longest * config.sampling.context_tokens, MeshConfig(1, tpu_slice.devices // tensor, tensor)
-        if seq_len % config.training.logit_chunk:
+        seq_len, mesh = longest * config.sampling.context_tokens, MeshConfig(1, devices // tensor, tensor)
+        steps, odd_rows = divmod(config.training.minibatch_rows, rows * mesh.fsdp)
+        if odd_rows or seq_len % config.training.logit_chunk:
             continue
-        with contextlib.suppress(ValueError):  # the sizes do not divide
-            sharding.check_divides(config.model, mesh.shape(tpu_slice.devices))
-            training = replace(config.training, seq_len=seq_len)
-            one = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
-            one = with_rows(one, rows, tpu_slice.devices)
-            phases = roofline.training_phases(one, workload, tpu_slice, tensor=tensor, sent_bytes={})
-            found.append(Candidate(one, rows, sum(phase.seconds for phase in phases)))
+        try:
+            sharding.check_divides(config.model, mesh.shape(devices))
+        except ValueError:
+            continue
+        training = replace(config.training, seq_len=seq_len, grad_accum_steps=steps)
+        one = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
+        phases = roofline.training_phases(one, workload, topology, tensor=tensor, sent_bytes={})
+        found.append(Candidate(one, rows, sum(phase.seconds for phase in phases)))
     return sorted(found, key=_order)
 
 

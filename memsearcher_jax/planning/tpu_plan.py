@@ -9,12 +9,10 @@ import contextlib
 import importlib.util
 import math
 import re
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,10 @@ from jax.stages import Lowered
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
 from memsearcher_jax.planning.hlo import schedule
-from memsearcher_jax.planning.roofline import TpuSlice, make_slice
-from memsearcher_jax.runtime.meshes import Meshes, make_meshes
+from memsearcher_jax.planning.roofline import GIB, Topology
+from memsearcher_jax.runtime.meshes import Meshes
 from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
@@ -40,7 +37,7 @@ from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
 from memsearcher_jax.training.trainer import update_program
 
-REPORT_SECONDS = 10  # between lines while a program compiles
+Notify = Callable[[str], object]  # gets the program that begins to compile
 
 
 class DoesNotFitError(Exception):
@@ -66,45 +63,15 @@ class Program:
 
 @dataclass(frozen=True)
 class ResidentMemory:
-    """What a run keeps allocated on each device between programs, in bytes.
-
-    The state is always there; the sampler's weights and slots during rollouts alone; the reference always, or only
-    while it is used (`training.offload_reference`).
-    """
+    """What a run keeps allocated on each device between programs, in bytes."""
 
     params: int  # of the train state
-    opt_state: int
-    reference: int
-    sampler_params: int
-    slots: int  # the sampler's KV cache and state
-    offload_reference: bool = False
-
-    @property
-    def state(self) -> int:
-        return self.params + self.opt_state
-
-    @property
-    def training(self) -> int:
-        """While the state is updated or published."""
-        return self.state + (0 if self.offload_reference else self.reference)
-
-    @property
-    def rollout(self) -> int:
-        """While contexts are sampled."""
-        return self.training + self.sampler_params + self.slots
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The devices of a TPU slice, which need not be present."""
-
-    name: str
-    devices: Sequence[sharding.Device]
-    host_devices: Sequence[sharding.Device]  # of one host
-    tpu_slice: TpuSlice
-
-    def meshes(self, config: RunConfig) -> Meshes:
-        return make_meshes(config, self.devices, self.host_devices)
+    state: int  # these and the optimizer's, always there
+    reference: int  # always there, or only while it is used (`training.offload_reference`)
+    training: int  # while the state is updated or published
+    sampler_params: int  # during rollouts
+    slots: int  # during rollouts: the sampler's KV cache and state
+    rollout: int  # while contexts are sampled
 
 
 def find_topology(name: str) -> Topology:
@@ -122,39 +89,24 @@ def find_topology(name: str) -> Topology:
     except Exception as error:  # libtpu raises many types
         cause = error if importlib.util.find_spec("libtpu") else "the compiler is missing: pip install libtpu"
         raise ValueError(f"--topology {name}: {cause}") from error
-    hosts = len(devices) // len(host_devices)
-    return Topology(name, devices, host_devices, make_slice(generation, lengths, len(devices), hosts))
-
-
-def with_rows(config: RunConfig, rows: int, devices: int) -> RunConfig:
-    """The config with `rows` rows of a micro-batch per device, or group of devices that shares rows."""
-    mesh, training = config.mesh.shape(devices), config.training
-    micro_rows = rows * mesh["data"] * mesh["fsdp"]
-    if training.minibatch_rows % micro_rows:
-        raise ValueError(
-            f"--rows {rows} makes micro-batches of {micro_rows} rows, which do not divide training.minibatch_rows "
-            f"{training.minibatch_rows}"
-        )
-    return replace(config, training=replace(training, grad_accum_steps=training.minibatch_rows // micro_rows))
+    return Topology.of(generation, lengths, devices, host_devices)
 
 
 def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     """Computed from shapes, without compiling."""
     model = config.model
-    state = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
-    slots = model_runner.abstract_cache(model, config.sampling, meshes.local)
+    trained = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
+    params, sampler_params = _device_bytes(trained.params), _device_bytes(_compute_params(model, meshes.local))
+    state = params + _device_bytes(trained.opt_state)
     frozen = config.training.kl_coefficient or model.lora_rank  # with LoRA the base is also the reference
-    return ResidentMemory(
-        params=_device_bytes(state.params),
-        opt_state=_device_bytes(state.opt_state),
-        reference=_device_bytes(_compute_params(model, meshes.train)) if frozen else 0,
-        sampler_params=_device_bytes(_compute_params(model, meshes.local)),
-        slots=_device_bytes(slots),
-        offload_reference=config.training.offload_reference and not model.lora_rank,
-    )
+    reference = _device_bytes(_compute_params(model, meshes.train)) if frozen else 0
+    training = state if config.training.offload_reference and not model.lora_rank else state + reference
+    slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
+    rollout = training + sampler_params + slots
+    return ResidentMemory(params, state, reference, training, sampler_params, slots, rollout)
 
 
-def training_programs(config: RunConfig, meshes: Meshes) -> Iterator[Program]:
+def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The update, and the log-probabilities of the reference or the old policy. Raises DoesNotFitError."""
     mesh, temperature = meshes.train, config.sampling.temperature
     training = with_plan(config.training, learning_rate_plan(config.training, config.rl.steps))
@@ -163,40 +115,46 @@ def training_programs(config: RunConfig, meshes: Meshes) -> Iterator[Program]:
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     state = update.abstract_state(model, update.make_optimizer(training), mesh)
     step = update_program(model, mesh, "grpo", temperature, training)
-    logprob_fn = make_logprob_fn(model, training, temperature=temperature)
-
-    def lower(function: Any, *arguments: object) -> Lowered:
-        with jax.set_mesh(mesh):
-            return function.lower(*arguments)
-
     weights = _compute_params(model, mesh)
-    resolved = _abstract_batch(training, mesh, resolved=True)
-    lowered = partial(lower, step, state, resolved, weights if model.lora_rank else None)
-    arguments = memory.state + (memory.reference if model.lora_rank else 0)
-    yield _compile("update", lowered, memory.training - arguments, rows * training_flops(model, flops))
+
+    def compile_on_mesh(name: str, program: Any, *arguments: object, other_bytes: int, flops: float) -> Program:
+        def lower() -> Lowered:
+            with jax.set_mesh(mesh):
+                return program.lower(*arguments)
+
+        notify(f"compiling {name}")
+        return _compile(name, lower, other_bytes, rows * flops)
+
+    base, base_bytes = (weights, memory.reference) if model.lora_rank else (None, 0)
+    other_bytes = memory.training - memory.state - base_bytes
+    batch = _abstract_batch(training, mesh, resolved=True)
+    work = training_flops(model, flops)
+    yield compile_on_mesh("update", step, state, batch, base, other_bytes=other_bytes, flops=work)
     if training.kl_coefficient or training.old_logprobs != "sampler":
         # Without a reference they are those of the policy, whose weights are a part of the state.
         frozen = training.kl_coefficient or model.lora_rank
-        arguments = memory.reference if frozen else memory.params
-        lowered = partial(lower, logprob_fn, weights if frozen else state.params, _abstract_batch(training, mesh))
-        other_bytes = memory.state + memory.reference - arguments
-        yield _compile("reference", lowered, other_bytes, rows * flops.forward)
+        params, params_bytes = (weights, memory.reference) if frozen else (state.params, memory.params)
+        other_bytes = memory.state + memory.reference - params_bytes
+        logprobs = make_logprob_fn(model, training, temperature=temperature), params, _abstract_batch(training, mesh)
+        yield compile_on_mesh("reference", *logprobs, other_bytes=other_bytes, flops=flops.forward)
 
 
-def sampling_programs(config: RunConfig, meshes: Meshes) -> Iterator[Program]:
+def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The programs of a host's sampler, then the publishing of weights to all samplers. Raises DoesNotFitError."""
     model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
     for name, tokens, lowered in model_runner.lower_programs(model, sampling, local):
         flops = forward_flops(model, tokens, 0, tokens if name == "decode" else 0).forward / local.size
         arguments = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         trips = sampling.decode_steps_per_call
+        notify(f"compiling {name}")
         yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - arguments, flops, unknown_trips=trips)
     # The sampler has released its old weights and its slots.
     shardings = sharding.per_host_shardings(model, local, tuple(meshes.train.devices.flat))
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    lowered = partial(sharding.cast_program(shardings).lower, weights, dtype=model.compute_dtype)
+    lower = partial(sharding.cast_program(shardings).lower, weights, dtype=model.compute_dtype)
     arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
-    yield _compile("publish", lowered, memory.training - arguments, 0.0)
+    notify("compiling publish")
+    yield _compile("publish", lower, memory.training - arguments, 0.0)
 
 
 def _compile(
@@ -204,7 +162,7 @@ def _compile(
 ) -> Program:
     """`other_bytes`: what the run keeps allocated meanwhile that is no argument."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="plan-") as folder, _reported(f"compiling {name}"):
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         try:
             # Dumped, because `Compiled.as_text` fails for some programs; the dump has no estimated cycles.
             compiled = lower().compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
@@ -213,7 +171,9 @@ def _compile(
                 raise
             line = str(error).splitlines()[0]
             reason = line[max(line.rfind("Ran out of"), 0) :]
-            raise DoesNotFitError(f"{name}: {re.sub(r'([0-9.]+)G', _gigabytes, reason)}") from error
+            # The compiler's 15.75G in the unit of the plan.
+            reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
+            raise DoesNotFitError(f"{name}: {reason}") from error
         (file,) = Path(folder).glob("*after_optimizations.txt")
         text = file.read_text()
     with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -228,32 +188,9 @@ def _compile(
         donated_bytes=memory.alias_size_in_bytes,
         total_bytes=memory.peak_memory_in_bytes + other_bytes,
         flops=flops,
-        sent_bytes=sum(work.sent_bytes.values()),
-        operations=work.operations,
-        cycles=work.cycles,
         compile_seconds=time.monotonic() - start,
+        **work._asdict(),
     )
-
-
-def _gigabytes(gibibytes: re.Match[str]) -> str:
-    """The compiler's 15.75G in the unit of the plan."""
-    return f"{float(gibibytes[1]) * roofline.GIB / 1e9:.2f} GB"
-
-
-@contextlib.contextmanager
-def _reported(what: str) -> Iterator[None]:
-    """Prints a line on stderr every few seconds until the block ends."""
-    start, ended = time.monotonic(), threading.Event()
-
-    def report() -> None:
-        while not ended.wait(REPORT_SECONDS):
-            print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-
-    threading.Thread(target=report, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
@@ -262,17 +199,14 @@ def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
 
 def _abstract_batch(training: TrainingConfig, mesh: Mesh, *, resolved: bool = False) -> PackedBatch:
     """A mini-batch as shapes, types and shardings; `resolved`: with what the update needs besides the packed rows."""
-
     shape, batch_sharding = (training.minibatch_rows, training.seq_len), sharding.named_sharding(mesh, ("batch", None))
     dtypes: dict[str, Any] = dict(PACKED_DTYPES)
     if resolved and training.kl_coefficient:
         dtypes["ref_logprob_BT"] = np.float32
     if resolved and training.tis_cap:
         dtypes["tis_weight_BT"] = np.float32
-    arrays: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding) for name, dtype in dtypes.items()
-    }
-    return PackedBatch(**arrays)
+    arrays = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding) for name, dtype in dtypes.items()}
+    return PackedBatch(**arrays)  # type: ignore[arg-type]
 
 
 def _device_bytes(tree: object) -> int:

@@ -45,7 +45,7 @@ def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, cap
     texts = stored.texts(0, 20)
     np.save(tmp_path / "vectors.npy", fit_hashing(texts, 64)(texts))
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]
-    argv += ["--out", str(tmp_path / "i"), "--retrieval.index_type", "exact", "--retrieval.embedding_dtype", "bfloat16"]
+    argv += ["--out", str(tmp_path / "i"), "--retrieval.index_type", "exact"]
     build_index.main([*argv, "--shard", "1/2"])
     assert "shard 1/2 is done; shard 0/2 finishes the index" in capsys.readouterr().out
     assert not (tmp_path / "i").exists()

@@ -147,7 +147,6 @@ def test_the_default_output_folder_has_a_date(tmp_path, monkeypatch):
 def test_evaluation_of_a_run(finished, evaluated):
     assert "evaluate 4/4" in evaluated.with_suffix(".err").read_text()
     output = evaluated.with_suffix(".out").read_text()
-    assert "exact match" in output
     assert f"{evaluated}: 4 questions answered by {finished}" in output
     result = json.loads((evaluated / "results.json").read_text())
     assert result == json.loads(evaluated.with_suffix(".json").read_text())
@@ -199,13 +198,12 @@ def test_an_export_contains_the_weights_of_the_run(small, finished, exported, tm
 
 
 def test_ask_answers_with_a_model(finished, tmp_path, capsys):
-    file, out = tmp_path / "x.json", tmp_path / "out"
-    ask.main(["--checkpoint", str(finished), "--json", str(file), "--out", str(out), "Who lives in Girstead?"])
+    file = tmp_path / "x.json"
+    ask.main(["--checkpoint", str(finished), "--json", str(file), "Who lives in Girstead?"])
     output = capsys.readouterr().out
     assert all(text in output for text in ("question  Who lives in Girstead?", "turn 1", "stopped"))
     result = json.loads(file.read_text())
     assert (result["question"], len(result["turns"])) == ("Who lives in Girstead?", 1)
-    assert result == json.loads((out / "answer.json").read_text())
 
 
 PROBLEM = make_encyclopedia(EncyclopediaConfig()).test[0]  # "Which country does the city where X was born belong to?"

@@ -83,7 +83,7 @@ def assert_explains(lines, names):
         assert text[0] and not text[0].startswith("("), f"--{name} is not explained"
 
 
-@pytest.mark.parametrize("program", ["tpu_train", "evaluate", "ask", "export_hf", "serve_search"])
+@pytest.mark.parametrize("program", ["tpu_train", "evaluate", "export_hf", "serve_search"])
 def test_the_first_page_of_help_explains_the_flags_and_lists_the_sections(program):
     lines = helped(program)
     assert len(lines) < 70

@@ -20,34 +20,37 @@ WORKLOAD = Workload(
     efficiency=0.5,
 )
 CONFIG = RunConfig(training=TrainingConfig(seq_len=8_000, minibatch_rows=64, grad_accum_steps=2, logit_chunk=1_000))
-V6E = roofline.make_slice("v6e", (4, 8), 32, 8)
+V6E = roofline.Topology.of("v6e", (4, 8), range(32), range(4))
 
 
 def test_a_phase_is_bound_by_its_largest_limit():
     phase = Phase("update", compute=2.0, memory=1.0, links=3.0)
     assert phase.seconds == 3.0 and phase.bound == "links"
-    phase = replace(phase, operations=4.0)
+    phase = phase._replace(operations=4.0)
     assert phase.seconds == 4.0 and phase.bound == "operations"
 
 
 def test_slices_without_rings_send_at_half_rate_and_tpu7x_chips_have_two_devices():
-    assert roofline.make_slice("v6e", (16, 16), 256, 64).phase("x", 0, 0, 400e9).links == 1.0
+    assert roofline.Topology.of("v6e", (16, 16), range(256), range(4)).phase("x", 0, 0, 400e9).links == 1.0
     assert V6E.phase("x", 0, 0, 400e9).links == 2.0
-    assert roofline.make_slice("tpu7x", (2, 2, 2), 16, 2).chips == 8
+    assert roofline.Topology.of("tpu7x", (2, 2, 2), range(16), range(8)).chips == 8
 
 
 def test_a_step_has_the_rows_of_its_contexts_in_full_micro_batches():
     trajectories = CONFIG.rl.prompts_per_step * CONFIG.rl.group_size
-    assert roofline.rows_per_step(CONFIG, WORKLOAD) == trajectories * 4 * 1_000 / 8_000 == 640
-    assert roofline.microbatches_per_step(CONFIG, WORKLOAD) == 20
-    assert roofline.microbatches_per_step(CONFIG, replace(WORKLOAD, packing_efficiency=0.99)) == 21
+    assert roofline.rows_per_step(CONFIG, WORKLOAD) == trajectories * 4 * 1_000 / 8_000 == 640  # 20 micro-batches
+    updates = [
+        roofline.training_phases(CONFIG, replace(WORKLOAD, packing_efficiency=full), V6E, tensor=1, sent_bytes={})[1]
+        for full in (1.0, 0.99)
+    ]
+    assert updates[1].memory == pytest.approx(updates[0].memory * 21 / 20)
 
 
 def test_a_row_holds_the_shared_tokens_once():
     config = replace(CONFIG, training=replace(CONFIG.training, seq_len=8_192, logit_chunk=1_024))
     shared = replace(WORKLOAD, context_tokens=1_024, shared_tokens=512)
     assert roofline.contexts_per_row(config, shared) == 15  # 512 + 15 x 512
-    assert roofline.rows_per_step(config, shared) == roofline.contexts_per_step(config, shared) / 15
+    assert roofline.rows_per_step(config, shared) == 1_280 * 4 / 15
 
 
 def test_training_time_is_that_of_its_flops():

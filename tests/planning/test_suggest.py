@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline, suggest
 from memsearcher_jax.planning.roofline import Workload
 from memsearcher_jax.planning.suggest import Candidate
-from memsearcher_jax.planning.tpu_plan import with_rows
 
-V6E = roofline.make_slice("v6e", (4, 8), 32, 8)
+V6E = roofline.Topology.of("v6e", (4, 8), range(32), range(4))
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +85,3 @@ def test_rows_save_what_their_remat_policy_names(seven_b):
     assert saved("save_qkv_attention", 1) == 3_584 + 28 * 128 + qkv
     assert saved("save_qkv_attention_up", 2) == 3_584 + (28 * 128 + qkv + 18_944) / 2
     assert saved("none", 1) == 3_584 + 28 * 128 + qkv + 4 * 18_944
-
-
-@pytest.mark.parametrize(("mesh", "steps"), [(MeshConfig(), 8), (MeshConfig(1, -1, 4), 32), (MeshConfig(2, 16, 1), 8)])
-def test_rows_are_per_group_of_tensor_devices_and_divide_a_mini_batch(mesh, steps):
-    assert with_rows(RunConfig(mesh=mesh), 1, 32).training.grad_accum_steps == steps
-    with pytest.raises(ValueError, match="--rows 3 makes micro-batches of 96 rows"):
-        with_rows(RunConfig(), 3, 32)
