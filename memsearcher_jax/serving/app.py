@@ -25,12 +25,13 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from memsearcher_jax.report.console import sources_of
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
-from memsearcher_jax.retrieval.server.app import Count, Overloaded, allow_origins, first_error
+from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import FinishedWorkflow
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
@@ -101,7 +102,8 @@ def make_app(
     """The service of `agent` under the model's `name`. With a `key`, requests must carry it as their bearer token.
 
     `host` is the address to listen on. On a loopback address requests for other host names are refused: they may come
-    from a web page whose name was made to resolve to this machine. `cors_origins` are as those of the search service.
+    from a web page whose name was made to resolve to this machine. Web pages of `cors_origins`, such as
+    https://host, or "*" for all, may use the service from a browser.
     """
     limits, tools = agent.limits, make_tools(agent)
     # The SDK's own check knows no other origins; hosts and origins are checked by the middleware below.
@@ -119,7 +121,9 @@ def make_app(
     app.router.routes.extend(tools_app.routes)
     app.add_middleware(RequireKey, key=key)
     app.add_middleware(BodyLimit, limits=limits, error=error_body)
-    allow_origins(app, cors_origins)
+    if cors_origins:
+        options: Any = {"allow_origins": cors_origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, **options)
     if host in (*LOOPBACK, "::1"):
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
 

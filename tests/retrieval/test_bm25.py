@@ -98,11 +98,6 @@ def test_an_index_of_titles(corpus, tmp_path):
     assert (title_index.search(["Italy by the sea"], 5)[0] == -1).all()
 
 
-def test_ties_are_ordered_by_row(tmp_path):
-    ranker = open_bm25(make_corpus(Passage(str(row), "same words here") for row in range(9)), tmp_path / "bm25")
-    assert ranker.search(["words"], 4)[0].tolist() == [[0, 1, 2, 3]]
-
-
 def test_a_failed_build_leaves_no_files(corpus, tmp_path, monkeypatch):
     def full(self, folder, **options):
         (folder / "data.csc.index.npy").write_bytes(b"half")

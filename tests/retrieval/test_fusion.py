@@ -46,13 +46,6 @@ def test_fusion_is_invariant_to_the_order_of_the_rankings(rankings, top_n, rando
         assert first == pytest.approx(second)
 
 
-@given(rankings, st.integers(1, 12), st.integers(1, 12))
-def test_fewer_results_are_a_prefix_of_more(rankings, few, more):
-    few, more = sorted((few, more))
-    weights = [1.0] * len(rankings)
-    assert fuse(rankings, weights, few)[0].tolist() == fuse(rankings, weights, more)[0][:few].tolist()
-
-
 @given(st.lists(st.integers(0, 3).map(float), max_size=20), st.integers(1, 8))
 def test_top_k_equals_a_full_sort(scores, top_n):
     rows, sorted_scores = top_k(np.arange(len(scores)), np.array(scores, np.float32), top_n)
@@ -101,8 +94,3 @@ def test_links_of_the_best_passage_rise():
     assert scores_1N[0] == pytest.approx([2 / 4, 1 / 6 + 0.5 / 4, 1 / 5, 1 / 5, 1 / 6])
     assert leading.search(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
     assert leading.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
-
-
-def test_empty_rankings_have_no_links():
-    hybrid = HybridRetriever((FixedRetriever(), FixedRetriever(-1)), (1.0, 1.0), linked_rows={}.__getitem__)
-    assert hybrid.search(["a"], 5)[0].shape == (1, 0)

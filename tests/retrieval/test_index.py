@@ -19,14 +19,6 @@ NAME = "hashed"
 CONFIG = IndexConfig(encoder=NAME, batch_size=16)
 
 
-def test_exact_search_equals_a_full_sort():
-    vectors, queries = clustered(300), clustered(20, seed=1)
-    scores = queries @ vectors.T
-    ids, found = ExactIndex(vectors).search(queries, 7)
-    np.testing.assert_array_equal(ids, np.argsort(-scores, axis=1, kind="stable")[:, :7])
-    np.testing.assert_allclose(found, -np.sort(-scores, axis=1)[:, :7], rtol=1e-6)
-
-
 @pytest.mark.parametrize("size", [3, 32, 57, 384])
 def test_results_do_not_depend_on_blocks_and_batches(monkeypatch, size):
     """Ids and scores are bit for bit the same, with equal and nearly equal vectors; ties are ordered by row."""
@@ -64,19 +56,6 @@ def test_the_rounding_of_products_does_not_change_results():
     results = ExactIndex(vectors.view(Inexact)).search(queries, 7)
     for found, expected in zip(results, exact, strict=True):
         np.testing.assert_array_equal(found, expected)
-
-
-def test_more_results_than_rows():
-    vectors = clustered(6)
-    ids, scores = ExactIndex(vectors).search(vectors, 50)
-    assert ids.shape == scores.shape == (6, 6)
-    assert all(set(row) == set(range(6)) for row in ids)
-    assert np.isfinite(scores).all()
-
-
-def test_no_queries():
-    ids, scores = ExactIndex(clustered(6)).search(np.zeros((0, 32), np.float32), 3)
-    assert ids.shape == scores.shape == (0, 3)
 
 
 @pytest.mark.parametrize("index_type", ["scann", "exact"])

@@ -1,4 +1,3 @@
-import itertools
 import json
 import shutil
 import subprocess
@@ -8,14 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import make_corpus
 from memsearcher_jax.retrieval.fusion import DenseRetriever
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex
 from memsearcher_jax.retrieval.lru_cache import LRUCache
-from memsearcher_jax.retrieval.scann_index import ScannIndex
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher, open_source
 from memsearcher_jax.types import Passage
 
@@ -46,15 +43,6 @@ def make_searcher(max_batch_size=1_024, query_cache_size=0):
     return Searcher(LocalSource(corpus, retriever), max_batch_size, LRUCache(query_cache_size)), recorder
 
 
-def test_results_are_sorted_by_score():
-    searcher, _ = make_searcher()
-    (found,) = searcher.search(["Bari, Italy"], 3)
-    assert [passage.title for passage in found[:2]] == ["Bari", "Turin"]
-    assert len(found) == 3
-    assert all(a.score >= b.score for a, b in itertools.pairwise(found))
-    assert found[0].contents == PASSAGES[3].contents
-
-
 def test_duplicate_and_blank_queries_are_not_searched():
     searcher, recorder = make_searcher()
     found = searcher.search(["Oslo", "", "Lyon", "Oslo", " \n"], 1)
@@ -68,6 +56,7 @@ def test_cached_queries_are_not_searched_again():
     searcher, recorder = make_searcher(query_cache_size=2)
     first = searcher.search(["Oslo", "Lyon"], 2)
     assert searcher.search(["Lyon", "Oslo"], 2) == first[::-1]
+    assert first[0][0].title == "Oslo" and first[0][0].score > first[0][1].score
     assert recorder.batches == [["Oslo", "Lyon"]]
     assert len(searcher.search(["Oslo"], 3)[0]) == 3, "the cache key contains top_n"
     searcher.search(["Bari"], 2)  # evicts "Lyon"
@@ -76,20 +65,6 @@ def test_cached_queries_are_not_searched_again():
     searcher.search(["x" * 1_001], 1)
     searcher.search(["x" * 1_001], 1)
     assert recorder.batches[4:] == [["x" * 1_001]] * 2, "long queries are not cached"
-
-
-def test_empty_results_are_cached():
-    searcher, recorder = make_searcher(query_cache_size=2)
-    assert searcher.search(["?!"], 1) == searcher.search(["?!"], 1) == [[]]
-    assert recorder.batches == [["?!"]]
-
-
-def test_batches_are_bounded_and_do_not_change_results():
-    queries = [f"{passage.title} {number}" for passage in PASSAGES for number in range(5)]
-    single, _ = make_searcher()
-    batched, recorder = make_searcher(max_batch_size=6)
-    assert batched.search(queries, 2) == single.search(queries, 2)
-    assert [len(batch) for batch in recorder.batches] == [6, 6, 6, 2]
 
 
 def test_edge_cases():
@@ -175,27 +150,20 @@ def test_bm25_needs_no_vectors(tmp_path):
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["bm25"]
 
 
-def test_a_bm25_index_is_extended_with_vectors(tmp_path):
+def test_a_bm25_index_is_extended_with_vectors(tmp_path, monkeypatch):
+    """It also survives a build of vectors that fails."""
     words = replace(SMALL, method="bm25")
     found = open_searcher(words, tmp_path / "index", PASSAGES).search(["Lyon"], 2)
     made = (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns
+    with monkeypatch.context() as patched:
+        patched.setattr("memsearcher_jax.retrieval.search.build_index", lambda *args, **more: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_searcher(SMALL, tmp_path / "index", PASSAGES)
     hybrid = open_searcher(replace(SMALL, method="hybrid"), tmp_path / "index", PASSAGES)
     assert hybrid.search(["Lyon"], 1)[0][0].title == "Lyon"
     assert (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns == made, "it is not rebuilt"
     assert open_searcher(words, tmp_path / "index", PASSAGES).search(["Lyon"], 2) == found
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-def test_a_bm25_index_survives_a_failed_build_of_vectors(tmp_path, monkeypatch):
-    words = replace(SMALL, method="bm25")
-    open_searcher(words, tmp_path / "index", PASSAGES)
-    made = next(tmp_path.rglob("manifest.json")).stat().st_mtime_ns
-    with monkeypatch.context() as patched:
-        patched.setattr("memsearcher_jax.retrieval.search.build_index", lambda *args, **more: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            open_searcher(SMALL, tmp_path / "index", PASSAGES)
-    open_searcher(SMALL, tmp_path / "index", PASSAGES)
-    assert (tmp_path / "index" / "bm25" / "manifest.json").stat().st_mtime_ns == made
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
@@ -250,22 +218,6 @@ def test_an_encoder_with_separate_queries_and_passages(tmp_path):
         open_searcher(replace(config, encoder="other"), tmp_path / "index", PASSAGES, load)
     with pytest.raises(ValueError, match=r"retrieval.encoder 'folder' .* hashing"):
         open_searcher(config, tmp_path / "index", PASSAGES)
-
-
-def test_recall_of_scann_on_real_passages(shared, tmp_path, monkeypatch):
-    """A tree over part of the corpus, with real questions as queries."""
-    monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 5_000)
-    lines = (shared / "data" / "wiki_mini" / "corpus.jsonl").read_bytes().splitlines(keepends=True)[:5_200]
-    (tmp_path / "slice.jsonl").write_bytes(b"".join(lines))
-    config = RetrievalConfig(corpus=str(tmp_path / "slice.jsonl"), encoder_size=128)
-    approximate = open_source(config, tmp_path / "index")
-    assert isinstance(approximate.retriever.index, ScannIndex)
-    exact = open_source(RetrievalConfig(index=str(tmp_path / "index"), index_type="exact", encoder_size=128), tmp_path)
-    rows = (shared / "data" / "wiki_mini" / "2wikimultihopqa" / "dev.jsonl").read_text().splitlines()[:200]
-    queries = [json.loads(row)["question"] for row in rows]
-    pairs = zip(approximate.search(queries, 5), exact.search(queries, 5), strict=True)
-    shares = [len({p.id for p in a} & {p.id for p in b}) / 5 for a, b in pairs]
-    assert sum(shares) / len(shares) > 0.96
 
 
 def test_reading_the_config_imports_nothing_heavy():

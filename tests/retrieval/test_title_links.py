@@ -81,16 +81,3 @@ def test_any_text_is_accepted(links, text):
     rows = links.linked_rows(text)
     assert rows.dtype == np.int64 and len(set(rows.tolist())) == len(rows)
     assert all(0 <= row < len(TITLES) for row in rows)
-
-
-@given(st.sampled_from(TITLES), st.sampled_from(TITLES))
-def test_every_short_title_is_found_among_other_words(links, first, second):
-    found = links.linked_rows(f'"Elsewhere"\nwas {first}, with {second}.').tolist()
-    for title in (first, second):
-        if title[0].isupper() and len(title.split()) <= MAX_TITLE_WORDS:
-            assert title in [TITLES[row] for row in found]
-
-
-def test_a_corpus_without_titles(tmp_path):
-    links = open_title_links(make_corpus([Passage("0", '"—"\nJohn')]), tmp_path / "links")
-    assert links.linked_rows('"Elsewhere"\nJohn').tolist() == []

@@ -106,12 +106,3 @@ def test_other_files_are_errors(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_embeddings(tmp_path / "file")
     assert str(caught.value).startswith(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 2), int), np.zeros((0, 4)), np.array([["a"]])])
-def test_arrays_of_another_shape_or_type_are_errors(tmp_path, array):
-    np.save(tmp_path / "v.npy", array)
-    with pytest.raises(ValueError, match="expected rows of floating-point numbers"):
-        read_embeddings(tmp_path / "v.npy")
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        read_embeddings(tmp_path / "none.npy")

@@ -25,13 +25,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from starlette.middleware.cors import CORSMiddleware
 
 from memsearcher_jax.retrieval.config import ServiceLimits
 from memsearcher_jax.retrieval.server.client import clean_query
@@ -70,12 +69,8 @@ def make_app(
     info: Mapping[str, Any],
     is_healthy: Callable[[], bool] = lambda: True,
     close: Callable[[], None] = lambda: None,
-    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """The service over `search_fn`; /health returns `info`, and `close` ends the searches when the service stops.
-
-    `cors_origins`: of web pages that may use the service from a browser, such as https://host; "*" for all.
-    """
+    """The service over `search_fn`; /health returns `info`, and `close` ends the searches when the service stops."""
     batcher = MicroBatcher(search_fn, limits)
 
     @contextlib.asynccontextmanager
@@ -91,15 +86,12 @@ def make_app(
     app.state.batcher = batcher
     app.exception_handler(RequestValidationError)(_invalid_body)
     app.add_middleware(BodyLimit, limits=limits)
-    allow_origins(app, cors_origins)
 
     async def search(queries: Sequence[str], top_n: int) -> list[list[Passage]]:
         if len(queries) > (maximum := limits.max_queries_per_request):
             raise HTTPException(400, f"{len(queries)} queries in one request: at most {maximum} are allowed")
         if top_n > limits.max_top_n:
             raise HTTPException(400, f"{top_n} passages per query: at most {limits.max_top_n} are allowed")
-        if not queries:
-            return []
         try:
             results = await batcher.search(list(map(clean_query, queries)), top_n)
             if not all(math.isfinite(passage.score) for passages in results for passage in passages):
@@ -116,7 +108,8 @@ def make_app(
         if not body.query.strip():
             raise HTTPException(400, "the query is empty")
         (passages,) = await search([body.query], body.top_n)
-        return JSONResponse([_documents(passages), _scores(passages)] if body.return_score else _documents(passages))
+        documents = list(map(_document, passages))
+        return JSONResponse([documents, _scores(passages)] if body.return_score else documents)
 
     @app.post("/batch_search")
     async def search_batch(body: BatchSearchBody) -> JSONResponse:
@@ -126,17 +119,17 @@ def make_app(
             if not query.strip():
                 raise HTTPException(400, f"query {number} is empty")
         results = await search(body.query, body.top_n)
-        documents = [_documents(passages) for passages in results]
+        documents = [list(map(_document, passages)) for passages in results]
         return JSONResponse([documents, list(map(_scores, results))] if body.return_score else documents)
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveBody) -> JSONResponse:
-        results = await search(body.queries, body.topk or 3)
-        if not body.return_scores:
-            return JSONResponse({"result": [_documents(passages) for passages in results]})
-        return JSONResponse(
-            {"result": [[{"document": _document(p), "score": p.score} for p in passages] for passages in results]}
-        )
+        def hit(passage: Passage) -> dict[str, Any]:
+            document = _document(passage)
+            return {"document": document, "score": passage.score} if body.return_scores else document
+
+        results = await search(body.queries, body.topk or 3) if body.queries else []
+        return JSONResponse({"result": [list(map(hit, passages)) for passages in results]})
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -149,18 +142,8 @@ def _document(passage: Passage) -> dict[str, str]:
     return {"id": passage.id, "contents": passage.contents}
 
 
-def _documents(passages: Sequence[Passage]) -> list[dict[str, str]]:
-    return list(map(_document, passages))
-
-
 def _scores(passages: Sequence[Passage]) -> list[float]:
     return [passage.score for passage in passages]
-
-
-def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
-    """Lets web pages of these origins use the service from a browser."""
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
 
 async def _invalid_body(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -184,8 +167,7 @@ class Overloaded(Exception):
     """More requests wait than the limits allow."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Request:
+class _Request(NamedTuple):
     queries: Sequence[str]
     top_n: int
     future: asyncio.Future[list[list[Passage]]]
@@ -216,8 +198,8 @@ class MicroBatcher:
             async with timer:
                 return await request.future
         except (TimeoutError, ConnectionError) as error:
-            reason = f"no result within {self.limits.request_timeout:g} s" if timer.expired() else str(error)
-            raise Overloaded(reason) from None
+            late = f"no result within {self.limits.request_timeout:g} s"
+            raise Overloaded(late if timer.expired() else str(error)) from None
 
     async def run(self) -> None:
         """Process requests until cancelled."""
@@ -228,33 +210,30 @@ class MicroBatcher:
                 self._arrived.clear()
 
     def _next_batch(self) -> list[_Request]:
-        """Pop the oldest requests that fit into one batch and share a `top_n`. Requests that timed out are dropped."""
+        """Pop the oldest requests that fit into one batch and share a `top_n`."""
         batch: list[_Request] = []
         size = 0
         while self._waiting:
-            request = self._waiting[0]
-            if not request.future.done():
-                size += len(request.queries)
-                if batch and (request.top_n != batch[0].top_n or size > self.limits.max_batch_queries):
-                    break
-                batch.append(request)
-            self._waiting.popleft()
+            size += len(self._waiting[0].queries)
+            if batch and (self._waiting[0].top_n != batch[0].top_n or size > self.limits.max_batch_queries):
+                break
+            batch.append(self._waiting.popleft())
         return batch
 
     async def _search_batch(self, batch: Sequence[_Request]) -> None:
-        if not batch:
-            return
+        """Set the results of the requests, but of those that timed out."""
+        batch = [request for request in batch if not request.future.done()]
         queries = [query for request in batch for query in request.queries]
         try:
-            results = iter(await asyncio.to_thread(self.search_fn, queries, batch[0].top_n))
+            results = iter(await asyncio.to_thread(self.search_fn, queries, batch[0].top_n) if batch else ())
             for request in batch:
                 passages = list(islice(results, len(request.queries)))
-                if not request.future.done():  # or it timed out during the search
+                if not request.future.done():
                     request.future.set_result(passages)
         except Exception as error:
             if len(batch) > 1 and not isinstance(error, ConnectionError):  # one bad request must not fail the others
                 for request in batch:
-                    await self._search_batch([request] * (not request.future.done()))
+                    await self._search_batch([request])
                 return
             for request in batch:
                 if not request.future.done():

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS, ServiceLimits
 from memsearcher_jax.retrieval.server.app import MicroBatcher, Overloaded, make_app
-from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
 from memsearcher_jax.retrieval.server.connections import limited_protocol
 from memsearcher_jax.types import Passage
 
@@ -56,8 +55,7 @@ def echo():
 
 @pytest.fixture(scope="module")
 def app(echo):
-    origins = ["https://page.example"]
-    return make_app(echo, LIMITS, {"passages": 7}, lambda: "hung" not in echo.last, cors_origins=origins)
+    return make_app(echo, LIMITS, {"passages": 7}, lambda: "hung" not in echo.last)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +95,32 @@ def call(port, path, body, method="POST"):
 DOCUMENTS = [{"id": "0", "contents": '"Who?"\ntext'}, {"id": "1", "contents": '"Who?"\ntext'}]
 
 
-def test_search_endpoint_of_memsearcher(port, echo):
-    assert call(port, "/search", {"query": "Who?", "top_n": 2}) == (200, DOCUMENTS)
-    assert call(port, "/search", {"query": "Who?", "top_n": 2, "return_score": True}) == (200, [DOCUMENTS, [1.0, 0.5]])
-    status, documents = call(port, "/search", {"query": "東京 人口", "extra": [1]})
-    assert (status, len(documents), documents[0]["contents"]) == (200, 10, '"東京 人口"\ntext')
+SCORED = [{"document": document, "score": score} for document, score in zip(DOCUMENTS, (1.0, 0.5), strict=True)]
+TWO = [[{"id": "0", "contents": f'"{query}"\ntext'}] for query in ("Who?", "Why?")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("/search", {"query": "Who?", "top_n": 2}, DOCUMENTS),
+        ("/search", {"query": "Who?", "top_n": 2, "return_score": True, "extra": [1]}, [DOCUMENTS, [1.0, 0.5]]),
+        ("/batch_search", {"query": ["Who?", "Why?"], "top_n": 1}, TWO),
+        ("/batch_search", {"query": ["Who?", "Why?"], "top_n": 1, "return_score": True}, [TWO, [[1.0], [1.0]]]),
+        ("/retrieve", {"queries": ["Who?"], "topk": 2}, {"result": [DOCUMENTS]}),
+        ("/retrieve", {"queries": ["Who?"], "topk": 2, "return_scores": True}, {"result": [SCORED]}),
+    ],
+)
+def test_the_endpoints_of_memsearcher_and_search_r1(port, path, body, answer):
+    assert call(port, path, body) == (200, answer)
+
+
+def test_the_default_numbers_of_passages_are_those_of_the_original_servers(port):
+    assert len(call(port, "/search", {"query": "東京 人口"})[1]) == 10
+    for topk in (None, 0):
+        assert [len(hits) for hits in call(port, "/retrieve", {"queries": ["a", "b"], "topk": topk})[1]["result"]] == [
+            3,
+            3,
+        ]
 
 
 def test_recorded_requests_of_memsearcher(port, shared):
@@ -124,23 +143,6 @@ def test_recorded_requests_of_memsearcher(port, shared):
             assert contents == [f'"{body["query"]}"\ntext'] * body.get("top_n", 10)
 
 
-def test_batch_search(port):
-    body = {"query": ["Who?", "Why?"], "top_n": 1}
-    expected = [[{"id": "0", "contents": f'"{query}"\ntext'}] for query in body["query"]]
-    assert call(port, "/batch_search", body) == (200, expected)
-    assert call(port, "/batch_search", body | {"return_score": True}) == (200, [expected, [[1.0], [1.0]]])
-
-
-def test_retrieve_endpoint_of_search_r1(port):
-    scored = [{"document": document, "score": score} for document, score in zip(DOCUMENTS, (1.0, 0.5), strict=True)]
-    body = {"queries": ["Who?"], "topk": 2, "return_scores": True}
-    assert call(port, "/retrieve", body) == (200, {"result": [scored]})
-    assert call(port, "/retrieve", body | {"return_scores": False}) == (200, {"result": [DOCUMENTS]})
-    for topk in (None, 0):
-        status, answer = call(port, "/retrieve", {"queries": ["a", "b"], "topk": topk})
-        assert (status, [len(hits) for hits in answer["result"]]) == (200, [3, 3])
-
-
 def test_search_r1_sends_what_its_policy_writes(port, echo):
     """No query, empty, long and invalid ones; the searcher returns nothing for a blank query."""
     assert call(port, "/retrieve", {"queries": [], "topk": 2}) == (200, {"result": []})
@@ -151,17 +153,6 @@ def test_search_r1_sends_what_its_policy_writes(port, echo):
     assert echo.batches == [(["Who?", "", "x" * MAX_QUERY_CHARS, "half ? pair"], 2)]
 
 
-def test_a_step_of_search_r1_is_one_request():
-    """512 problems x 5 rollouts in its published settings."""
-    assert ServiceLimits().max_queries_per_request >= 2_560
-    assert ServiceLimits().max_body_bytes >= 2_560 * 1_000
-
-
-def test_a_score_that_is_no_number_is_an_error_in_json(port):
-    for path, body in (("/search", {"query": "nan"}), ("/retrieve", {"queries": ["nan"], "return_scores": True})):
-        assert call(port, path, body) == (500, {"detail": "search failed (ValueError); see the server's log"})
-
-
 def test_a_hung_search_fails_alone_and_is_in_the_health(port, app, echo):
     bodies = [{"query": [name], "top_n": 2} for name in ("a", "hung", "b")]
     answers = send_concurrently(port, app, echo, bodies)
@@ -170,26 +161,6 @@ def test_a_hung_search_fails_alone_and_is_in_the_health(port, app, echo):
     for query, status in (("hung", "degraded"), ("Who?", "healthy")):
         call(port, "/search", {"query": query})
         assert call(port, "/health", b"", "GET")[1]["status"] == status
-
-
-@pytest.mark.parametrize(("origin", "allowed"), [("https://page.example", True), ("https://other.example", False)])
-def test_pages_of_allowed_origins_may_search(port, origin, allowed):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    for method, extra in [("OPTIONS", {"Access-Control-Request-Method": "POST"}), ("GET", {})]:
-        connection.request(method, "/health", headers={"Origin": origin} | extra)
-        response = connection.getresponse()
-        response.read()
-        assert (response.headers["Access-Control-Allow-Origin"] == origin) == allowed
-    connection.close()
-
-
-def test_search_client(port):
-    results = SearchClient(f"http://127.0.0.1:{port}").search(["Who?", "\u202e\x00 control"], 2)
-    assert results[0] == [Passage("0", '"Who?"\ntext', 1.0), Passage("1", '"Who?"\ntext', 0.5)]
-    assert results[1][0].contents == '"\u202e\x00 control"\ntext'
-    SearchClient(f"http://127.0.0.1:{port}").check()
-    with pytest.raises(RequestRejected, match=r"status 400: .*9 queries in one request: at most 8 are allowed"):
-        SearchClient(f"http://127.0.0.1:{port}").search([str(n) for n in range(9)], 1)
 
 
 def test_health(port):
@@ -205,37 +176,26 @@ def nested(values):
 
 BAD = [
     ("/search", {"query": ""}, 400, "the query is empty"),
-    ("/search", {"query": " \n\t"}, 400, "the query is empty"),
     ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
     ("/search", {"query": "Who?", "top_n": 0}, 422, "top_n: Input should be greater than or equal to 1"),
-    ("/search", {"query": "Who?", "top_n": -5}, 422, "top_n: "),
     ("/search", {"query": "Who?", "top_n": 21}, 400, "21 passages per query: at most 20 are allowed"),
-    ("/search", {"query": "Who?", "top_n": 10**30}, 400, "at most 20 are allowed"),
     ("/search", {"query": "Who?", "top_n": "many"}, 422, "top_n: Input should be a valid integer"),
-    ("/search", {"query": "Who?", "top_n": 1.5}, 422, "top_n: "),
     ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
-    ("/search", {"query": "Who?", "top_n": None}, 422, "top_n: Input should be a valid integer"),
     ("/search", b'{"query": "Who?", "top_n": NaN}', 422, "top_n: "),
     ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
     ("/search", {"query": 5, "extra": [1]}, 422, "query: Input should be a valid string"),
-    ("/search", {"query": ["Who?"]}, 422, "query: Input should be a valid string"),
     ("/search", {}, 422, "query: Field required"),
     ("/search", [], 422, "body: a JSON object is needed, with Content-Type: application/json"),
-    ("/search", b"", 422, "body: a JSON object is needed"),
-    ("/search", b"{", 422, "body: JSON decode error"),
     ("/search", b"\xff\xfe", 422, "body: JSON decode error"),
     ("/search", b'{"query": "\xff"}', 400, "error parsing the body"),
     ("/search", b"[" * 4_000, 400, "error parsing the body"),
-    ("/search", {"query": "Who?", "return_score": "perhaps"}, 422, "return_score: "),
     ("/batch_search", {"query": []}, 400, "there is no query"),
     ("/batch_search", {"query": ["Who?", ""]}, 400, "query 1 is empty"),
-    ("/batch_search", {"query": "Who?"}, 422, "query: Input should be a valid list"),
     ("/batch_search", {"query": ["Who?", 5]}, 422, "query.1: Input should be a valid string"),
     ("/batch_search", {"query": ["x"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
-    ("/batch_search", {"query": ["Who?"] * 10_000}, 413, "the body is larger than 5000 bytes"),
-    ("/retrieve", {"query": ["Who?"]}, 422, "queries: Field required"),
     ("/retrieve", {"queries": ["Who?"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
     ("/retrieve", {"queries": ["Who?"], "topk": -1}, 422, "topk: "),
+    ("/search", {"query": "nan"}, 500, "search failed (ValueError); see the server's log"),
     ("/nowhere", {}, 404, "Not Found"),
 ]
 
@@ -245,7 +205,7 @@ def test_invalid_requests_get_a_reason(port, echo, path, body, status, reason):
     got, answer = call(port, path, body)
     assert got == status
     assert set(answer) == {"detail"} and reason in answer["detail"] and "\n" not in answer["detail"]
-    assert echo.batches == []
+    assert echo.batches == [] or status == 500
     assert call(port, "/search", {"query": "Who?", "top_n": 2}) == (200, DOCUMENTS), "the service continues"
 
 
@@ -257,10 +217,6 @@ def test_no_body_causes_a_server_error(port, body):
     for path in ("/search", "/batch_search", "/retrieve"):
         status, answer = call(port, path, body)
         assert status == 200 or (400 <= status < 500 and isinstance(answer["detail"], str))
-
-
-def test_wrong_method(port):
-    assert call(port, "/search", b"", "GET") == (405, {"detail": "Method Not Allowed"})
 
 
 def send(port, text):

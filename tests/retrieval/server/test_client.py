@@ -123,17 +123,12 @@ def service(url, clock, **policy):
 
 
 def test_queries_and_passages(serving):
-    url, requests = serving(good)
-    found = service(url, Clock()).search(["Who?", "誰 \u2028 \x00"], 3)
-    assert found == [[Passage("0", '"Who?"\ntext', 0.5)], [Passage("1", '"誰 \u2028 \x00"\ntext', 1.5)]]
-    assert requests == [{"query": ["Who?", "誰 \u2028 \x00"], "top_n": 3, "return_score": True}]
-
-
-def test_queries_are_made_valid_and_truncated(serving):
     """One invalid query must not fail its batch."""
     url, requests = serving(good)
-    service(url, Clock()).search(["half \ud800 pair", "x" * 1_000_000], 1)
-    assert requests[0]["query"] == ["half ? pair", "x" * MAX_QUERY_CHARS]
+    found = service(url, Clock()).search(["誰 \u2028 \x00", "half \ud800 pair", "x" * 1_000_000], 3)
+    assert found[0] == [Passage("0", '"誰 \u2028 \x00"\ntext', 0.5)]
+    queries = ["誰 \u2028 \x00", "half ? pair", "x" * MAX_QUERY_CHARS]
+    assert requests == [{"query": queries, "top_n": 3, "return_score": True}]
 
 
 @pytest.mark.parametrize(
@@ -168,31 +163,16 @@ def test_an_attempt_respects_its_timeout(serving, fault):
     assert len(requests) == 2
 
 
-def test_the_final_error_is_one_line(serving):
-    url, requests = serving(status(500, "out\nof memory"))
-    with pytest.raises(ServiceUnavailable) as caught:
-        service(url, Clock()).search(["Who?"], 1)
-    assert str(caught.value) == f'{url} returned status 500: {{"detail": "out\\nof memory"}} (attempt 4 of 4)'
-    assert len(requests) == 4
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         (status(400, "query 0 is too long"), "rejected the request with status 400: .*query 0 is too long"),
-        (status(404), "rejected the request with status 404"),
         (answering({"result": []}), "did not return passages"),
-        (answering([]), "did not return passages"),
         (answering([[], []]), r"did not return passages \(0 rankings for 1 queries\)"),
-        (answering([[["text"]], [[1.0]]]), "did not return passages"),
         (answering([[[{"id": "1"}]], [[1.0]]]), r"did not return passages \('contents'\)"),
         (answering([[[{"id": "1", "contents": 3}]], [[1.0]]]), "contents of type int"),
-        (answering([[[{"id": "1", "contents": "x"}]], [["high"]]]), "did not return passages"),
         (answering([[[{"id": "1", "contents": "x"}]], [[]]]), "did not return passages"),
-        (
-            answering([[[{"id": "1", "contents": "x"}]], [[float("nan")]]]),
-            r"did not return passages \(a score is nan\)",
-        ),
+        (answering([[[{"id": "1", "contents": "x"}]], [[float("nan")]]]), r"passages \(a score is nan\)"),
     ],
 )
 def test_permanent_failures_are_not_retried(serving, fault, message):
@@ -288,15 +268,8 @@ def test_a_searcher_over_a_service(serving, tmp_path):
     assert not (tmp_path / "index").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"corpus": "x.jsonl"}, "leave out retrieval.corpus and index"),
-        ({"index": "x"}, "leave out retrieval.corpus and index"),
-        ({}, "returned status 503"),
-    ],
-)
-def test_an_unavailable_service_is_an_error_at_once(serving, tmp_path, changes, message):
+def test_an_unavailable_service_is_an_error_at_once(serving, tmp_path):
     url, _ = serving(status(503))
-    with pytest.raises((OSError, ValueError), match=message):
-        open_searcher(RetrievalConfig(url=url, **changes), tmp_path / "index", ())
+    for changes, message in (({"corpus": "x"}, "leave out retrieval.corpus and index"), ({}, "returned status 503")):
+        with pytest.raises((OSError, ValueError), match=message):
+            open_searcher(RetrievalConfig(url=url, **changes), tmp_path / "index", ())
