@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.data.documents import WORD, UnreadableDocument, find_documents, read_passages, split_text
-from memsearcher_jax.retrieval.corpus import read_corpus
 
 pytest.importorskip("pypdf")
 pytest.importorskip("bs4")
@@ -65,11 +64,6 @@ def test_markdown_is_divided_at_its_headings(tmp_path, line_end):
         ('"The guide > Install it > Notes"', "Deep."),
         ('"The guide > Use"', "Last."),
     ]
-
-
-def test_a_heading_of_two_lines_is_one_line(tmp_path):
-    path = write(tmp_path / "guide.md", "The first\nand second\n=====\n\nWords.")
-    assert titles_and_texts(path) == [('"The first and second"', "Words.")]
 
 
 def test_offsets_find_the_passage_in_the_document(tmp_path):
@@ -170,18 +164,6 @@ def test_unreadable_documents_say_why(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_any_error_of_the_pdf_reader_names_the_document(tmp_path, monkeypatch):
-    from pypdf import PageObject
-
-    def extract_text(page):
-        raise NotImplementedError("filter")
-
-    path = write_pdf(tmp_path / "paper.pdf", ["text"])
-    monkeypatch.setattr(PageObject, "extract_text", extract_text)
-    with pytest.raises(UnreadableDocument, match=rf"{re.escape(str(path))}: not a PDF that can be read \(filter\)"):
-        passages(path)
-
-
 def test_an_encrypted_pdf_is_named(tmp_path):
     from pypdf import PdfWriter
 
@@ -219,12 +201,3 @@ def test_passages_end_where_sentences_end():
         "Six seven eight nine",
         "ten.",
     ]
-
-
-def test_the_rows_are_a_corpus(tmp_path):
-    import json
-
-    path = write(tmp_path / "guide.md", GUIDE.replace("The guide", 'The "guide"'))
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in passages(path)))
-    corpus = read_corpus(tmp_path / "corpus.jsonl")
-    assert corpus.passage(1).title == "The 'guide'"

@@ -3,8 +3,6 @@ import json
 import subprocess
 import sys
 from datetime import date
-from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -44,12 +42,8 @@ MALFORMED = [
     (row()[:-9], "not JSON"),
     (b"3\n", "a JSON object is needed, found int"),
     (row(id=...), 'no field "id"'),
-    (row(id=None), 'field "id" must be text, found NoneType'),
     (row(question=...), 'no field "question"'),
     (row(question="  "), 'field "question" is empty'),
-    (row(question=["Who?"]), 'field "question" must be text, found list'),
-    (row(golden_answers=...), 'field "golden_answers" must be a list'),
-    (row(golden_answers="Ann"), 'field "golden_answers" must be a list'),
     (row(golden_answers=[]), 'field "golden_answers" must be a list with at least one answer'),
     (row(golden_answers=["Ann", 3]), 'field "golden_answers" must be text, found int'),
     (row(metadata=["x"]), 'field "metadata" must be an object, found list'),
@@ -118,13 +112,6 @@ def test_load_without_files_generates_the_encyclopedia(tmp_path):
     assert (tuple(problems.train), tuple(problems.test)) == (encyclopedia.train, encyclopedia.test)
 
 
-def test_the_held_out_benchmark_is_read_by_name(tmp_path):
-    (tmp_path / "web_questions").mkdir()
-    (tmp_path / "web_questions" / "test.jsonl").write_bytes(row(id="test_0"))
-    (problem,) = load(DataConfig(test=("web_questions",), root=str(tmp_path)), tmp_path / "data").test
-    assert (problem.id, problem.metadata) == ("web_questions/test_0", {"source": "web_questions"})
-
-
 @pytest.mark.parametrize("name", [name for name in SPLITS if name not in HELD_OUT])
 def test_load_benchmark_by_name(shared, tmp_path, name):
     root = shared / "data" / "benchmarks"
@@ -174,13 +161,6 @@ def test_paper_training_mixture(flashrag, tmp_path):
 def test_unresolvable_entry_names_the_problem(tmp_path, entry, split, message):
     with pytest.raises((ValueError, OSError), match=message):
         resolve(entry, split, str(tmp_path))
-
-
-def test_other_entries_are_file_paths():
-    with pytest.raises(ValueError, match=r"data\.test nq: set data\.root to the folder that holds nq/test\.jsonl"):
-        resolve("nq", "test", "")
-    for path in ("./nq", "nq.jsonl", "folder/nq", "C:nq"):
-        assert resolve(path, "test", "root") == (Path(path), "")
 
 
 def search_r1(**changes):
@@ -239,19 +219,12 @@ def test_reads_parquet_rows_of_others(tmp_path, changes, id):
     ("changes", "message"),
     [
         ({"question": ...}, 'no field "question": add a column with the question alone, without a template'),
-        ({"question": None}, 'field "question" must be text, found NoneType'),
-        ({"question": " "}, 'field "question" is empty'),
         ({"id": 1.5}, 'field "id" must be text, found float'),
-        ({"golden_answers": []}, 'field "golden_answers" must be a list with at least one answer'),
         ({"golden_answers": None, "reward_model": None}, 'field "golden_answers" must be a list'),
         ({"golden_answers": None, "reward_model": {"style": 1}}, 'field "reward_model.ground_truth" must be a list'),
         ({"golden_answers": None, "reward_model": {"ground_truth": " "}}, 'field "reward_model.ground_truth" is empty'),
-        ({"golden_answers": [1]}, 'field "golden_answers" must be text, found int'),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
         ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata": Object of type date is not JSON'),
-        ({"metadata": {"n": Decimal("1.5")}}, 'field "metadata": Object of type Decimal is not JSON'),
-        ({"metadata": {"raw": [b"x"]}}, 'field "metadata": Object of type bytes is not JSON'),
-        ({"metadata": {"hops": 2.5}}, 'field "metadata.hops" must be a positive whole number, found 2.5'),
     ],
 )
 def test_malformed_parquet_row(tmp_path, changes, message):
@@ -286,14 +259,6 @@ def test_invalid_utf8_in_parquet_is_a_malformed_row(tmp_path):
     skipped = []
     assert [problem.id for problem in read_problems(path, skipped.append)] == ["a", "c"]
     assert len(skipped) == 1
-
-
-@pytest.mark.parametrize("chunks", ["[" * 50_000, "[" + "1" * 5_000 + "]"])
-def test_chunks_that_python_cannot_read_are_malformed(tmp_path, chunks):
-    path = tmp_path / "streams.jsonl"
-    path.write_text(json.dumps({"chunks": chunks, "data_source": "s", "instance_id": "1"}) + "\n")
-    with pytest.raises(ValueError, match=f'{path}:1: field "chunks" is not JSON'):
-        read_problems(path)
 
 
 def test_truncated_parquet_file(tmp_path):

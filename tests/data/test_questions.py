@@ -44,12 +44,6 @@ def test_a_title_that_is_a_phrase_of_the_question_is_no_page(title, question, is
     assert problem(0, question, titles=[title, "Other"]).supporting_titles == ((title,) if is_page else ()) + ("Other",)
 
 
-@given(st.text(max_size=20), st.text(max_size=40))
-def test_what_is_found_is_in_the_text(name, text):
-    assert find_name(name, text) in text
-    assert find_title(name, text) in text
-
-
 @given(st.text("ab éÉ,-()ǅßİ", max_size=8), st.text("abc éÉ,-()ǅßİ", max_size=8))
 def test_a_name_between_spaces_is_found(before, after):
     assert find_name("Ab c", f"{before} ab C {after}") == "ab C"
@@ -79,10 +73,7 @@ def test_a_question_is_a_choice_if_its_answer_can_be_guessed(question, answer, k
     one = problem(1, question, answer)
     assert [name for name in ("span", "choice") if of_kind(one, name)] == [kind]
     assert of_kind(one, "all")
-
-
-def test_a_question_with_an_alias_that_can_be_guessed_is_a_span():
-    assert of_kind(Problem("1", "What country is Ibsen from?", ("Norway", "no")), "span")
+    assert of_kind(Problem("1", "What country is Ibsen from?", ("Norway", "no")), "span"), "an alias can be guessed"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +81,6 @@ def test_a_question_with_an_alias_that_can_be_guessed_is_a_span():
     [
         ("Are Izaute and Smagne located in the same country?", "yes"),
         ("Which film has the director born earlier, The Spooky Bunch or His Name Is Nobody?", "The Spooky Bunch"),
-        ("Who is older, Ann Low, or Bob Hay? ", "Ann Low"),
-        ("Was Jamie Curry or Renaud Garcia-Fons born first?", "Jamie Curry"),
         ("Who was born first out of A. Casado and Arjun Naidu?", "A. Casado"),
         ("Between Iain Banks and Irwin Shaw, who wrote more?", "Iain Banks"),
     ],

@@ -5,7 +5,6 @@ import shutil
 import pytest
 import tensorflow_datasets as tfds
 
-from memsearcher_jax.data import tfds_builder
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.tfds_builder import FlashRag, open_split, write_splits
 from memsearcher_jax.types import Problem
@@ -67,18 +66,6 @@ def test_a_damaged_file_of_a_dataset_says_what_to_delete(tmp_path):
             assert file.name in ("features.json", "metadata.json"), file
 
 
-def test_interrupted_write_leaves_no_dataset(tmp_path, monkeypatch):
-    class Interrupted(list):
-        def __iter__(self):
-            yield from ROWS[:10]
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(tfds_builder, "fingerprint", lambda splits: "fixed")
-    with pytest.raises(KeyboardInterrupt):
-        write_splits({"train": Interrupted(ROWS)}, tmp_path)
-    assert list(open_split([write_splits({"train": ROWS}, tmp_path)], "train")) == ROWS
-
-
 def write_questions(file, count):
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"{row}", "question": f"{file.parent.name} {row}?", "golden_answers": ["x"]} for row in range(count)]
@@ -112,12 +99,6 @@ def test_a_wrong_mixture_is_one_line(settings, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         load(DataConfig(**settings), tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_a_source_of_a_mixture_without_questions_of_the_kind_is_named(tmp_path):
-    write_questions(tmp_path / "nq" / "train.jsonl", 3)
-    with pytest.raises(ValueError, match=r"data.mixture nq: no question is one of data.questions choice"):
-        load(DataConfig(mixture="nq=1", root=str(tmp_path), questions="choice"), tmp_path / "data")
 
 
 def test_the_benchmarks_are_registered(tmp_path):
