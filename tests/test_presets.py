@@ -125,7 +125,7 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.001)
     assert (training.adam_b1, training.adam_b2, training.warmup_steps, training.decay_steps) == (0.9, 0.999, "0", "0")
-    assert (training.aggregate, training.importance_sampling_level) == ("token-mean", "token")
+    assert training.aggregate == "token-mean"
     # 128 of the 256 questions, times 5: 7 updates of the 3.5 contexts of each of 1,280 trajectories.
     assert training.minibatch_contexts == 128 * 5
     assert math.ceil(3.5 * 1_280 / training.minibatch_contexts) == 7
@@ -168,7 +168,7 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     assert (training.clip_low, training.clip_high, training.dual_clip) == (0.2, 0.2, 3.0)
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 0.0)
     assert (training.adam_b1, training.adam_b2, training.decay_steps) == (0.9, 0.999, "0")
-    assert (training.aggregate, training.importance_sampling_level) == ("seq-mean-token-mean", "token")
+    assert training.aggregate == "seq-mean-token-mean"
     # 5 epochs of 562 streams; a step has 80 updates with the ten chunks of most streams.
     assert preset.rl.steps == 5 * (562 // 32)
     assert 32 * 8 * 10 / training.minibatch_contexts == 80

@@ -4,8 +4,8 @@
     DIRECTORY/STEP/optimizer   the optimiser state and step
     DIRECTORY/STEP/meta        JSON: the model config, the data of the training loop, and checksums of everything
 
-Orbax writes a step to a temporary directory and renames it, so a killed run leaves the older steps intact. Restored
-arrays are compared with their checksums (`checksums.py`), because a file may be complete and still be damaged.
+Orbax writes a step to a temporary directory and renames it, so a killed run leaves the older steps intact. It verifies
+its index, but not the numbers: a flipped bit is read as another weight. So they are compared with checksums.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class Checkpoints(contextlib.AbstractContextManager):
             ),
             item_names=ITEMS,
         )
+        self._a_write_failed = False
 
     def __exit__(self, *_: object) -> None:
         """Waits until everything is written. Raises OSError in one line if that fails."""
-        with _write_errors(self._manager):
+        with self._write_errors():
             self._manager.close()
 
     def save(self, step: int, state: TrainState, model_config: ModelConfig, meta: Mapping[str, Any]) -> None:
@@ -103,7 +104,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             optimizer=ocp.args.StandardSave(items["optimizer"]),
             meta=ocp.args.JsonSave(content | {"checksum": _json_checksum(content)}),
         )
-        with _write_errors(self._manager):  # orbax reports here that the previous step could not be written
+        with self._write_errors():  # orbax reports here that the previous step could not be written
             self._manager.wait_until_finished()
             self._remove_failed_write(step)
             self._manager.save(step, args=args, force=True)
@@ -134,17 +135,30 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Orbax cannot delete a temporary directory into which the threads of a failed write are still writing."""
         folder, suffix = Path(self._manager.directory), ".orbax-checkpoint-tmp"
         failed = folder / f"{step}{suffix}"
-        if jax.process_index() == 0 and failed.exists():
+        # Before any write, orbax itself may be deleting directories of earlier runs.
+        if self._a_write_failed and jax.process_index() == 0 and failed.exists():
             shutil.rmtree(failed.rename(folder / f"{step}.{time.time_ns()}{suffix}"), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a full disk alone raises half a dozen types
+            self._a_write_failed = True
+            reason = " ".join(str(error).split())[:200]
+            raise OSError(
+                f"cannot write a checkpoint in {self._manager.directory} ({type(error).__name__}: {reason}); "
+                "older checkpoints are intact"
+            ) from error
 
     def wait(self) -> None:
         """Waits until everything is written. Raises OSError in one line if that fails."""
-        with _write_errors(self._manager):
+        with self._write_errors():
             self._manager.wait_until_finished()
 
     def check(self) -> None:
         """Raises OSError in one line if a write in the background has failed since the last call; does not wait."""
-        with _write_errors(self._manager):
+        with self._write_errors():
             self._manager.check_for_errors()
 
     def steps(self) -> list[int]:
@@ -271,18 +285,6 @@ def _save_args(params: Params) -> Params:
         ),
         params,
     )
-
-
-@contextlib.contextmanager
-def _write_errors(manager: ocp.CheckpointManager) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a full disk alone raises half a dozen types
-        reason = " ".join(str(error).split())[:200]
-        raise OSError(
-            f"cannot write a checkpoint in {manager.directory} ({type(error).__name__}: {reason}); "
-            "older checkpoints are intact"
-        ) from error
 
 
 def _absolute(directory: str | Path) -> str:

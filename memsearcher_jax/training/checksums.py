@@ -1,8 +1,7 @@
 """32-bit checksums of arrays, which depend on every bit and its position, but not on the mesh or the number of hosts.
 
-Orbax and tensorstore verify the metadata of a checkpoint, but not the numbers: a flipped bit in a data file is read as
-another weight. A checksum is the sum, modulo 2^32, of the MurmurHash3 finaliser (Appleby, public domain) of each
-entry's bits and position. The finaliser is a bijection, so every change of a single entry changes the sum.
+A checksum is the sum, modulo 2^32, of the MurmurHash3 finaliser (Appleby, public domain) of each entry's bits and
+position. The finaliser is a bijection, so every change of a single entry changes the sum.
 """
 
 from __future__ import annotations

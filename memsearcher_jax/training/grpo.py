@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.config import Aggregate, ImportanceLevel, TrainingConfig
+from memsearcher_jax.training.config import Aggregate, TrainingConfig
 
 # Bound on log-ratios before exp. A ratio of e^20 is far outside every clip range, so the bound changes neither the
 # loss nor its gradient; without it exp overflows, and the gradient of a clipped inf is NaN.
@@ -30,8 +30,7 @@ def group_advantages(
 ) -> np.ndarray:
     """(reward - mean) / (std + eps) within each group, with the unbiased std (DeepSeekMath, section 4.1.2).
 
-    norm_by_std False: reward - mean, so that groups of nearly equal rewards weigh no more than others (Dr. GRPO: Liu
-    et al. 2025, arXiv 2503.20783, section 3.2).
+    norm_by_std False: reward - mean (Dr. GRPO: Liu et al. 2025, arXiv 2503.20783, section 3.2).
     reward_R: one number per trajectory. group_R: the group of each trajectory, any integer or string; members of a
     group need not be adjacent. A group of one, or with equal rewards, gets exactly 0.
     Returns advantage_R float32. Runs on the host. Raises ValueError on unequal lengths and non-finite rewards.
@@ -63,7 +62,6 @@ def surrogate(
     old_logprob_BT: jax.Array,
     advantage_BT: jax.Array,
     mask_BT: jax.Array,
-    segment_BT: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """PPO's clipped loss (Schulman et al. 2017, equation 7) with the dual clip (Ye et al. 2020, equation 5).
 
@@ -72,14 +70,11 @@ def surrogate(
 
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), bounded by -A dual_clip where A < 0.
-
-    `importance_sampling_level` "sequence": r is the length-normalised ratio of the token's sequence (`policy_ratio`),
-    so every token of the sequence contributes to the gradient; the advantage must be constant within a sequence.
     """
     mask_BT = mask_BT != 0
     log_ratio_BT = jnp.where(mask_BT, logprob_BT - old_logprob_BT, 0)
     advantage_BT = jnp.where(mask_BT, advantage_BT, 0)
-    ratio_BT = policy_ratio(log_ratio_BT, mask_BT, config.importance_sampling_level, segment_BT)
+    ratio_BT = policy_ratio(log_ratio_BT)
 
     unclipped_BT = -advantage_BT * ratio_BT
     clipped_BT = -advantage_BT * jnp.clip(ratio_BT, 1 - config.clip_low, 1 + config.clip_high)
@@ -95,21 +90,9 @@ def surrogate(
     }
 
 
-def policy_ratio(
-    log_ratio_BT: jax.Array,
-    mask_BT: jax.Array,
-    importance_sampling_level: ImportanceLevel,
-    segment_BT: jax.Array,
-) -> jax.Array:
-    """ratio_BT of two policies, from their log-ratio; 1 where masked.
-
-    "token": exp of each log-ratio. "sequence": exp of the mean log-ratio over the trained tokens of a sequence, that
-    is, the ratio of the sequence probabilities to the power of 1 / length (GSPO: Zheng et al. 2025, arXiv 2507.18071,
-    section 4.1). segment_BT: see `masked.token_weights`.
-    """
-    if importance_sampling_level == "sequence":
-        log_ratio_BT = masked.segment_means(log_ratio_BT, mask_BT, segment_BT)
-    return jnp.exp(jnp.where(mask_BT != 0, jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO), 0))
+def policy_ratio(log_ratio_BT: jax.Array) -> jax.Array:
+    """ratio_BT of two policies, from their log-ratio."""
+    return jnp.exp(jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def policy_loss(
@@ -122,7 +105,6 @@ def policy_loss(
     clip_high: float,
     dual_clip: float,
     aggregate: Aggregate,
-    importance_sampling_level: ImportanceLevel = "token",
     norm_tokens: int | None = None,
     segment_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -135,13 +117,8 @@ def policy_loss(
     """
     segment_BT = jnp.ones(mask_BT.shape, jnp.int32) if segment_BT is None else segment_BT
     weight_BT = masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=norm_tokens)
-    config = TrainingConfig(
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-        importance_sampling_level=importance_sampling_level,
-    )
-    loss_BT, metrics = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT, segment_BT)
+    config = TrainingConfig(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    loss_BT, metrics = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT)
     return masked.weighted_sum(loss_BT, weight_BT), metrics
 
 

@@ -26,22 +26,17 @@ def grpo_loss(
     """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`.
 
     The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
-    Raises ValueError if the batch lacks ref_logprob_BT or tis_weight_BT and the config needs it.
     """
-    loss_BT, metrics = grpo.surrogate(
-        config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT, batch.segment_BT
-    )
+    loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT)
     if config.tis_cap:
-        if batch.tis_weight_BT is None:
-            raise ValueError("training.tis_cap is above 0, but the batch has no tis_weight_BT")
+        assert batch.tis_weight_BT is not None, "old_logprobs is trainer"
         loss_BT *= batch.tis_weight_BT
         metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.mask_BT)
         metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.mask_BT)
     policy_loss = masked.weighted_sum(loss_BT, weight_BT)
     loss = policy_loss - config.entropy_coefficient * masked.weighted_sum(entropy_BT, weight_BT)
     if config.kl_coefficient:
-        if batch.ref_logprob_BT is None:
-            raise ValueError("training.kl_coefficient is above 0, but the batch has no ref_logprob_BT")
+        assert batch.ref_logprob_BT is not None, "a KL term needs the reference"
         kl_BT = grpo.kl_k3(logprob_BT, batch.ref_logprob_BT)
         loss += config.kl_coefficient * masked.weighted_sum(kl_BT, weight_BT)
         metrics["kl"] = _token_mean(kl_BT, batch)
@@ -49,8 +44,6 @@ def grpo_loss(
         "loss": loss,
         "policy_loss": policy_loss,
         "entropy": _token_mean(entropy_BT, batch),
-        "advantage_mean": masked.mean(batch.advantage_BT, batch.mask_BT),
-        "advantage_std": masked.std(batch.advantage_BT, batch.mask_BT),
         "trained_tokens": jnp.sum(batch.mask_BT != 0),
     }
 

@@ -23,24 +23,9 @@ def mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return weighted_sum(x, mask.astype(jnp.float32)) / jnp.maximum(jnp.sum(mask != 0), 1)
 
 
-def std(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Standard deviation (of the whole population) over the mask; 0 if the mask is empty."""
-    return jnp.sqrt(mean(jnp.square(x - mean(x, mask)), mask))
-
-
 def maximum(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Maximum of non-negative values over the mask; 0 if the mask is empty."""
     return jnp.max(x, initial=0, where=mask != 0)
-
-
-def segment_means(x_BT: jax.Array, mask_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """mean_BT: at every token the mean of x over the mask within the token's segment, or 0 if the mask is empty there.
-
-    segment_BT: see `token_weights`.
-    """
-    sum_BC = _sum_per_segment(jnp.where(mask_BT != 0, x_BT, 0), segment_BT)
-    count_BC = _sum_per_segment((mask_BT != 0).astype(jnp.float32), segment_BT)
-    return jnp.take_along_axis(sum_BC / jnp.maximum(count_BC, 1), segment_BT, axis=1)
 
 
 def token_weights(
@@ -55,9 +40,8 @@ def token_weights(
     `seq-mean-token-sum`: mean over sequences of their token sums. A sequence without trained tokens counts as 0.
     `seq-mean-token-mean`: mean over sequences of their token means. A sequence without trained tokens does not count;
     the reference implementation divides 0 by 0 there.
-    `seq-mean-token-sum-norm`: sum over all trained tokens divided by the constant `norm_tokens`, so that a token has
-    the same weight in a short and a long sequence (Dr. GRPO: Liu et al. 2025, arXiv 2503.20783, section 3.2). As in the
-    reference implementation, in spite of the name nothing is divided by the number of sequences.
+    `seq-mean-token-sum-norm`: sum over all trained tokens divided by `norm_tokens` (Dr. GRPO: Liu et al. 2025, arXiv
+    2503.20783, section 3.2). As in the reference implementation, it is not divided by the number of sequences.
 
     segment_BT: int, in 0..T. Tokens of a row with the same id above 0 form a sequence; id 0 is padding.
     Raises ValueError for an unknown aggregate, or if norm_tokens is missing where it is needed.

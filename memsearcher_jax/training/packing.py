@@ -52,11 +52,8 @@ class PackedBatch:
     number_BT: np.ndarray | None = None  # int32, of the context in its trajectory; on the host only
 
     def split(self, size: int) -> Iterator[PackedBatch]:
-        """Yields batches of `size` consecutive rows. Raises ValueError unless `size` divides the number of rows."""
-        rows = len(self.ids_BT)
-        if rows % size:
-            raise ValueError(f"{rows} rows do not split into batches of {size}")
-        for start in range(0, rows, size):
+        """Yields batches of `size` consecutive rows."""
+        for start in range(0, len(self.ids_BT), size):
             yield jax.tree.map(lambda x, start=start: x[start : start + size], self)
 
 
@@ -88,10 +85,9 @@ def pack(
 
     Every `minibatch_rows` consecutive rows are a mini-batch, which `microbatches.split` splits into `microbatches`.
     There are as many mini-batches as `minibatch_contexts` examples in each make; more if the rows do not suffice, fewer
-    if there are fewer full micro-batches.
-    Examples arrive sorted by trajectory and turn. `rng` distributes them, so that each mini-batch is a sample of all
-    trajectories and turns, with the same number of rows, up to one micro-batch, and about the same number of trained
-    tokens. Empty micro-batches are the last ones of their mini-batch. Equal arguments give equal rows.
+    if there are fewer full micro-batches. `rng` distributes the examples, which arrive sorted by trajectory and turn,
+    so that each mini-batch is a sample of all trajectories and turns, with the same number of rows, up to one
+    micro-batch, and about the same number of trained tokens. Its empty micro-batches come last.
 
     Raises ValueError without examples, or if an example is longer than a row.
     """
@@ -122,7 +118,15 @@ def pack(
         for segment, index in enumerate(members, start=1):
             begin, skipped = end, prefix if end else 0
             end += lengths[index] - skipped
-            _write_example(arrays, (row, slice(begin, end)), examples[index], segment, skipped)
+            place, example = (row, slice(begin, end)), examples[index]
+            sampled_T = np.asarray(example.sampled, np.bool_)[skipped:]
+            arrays["ids_BT"][place] = example.ids[skipped:]
+            arrays["position_BT"][place] = np.arange(skipped, len(example.ids))
+            arrays["segment_BT"][place] = segment
+            arrays["mask_BT"][place] = sampled_T
+            arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
+            arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)
+            arrays["number_BT"][place] = example.number
     return PackedBatch(**arrays)
 
 
@@ -198,17 +202,3 @@ def _assign_rows(
     positions = np.empty(len(trained), np.int64)
     positions[np.argsort(-trained, kind="stable")] = row_of_rank[: len(trained)]
     return positions
-
-
-def _write_example(
-    arrays: dict[str, np.ndarray], place: tuple[int, slice], example: TrainingExample, segment: int, skipped: int
-) -> None:
-    """Writes the example without its first `skipped` tokens."""
-    sampled_T = np.asarray(example.sampled, np.bool_)[skipped:]
-    arrays["ids_BT"][place] = example.ids[skipped:]
-    arrays["position_BT"][place] = np.arange(skipped, len(example.ids))
-    arrays["segment_BT"][place] = segment
-    arrays["mask_BT"][place] = sampled_T
-    arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
-    arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)
-    arrays["number_BT"][place] = example.number

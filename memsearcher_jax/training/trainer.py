@@ -19,7 +19,7 @@ from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.training import grpo, losses, update
-from memsearcher_jax.training.config import LearningRatePlan, TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
@@ -27,7 +27,6 @@ from memsearcher_jax.training.update import TrainState
 
 PINNED_HOST = "pinned_host"  # JAX's kind of memory
 LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
-PERCENTILES = (50, 90, 99)
 LAST_TURN = 10  # with metrics of its own
 
 
@@ -42,11 +41,6 @@ class Trainer:
     reference_params: Params | None  # in compute_dtype; None if neither a KL term nor LoRA needs them
     make_update: Callable[[TrainingConfig], Callable[..., tuple[TrainState, Metrics]]]
     merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
-
-    @property
-    def plan(self) -> LearningRatePlan:
-        """How the learning rate changes, as text for the beginning of a run."""
-        return learning_rate_plan(self.config)
 
     def with_learning_rate(self, learning_rate: float) -> Trainer:
         """A trainer that differs in nothing else."""
@@ -70,10 +64,9 @@ class Trainer:
         """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
         `training_step`: steps of the run before this one, by which the learning rate may be planned.
 
-        Returns the new state and metrics. A metric is the mean over the mini-batches that were not skipped, except
-        those of `mismatch_metrics`, which are of the first mini-batch, before any update. `updates` counts the
-        mini-batches, `skipped_updates` those with a gradient that was not finite, and `trailing_skipped_updates` the
-        consecutive skipped ones at the end. Without examples the state is unchanged.
+        Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
+        `mismatch_metrics`, which are of the first mini-batch, before any update. `skipped_updates` counts the
+        mini-batches with a gradient that was not finite, `trailing_skipped_updates` those at the end.
         """
         if not examples:
             return state, {"updates": 0.0}
@@ -87,7 +80,13 @@ class Trainer:
             del params
             if self.config.kl_coefficient and self.reference_params is not None:
                 notify("reference")
-                batches = self._with_reference(self.reference_params, batches)
+                params = self.reference_params
+                if self.config.offload_reference:
+                    params = _move(params, "device")
+                batches = [replace(batch, ref_logprob_BT=self.logprob_fn(params, batch)) for batch in batches]
+                if self.config.offload_reference:  # the copy is freed before the first update is dispatched
+                    batches = jax.block_until_ready(batches)
+                del params
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
                 base = self.reference_params if self.merge else None
@@ -98,8 +97,9 @@ class Trainer:
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         means = _mean_metrics(metrics_by_update)
         if not means["learning_rate"]:
+            plan = learning_rate_plan(self.config)
             warnings.warn(
-                f"training step {training_step + 1} changed nothing: the learning rate is 0, it {self.plan}; "
+                f"training step {training_step + 1} changed nothing: the learning rate is 0, it {plan}; "
                 "set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
@@ -119,14 +119,6 @@ class Trainer:
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
-
-    def _with_reference(self, params: Params, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The mini-batches with the reference's log-probabilities."""
-        if self.config.offload_reference:
-            params = _move(params, "device")
-        batches = [replace(batch, ref_logprob_BT=self.logprob_fn(params, batch)) for batch in batches]
-        # The copy of an offloaded reference is freed before the first update is dispatched.
-        return jax.block_until_ready(batches) if self.config.offload_reference else batches
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
@@ -202,8 +194,8 @@ def update_program(
 def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, float]:
     """The sampler's log-probabilities against the trainer's, over the trained tokens of a batch. Collective.
 
-    `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, percentiles, and the mean over the contexts
-    of each turn, of which those from LAST_TURN on are one. `batch` as packed, on the host; both sides are untruncated.
+    `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, and the mean over the contexts of each
+    turn, of which those from LAST_TURN on are one. `batch` as packed, on the host; both sides are untruncated.
     """
     mask_BT = np.asarray(batch.mask_BT)
     sampler_X, number_X = (np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT))
@@ -215,7 +207,6 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
     return {
         "logprob_diff_mean": float(diff_X.mean()),
         "logprob_diff_max": float(diff_X.max()),
-        **{f"logprob_diff_p{percent}": float(np.percentile(diff_X, percent)) for percent in PERCENTILES},
         **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
     }
 
@@ -243,16 +234,13 @@ def resolve_old_logprobs(
 ) -> tuple[list[PackedBatch], dict[str, float]]:
     """The mini-batches of a step with the old log-probabilities to train against, and metrics.
 
-    The denominator of the policy ratio is either what the sampler recorded or what the trainer computes. Both are
-    programs of the same model and round differently; a ratio against the sampler's log-probabilities mistakes that
-    difference for a change of the policy. A ratio against the trainer's avoids this at the cost of one forward pass.
-    The mismatch between the sampling policy and the trained one is then corrected by a weight on the loss,
+    A ratio against the sampler's log-probabilities takes differences in rounding for changes of the policy. One against
+    the trainer's needs one more forward pass; the mismatch with the sampler is then corrected by weights of the losses,
     min(trainer / sampler, cap): truncated importance sampling (Ionides 2008), applied to sampler and trainer by Yao et
     al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
 
     batches: with the sampler's log-probabilities; `first` is the first of them as packed, on the host. `params`: the
-    weights that sampled, so this runs before the first update of the step. If `config.tis_cap` is set, every batch gets
-    tis_weight_BT. Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`.
+    weights that sampled. Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`.
     """
     if config.old_logprobs == "sampler":
         return list(batches), {}
@@ -263,12 +251,10 @@ def resolve_old_logprobs(
 
 @partial(jax.jit, static_argnums=0)
 def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: jax.Array) -> PackedBatch:
-    """The batch with `logprob_BT` as old log-probabilities and the weight for sampling at `batch.old_logprob_BT`."""
+    """The batch with `logprob_BT` as old log-probabilities, and with weights if `config.tis_cap` is set."""
     tis_weight_BT = None
     if config.tis_cap:
-        weight_BT = grpo.policy_ratio(
-            logprob_BT - batch.old_logprob_BT, batch.mask_BT, config.importance_sampling_level, batch.segment_BT
-        )
+        weight_BT = grpo.policy_ratio(jnp.where(batch.mask_BT, logprob_BT - batch.old_logprob_BT, 0))
         tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
     resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
     return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)

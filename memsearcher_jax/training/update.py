@@ -81,18 +81,14 @@ def init_state(
     params: Params, model_config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """The state at step 0 of all weights, or of adapters. The first update donates `params`, too."""
-    shardings = _shardings(abstract_state(model_config, optimizer, mesh))
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(model_config, optimizer, mesh))
     params = jax.device_put(params, shardings.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(jax.device_put(jnp.int32(0), shardings.step), params, opt_state)
 
 
 def check_param_dtype(model_config: ModelConfig) -> None:
-    """Raises ValueError for weights that training would round away.
-
-    A weight in bfloat16 has 8 significant bits. The updates of AdamW at a learning rate of 1e-6 are a thousandth of the
-    last of them, so rounding to nearest leaves almost every weight as it was.
-    """
+    """Raises ValueError for weights in bfloat16: the updates of AdamW at 1e-6 are a thousandth of their last bit."""
     if model_config.param_dtype != "float32":
         raise ValueError(
             f"model.param_dtype {model_config.param_dtype} loses nearly all updates to rounding: set it to float32 for "
@@ -132,18 +128,16 @@ def make_update(
     With LoRA it is `update(state, batch, base)`: the adapters of the state are trained on top of the weights `base`. A
     learning rate that is planned in training steps needs `training_step`, too.
 
-    `batch`: `config.minibatch_rows` packed rows of `config.seq_len`. `temperature`: that of sampling. `loss_fn` turns
-    log-probabilities into a loss over the trained tokens, weighted by `config.aggregate`. `with_logprobs`: the metrics
-    also hold `logprob_BT`, before the update.
-    Gradients are accumulated over the micro-batches of `fit_to_mesh`. Token weights are those of the whole batch, so
-    the number of micro-batches changes only rounding. Empty micro-batches at the end are not computed;
-    the metric `packing_efficiency` is the share of real tokens in the others.
+    `batch`: `config.minibatch_rows` packed rows of `config.seq_len`. `temperature`: that of sampling. `with_logprobs`:
+    the metrics also hold `logprob_BT`, before the update. Gradients are accumulated over the micro-batches of
+    `fit_to_mesh`, with the token weights of the whole batch. Empty micro-batches at the end are not computed; the
+    metric `packing_efficiency` is the share of real tokens in the others.
 
     A gradient that is not finite leaves the state unchanged and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a batch evenly.
     """
     config, optimizer = fit_to_mesh(config, mesh), optax.with_extra_args_support(optimizer)
-    state_shardings = _shardings(abstract_state(model_config, optimizer, mesh))
+    state_shardings = jax.tree.map(lambda x: x.sharding, abstract_state(model_config, optimizer, mesh))
     axes_BT = ("batch", None)
     param_axes = jax.tree.map(lambda spec: spec.axes, lora.trainable_specs(model_config))
     base_axes = qwen.param_axes(model_config) if model_config.lora_rank else None
@@ -182,8 +176,6 @@ def make_update(
     def update(
         state: TrainState, batch: PackedBatch, base: Params | None = None, training_step: ArrayLike = 0
     ) -> tuple[TrainState, Metrics]:
-        if jax.sharding.get_abstract_mesh().empty:
-            raise ValueError("the update was called without a mesh: call it under jax.set_mesh")
         batch = jax.tree.map(lambda x: constrain(x, axes_BT), batch)
         weight_BT = masked.token_weights(
             batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
@@ -212,8 +204,3 @@ def make_update(
 
     # Without out_shardings the compiler may choose others, and the second call compiles again.
     return jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, None))
-
-
-def _shardings(abstract: TrainState) -> TrainState:
-    """The same tree with the sharding in place of each array."""
-    return jax.tree.map(lambda x: x.sharding, abstract)

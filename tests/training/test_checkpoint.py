@@ -8,6 +8,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import fsspec
 import jax
@@ -145,6 +146,9 @@ def test_a_step_is_saved_again_while_its_failed_write_still_writes(nano, optimiz
     state, target = run(None, 0), abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
     with Checkpoints(tmp_path, keep=2) as checkpoints, monkeypatch.context() as patch:
         checkpoints.save(6, state, nano.model, META)
+        failure = mock.patch.object(checkpoints._manager, "wait_until_finished", side_effect=OSError("disk full"))
+        with failure, pytest.raises(OSError, match=r"cannot write a checkpoint in .*disk full"):
+            checkpoints.wait()
         checkpoints.wait()
         (tmp_path / "7.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
         patch.setattr(shutil, "rmtree", never_empty)

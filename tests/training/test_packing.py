@@ -193,22 +193,6 @@ def test_a_shared_prefix_ends_before_the_first_trained_token():
     np.testing.assert_array_equal(rows.segment_BT, [[1, 1, 1, 1, 1, 2, 2, 2]])
 
 
-def test_rows_are_not_ordered_by_length():
-    examples = [plain(ROW_TOKENS - i % 12) for i in range(48)]
-    rows = pack(examples, ROW_TOKENS, 1, np.random.default_rng(0))
-    tokens_B = (rows.segment_BT > 0).sum(axis=1)
-    assert (np.diff(tokens_B) > 0).any() and (np.diff(tokens_B) < 0).any()
-
-
-def test_split_covers_the_rows_in_order():
-    rows = pack([plain(20) for _ in range(6)], ROW_TOKENS, 2, np.random.default_rng(0))
-    parts = list(rows.split(2))
-    assert len(parts) == 3 and all(part.ref_logprob_BT is None for part in parts)
-    np.testing.assert_array_equal(np.concatenate([part.ids_BT for part in parts]), rows.ids_BT)
-    with pytest.raises(ValueError, match="4"):
-        next(rows.split(4))
-
-
 def test_invalid_examples_are_refused_in_one_line():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"25 tokens.*row of 24.*training\.seq_len"):
