@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.jsonl import decode_float, encode_float, encode_line, parse_object
+from memsearcher_jax.jsonl import decode_float, encode_floats, encode_line, parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trackers import TensorBoard, TrackerName, WeightsAndBiases
 
@@ -49,26 +49,23 @@ class MetricsWriter:
             self._last_step = _drop_steps(path, resume_step)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
         self._size, self._pending = path.stat().st_size, b""  # of complete lines, and lines that are not written yet
-        settings = settings or {}
-        self._trackers = [
-            TensorBoard(directory, resume_step) if name == "tensorboard" else WeightsAndBiases(directory, settings)
-            for name in trackers
-        ]
+        self._trackers: list[TensorBoard | WeightsAndBiases] = []
+        if "tensorboard" in trackers:
+            self._trackers.append(TensorBoard(directory, resume_step))
+        if "wandb" in trackers:
+            self._trackers.append(WeightsAndBiases(directory, settings or {}))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step. Values are Python, numpy or zero-dimensional device numbers; steps ascend.
 
         Raises:
-            ValueError: the step is not after the last one, a metric is called "step", or a value is not a scalar.
+            ValueError: the step is not after the last one, or a metric is called "step".
             OSError: the line cannot be written; it is kept, and the next call writes it too.
         """
-        step = operator.index(step)
-        if step <= self._last_step:
-            raise ValueError(f"metrics of step {step} follow those of step {self._last_step}: steps must ascend")
-        if "step" in metrics:
-            raise ValueError('a metric is called "step", which is reserved for the step number: rename it')
-        values = {name: _as_float(name, value) for name, value in metrics.items()}
-        line = encode_line({"step": step} | {name: encode_float(value) for name, value in values.items()})
+        if step <= self._last_step or "step" in metrics:
+            raise ValueError(f"step {step} after step {self._last_step}: steps ascend, and no metric is called step")
+        values = {name: float(value) for name, value in metrics.items()}
+        line = encode_line({"step": step} | encode_floats(values))
         self._pending, self._last_step = self._pending + line.encode(), step
         for tracker in self._trackers:
             tracker.log(step, values)
@@ -109,30 +106,19 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     if not path.is_file():
         raise FileNotFoundError(f"no metrics at {path}")
     complete, _, _incomplete = path.read_bytes().rpartition(b"\n")
-    return [_read_line(f"{path}:{number}", line) for number, line in enumerate(complete.split(b"\n"), 1) if line]
-
-
-def _read_line(where: str, line: bytes) -> Metrics:
-    record = parse_object(where, line)
-    step = record.pop("step", None)
-    if type(step) is not int:
-        raise ValueError(f"{where}: 'step' is not an integer")
-    try:
-        return {"step": step} | {name: decode_float(value) for name, value in record.items()}
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    steps = []
+    for number, line in enumerate(filter(None, complete.split(b"\n")), 1):
+        record = parse_object(f"{path}:{number}", line)
+        try:
+            values = {name: decode_float(value) for name, value in record.items()}
+            steps.append(values | {"step": operator.index(record["step"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{number}: no metrics of a step ({error})") from error
+    return steps
 
 
 def _drop_steps(path: Path, first_dropped: int) -> int:
     """Remove the steps from `first_dropped` on and an incomplete last line; return the last step that remains."""
     kept = [metrics for metrics in read_metrics(path) if metrics["step"] < first_dropped]
-    lines = (encode_line({name: encode_float(value) for name, value in metrics.items()}) for metrics in kept)
-    atomic_write(path, "".join(lines).encode())
+    atomic_write(path, "".join(encode_line(encode_floats(metrics)) for metrics in kept).encode())
     return int(kept[-1]["step"]) if kept else -1
-
-
-def _as_float(name: str, value: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"metric {name!r} is not a scalar: {error}") from error

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -17,25 +18,18 @@ from rich.text import Text
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, MetricName
 
 # The metrics of a step that are displayed, in this order, with their format.
-DISPLAYED: tuple[tuple[str, str], ...] = (
-    (MetricName.REWARD, "reward {:.3f}"),
-    (MetricName.EXACT_MATCH, "EM {:.3f}"),
-    (MetricName.ACCURACY, "accuracy {:.3f}"),
-    (MetricName.TURNS, "turns {:.1f}"),
-    (MetricName.TOKENS_PER_SECOND, "{:,.0f} tok/s"),
-    (MetricName.PASSAGES_PER_SECOND, "{:,.0f} passages/s"),
-)
+DISPLAYED = {
+    **{MetricName.REWARD: "reward {:.3f}", MetricName.EXACT_MATCH: "EM {:.3f}"},
+    **{MetricName.ACCURACY: "accuracy {:.3f}", MetricName.TURNS: "turns {:.1f}"},
+    **{MetricName.TOKENS_PER_SECOND: "{:,.0f} tok/s", MetricName.PASSAGES_PER_SECOND: "{:,.0f} passages/s"},
+}
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """One line with the metrics of `DISPLAYED`, then the seconds of each phase."""
-    parts = [form.format(metrics[name]) for name, form in DISPLAYED if name in metrics]
-    phases = [
-        f"{name.removeprefix(PHASE_PREFIX)} {value:.1f}s"
-        for name, value in metrics.items()
-        if name.startswith(PHASE_PREFIX)
-    ]
-    return "  ".join(parts + phases)
+    parts = [form.format(metrics[name]) for name, form in DISPLAYED.items() if name in metrics]
+    phases = {name.removeprefix(PHASE_PREFIX): value for name, value in metrics.items() if PHASE_PREFIX in name}
+    return "  ".join(parts + [f"{phase} {seconds:.1f}s" for phase, seconds in phases.items()])
 
 
 class Progress:
@@ -56,11 +50,10 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._label, self._total, self._done = label, total, done
+        self._label, self._total, self._done, self._first_done = label, total, done, done
         self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
-        self._started = self._printed = clock()
-        self._first_done = done
-        self._metrics, self._activity, self._began = "", "", self._started
+        self._started = self._printed = self._began = clock()
+        self._metrics = self._activity = ""
         self._closed = threading.Event()
         self._live: Live | None = None
         console = Console(file=self._stream)
@@ -130,6 +123,4 @@ class Progress:
     def _time_left(self) -> str:
         """Estimated from the items that this process completed, without those of an interrupted run."""
         seconds_each = (self._clock() - self._started) / max(self._done - self._first_done, 1)
-        seconds = round(seconds_each * max(self._total - self._done, 0))
-        hours, minutes = seconds // 3600, seconds // 60 % 60
-        return f"{hours}:{minutes:02d}:{seconds % 60:02d}"
+        return str(timedelta(seconds=round(seconds_each * max(self._total - self._done, 0))))

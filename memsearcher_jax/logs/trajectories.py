@@ -15,7 +15,8 @@
                              "observation", "rewrite", "new_memory"}]},
      "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1],    one entry per token in all three
                    "version": training steps of the policy that sampled it}],
-     "transcript": ChatML text of the last context}
+     "transcript": ChatML text of the last context,
+     "tool_results": [{"tool", "arguments", "text", "error", "lost"}]    of tools of the run's own, absent without}
 
 Non-finite numbers are encoded as in `memsearcher_jax.jsonl`. Everything else is read back equal to what was written,
 provided that a problem's metadata contains only JSON values. `zcat FILE | head -1 | python -m json.tool` shows one.
@@ -43,6 +44,7 @@ from memsearcher_jax.types import (
     SearchResult,
     StopReason,
     Stream,
+    ToolResult,
     Trajectory,
     TrajectorySummary,
     Turn,
@@ -120,17 +122,16 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def truncate_incomplete(path: Path) -> None:
-    """Remove the bytes after the last complete line of a log, if there is one."""
-    if not path.exists():
-        return
-    complete = max((end for end, _ in _gzip_members(path)), default=0)
-    if path.stat().st_size > complete:  # a complete file is not touched
-        os.truncate(path, complete)
+    """Remove the bytes after the last complete line of a log, if there is one; a complete file is not touched."""
+    if path.exists():
+        complete = max((end for end, _ in _gzip_members(path)), default=0)
+        if path.stat().st_size > complete:
+            os.truncate(path, complete)
 
 
 def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:
     """(end offset, text) of each complete member. Only a truncated last member is skipped; other errors are damage."""
-    end, text, member = 0, [], zlib.decompressobj(_GZIP_WBITS)
+    text, member = [], zlib.decompressobj(_GZIP_WBITS)
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
             while chunk:
@@ -138,13 +139,12 @@ def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:
                     text.append(member.decompress(chunk))
                 except zlib.error as error:
                     raise ValueError(
-                        f"{path}: compressed data is damaged after byte {end} ({error}): move the file away; "
+                        f"{path}: compressed data is damaged ({error}): move the file away; "
                         "--resume then answers its questions again"
                     ) from error
                 chunk = member.unused_data
                 if member.eof:
-                    end = file.tell() - len(chunk)
-                    yield end, b"".join(text)
+                    yield file.tell() - len(chunk), b"".join(text)
                     text, member = [], zlib.decompressobj(_GZIP_WBITS)
 
 
@@ -164,6 +164,8 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
         "contexts": list(map(encode_context, trajectory.contexts)),
         "transcript": trajectory.transcript,
     }
+    if trajectory.tool_results:
+        record["tool_results"] = list(map(asdict, trajectory.tool_results))
     try:
         return encode_line(record).encode()
     except (TypeError, ValueError) as error:
@@ -180,8 +182,9 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         turns = tuple(map(_decode_turn, outcome["turns"]))
         outcome = Outcome(StopReason(outcome["stop"]), outcome["answer"], turns, outcome["counts"], outcome["error"])
         contexts = tuple(map(decode_context, record["contexts"]))
+        tool_results = tuple(ToolResult(**result) for result in record.get("tool_results", ()))
         return ScoredTrajectory(
-            Trajectory(problem, record["rollout"], outcome, contexts, record["transcript"]),
+            Trajectory(problem, record["rollout"], outcome, contexts, record["transcript"], tool_results),
             decode_float(record["reward"]),
             record["reason"],
             {name: decode_float(value) for name, value in record["scores"].items()},
@@ -195,37 +198,28 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
-    return {
-        "ids": context.ids,
-        "logprobs": [encode_float(value) for value in context.logprobs],
-        "sampled": [int(flag) for flag in context.sampled],
-        "version": context.version,
-    }
+    sampled = [int(flag) for flag in context.sampled]
+    logprobs = encode_floats(context.logprobs)
+    return {"ids": context.ids, "logprobs": logprobs, "sampled": sampled, "version": context.version}
 
 
 def decode_context(context: dict[str, Any]) -> Context:
     """The inverse of `encode_context`. Raises KeyError, TypeError or ValueError."""
-    fields = {name: value for name, value in context.items() if name != "log_kept"}  # which version 0.2.0 wrote
-    decoded = Context(
-        tuple(fields.pop("ids")),
-        tuple(map(decode_float, fields.pop("logprobs"))),
-        tuple(map(bool, fields.pop("sampled"))),
-        **fields,
-    )
+    fields: dict[str, Any] = {name: value for name, value in context.items() if name != "log_kept"}  # of version 0.2.0
+    for name, decode in {"ids": int, "logprobs": decode_float, "sampled": bool}.items():
+        fields[name] = tuple(map(decode, fields[name]))
+    decoded = Context(**fields)
     if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
         raise ValueError("a context's ids, logprobs and sampled differ in length")
     return decoded
 
 
 def _decode_turn(turn: dict[str, Any]) -> Turn:
+    results = []
+    for result in turn["results"]:
+        passages = (Passage(**passage | {"score": decode_float(passage["score"])}) for passage in result["passages"])
+        results.append(SearchResult(tuple(passages), result["error"]))
     queries = tuple(Query(**query) for query in turn["queries"])
-    results = (
-        SearchResult(
-            tuple(Passage(**passage | {"score": decode_float(passage["score"])}) for passage in result["passages"]),
-            result["error"],
-        )
-        for result in turn["results"]
-    )
     return Turn(**turn | {"calls": tuple(turn["calls"]), "queries": queries, "results": tuple(results)})
 
 
