@@ -5,7 +5,7 @@ python launch/tpu_train.py --config tiny_react
 
 from dataclasses import replace
 
-from memsearcher_jax.agent.config import AgentConfig, WorkflowName
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.configs.qwen import search_r1_3b
 from memsearcher_jax.configs.tiny import tiny
@@ -37,7 +37,7 @@ def tiny_direct() -> RunConfig:
     return _baseline(tiny(), "direct")
 
 
-def _baseline(base: RunConfig, workflow: WorkflowName) -> RunConfig:
+def _baseline(base: RunConfig, workflow: str) -> RunConfig:
     """`base` with another workflow, from weights that know its protocol."""
     return replace(
         base,

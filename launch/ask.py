@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,7 @@ from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.report import console as show
 from memsearcher_jax.types import (
+    Call,
     Completion,
     Generate,
     Outcome,
@@ -179,11 +181,14 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malfo
 def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     """A person is the policy and sees what the model would see."""
     from memsearcher_jax.rl import setup
-    from memsearcher_jax.rl.search_executor import search_all
+    from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
 
-    agent = setup.evaluation_agent(run.config)
+    agent, config = setup.evaluation_agent(run), run.config.agent
     assert isinstance(agent, QuestionAgent), "others do not take --human"
-    system = agent.prompts.system
+    system = agent.prompts.with_tools(agent.tools).system
+    clip = partial(run.tokenizer.clip, limit=config.observation_tokens)
+    tools = {tool.name: tool_backend(tool, config.tool_timeout, clip=clip) for tool in run.tools}
+    backends = {"": search_backend(run.searcher), **tools}
 
     def answer(problem: Problem, console: Console) -> Outcome:
         console.print(show.safe_text(system, "dim"))
@@ -196,7 +201,7 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
             return Completion("\n".join(lines))
 
         workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
-        return run_workflow(workflow, generate, lambda request: search_all(run.searcher, [request])[0])
+        return run_workflow(workflow, generate, lambda request: respond(backends, request))
 
     return answer
 
@@ -214,7 +219,10 @@ def show_workflow(
             request = workflow.send(response)
         except StopIteration as end:
             return end.value
-        if isinstance(request, Search):
+        if isinstance(request, Call):
+            response = yield request
+            show.show_call(response, console)
+        elif isinstance(request, Search):
             response = yield request
             for query, result in zip(request.queries, response, strict=True):
                 show.show_search(query, result, console)

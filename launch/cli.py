@@ -25,12 +25,13 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from memsearcher_jax import python_files
 from memsearcher_jax.config import RunConfig, check, check_ranges, differences, from_dict, to_dict
 from memsearcher_jax.launch import help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import is_export, read_export_config
-from memsearcher_jax.runtime.inputs import with_absolute_paths, with_own_inputs
+from memsearcher_jax.runtime.inputs import own_code, require_same_code, with_absolute_paths, with_own_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -146,6 +147,14 @@ def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: Flags
     return flags
 
 
+def code_words(config: RunConfig) -> list[str]:
+    """The flags that name the user's code of a run, as a command that opens it needs them."""
+    words: dict[str, list[str]] = {}
+    for value, name in own_code(config).items():
+        words.setdefault(f"--{name}", []).append(value)
+    return [word for name, values in words.items() for word in (name, *values)]
+
+
 def is_address(path: object) -> bool:
     """Whether this is an address such as gs://BUCKET/DIR rather than a local path."""
     return re.match(r"[a-z][a-z0-9+.-]*:/", str(path)) is not None
@@ -165,16 +174,14 @@ def load_preset(name: str) -> RunConfig:
     """
     packaged = presets()
     file = Path(name) if name.endswith(".py") else packaged.get(name, Path(name))
-    spec = importlib.util.spec_from_file_location(f"preset_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
+    if not file.is_file() or file.suffix != ".py":
         names = ", ".join(sorted(packaged))
         raise ValueError(f"no preset {name!r}: choose one of {names}, or give the path of a preset file")
-    module, function = importlib.util.module_from_spec(spec), name if name in packaged else file.stem
+    module, function = python_files.load(file, "--config"), name if name in packaged else file.stem
     try:
-        spec.loader.exec_module(module)
         preset = getattr(module, function)()
     except Exception as error:  # a user's file may raise anything
-        raise ValueError(f"{file}: {function}() failed with {type(error).__name__}: {error}") from error
+        raise ValueError(f"--config {python_files.located(error, str(file.absolute()))}") from error
     if not isinstance(preset, RunConfig):
         raise ValueError(f"{file}: {function}() must return a RunConfig, it returned {type(preset).__name__}")
     return from_dict(to_dict(preset))
@@ -244,6 +251,8 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     if run_folder or export:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
+    if (folder := run_folder or export) and not source.config:
+        require_same_code(folder, base, flags.run, words)
     if checkpoint is None:
         return flags
     if not checkpoint.is_dir() and not hub.is_repository(str(checkpoint)):
@@ -261,6 +270,7 @@ def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[s
         raise ValueError("--resume needs --out, the directory of the run to continue")
     stored = read_run_config(out)
     flags = _with_overrides(command, source, stored, words)
+    require_same_code(out, stored, flags.run, words)
     flags = replace(flags, run=hub.pinned(flags.run, stored))
     for name, then, now in differences(stored, flags.run):
         if name.startswith("model.") and name not in RESUMABLE_MODEL_SETTINGS:

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from memsearcher_jax.agent.config import WorkflowName
 from memsearcher_jax.agent.prompts import with_workflow
-from memsearcher_jax.agent.registry import AGENTS
+from memsearcher_jax.agent.registry import agent_class
 from memsearcher_jax.agent.reward import exact_match
 from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
@@ -34,6 +33,7 @@ from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
+from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, summarize_evaluation
 from memsearcher_jax.runtime import hub, preemption
@@ -57,10 +57,10 @@ class Evaluate(cli.Command, cli.ResumableSource):
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
     """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for
     the paper's seven; web_questions is held out."""
-    workflow: Annotated[WorkflowName | None, tyro.conf.arg(metavar="NAME")] = None
+    workflow: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
     """The agent to evaluate, with its packaged prompts. Default: that of the settings. memalpha reads streams; for
     comparison, --memalpha.answer_from long_context or rag answers from the stream itself."""
-    join_timeout: int = preemption.JOIN_SECONDS
+    join_timeout: JoinSeconds = preemption.JOIN_SECONDS
     """Seconds within which all hosts of one slice must start."""
 
     def with_settings(self) -> Evaluate:
@@ -71,7 +71,7 @@ class Evaluate(cli.Command, cli.ResumableSource):
             test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
             config = replace(config, data=replace(config.data, train=(), mixture="", test=test))
         if self.workflow:
-            data = replace(config.data, synthetic=AGENTS[self.workflow].synthetic_data)
+            data = replace(config.data, synthetic=agent_class(self.workflow).synthetic_data)
             config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)
         return replace(self, run=config)
 

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
             start(tpu_train.__file__, folder, own, environment)
         test = folder / "test"
         if not (done and has_ended(test) and read_results(test)["lost"] == 0):
-            start(evaluate.__file__, test, ["--checkpoint", str(folder)], environment)
+            start(evaluate.__file__, test, ["--checkpoint", str(folder), *cli.code_words(config)], environment)
         points.append(SweepPoint.from_results(value, read_results(test)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": [point.to_json() for point in points]})
     plot_sweep(flags.out / "sweep.png", name, points)

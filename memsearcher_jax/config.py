@@ -16,10 +16,12 @@ from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.registry import make_agent
+from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.python_files import load_named
 from memsearcher_jax.ranges import Seed, contains, describe
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfig
@@ -98,7 +100,7 @@ def _check_agent(config: RunConfig, agent: Agent) -> None:
         f"set it to {agent.synthetic_data}, or data.train and data.test to files",
     )
     _require(
-        agent.rewards_per == "context" or rl.advantage_scope == "trajectory",
+        agent.rewards_per == "context" or rl.advantage_scope == "trajectory" or config.reward.function != "",
         f"rl.advantage_scope {rl.advantage_scope} needs a reward for each context, and agent.workflow "
         f"{workflow} has one for each trajectory: set it to trajectory",
     )
@@ -107,6 +109,15 @@ def _check_agent(config: RunConfig, agent: Agent) -> None:
         f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {workflow} has one "
         "context for all turns: set it to 0, or choose memsearcher",
     )
+    _require(
+        agent.calls_tools or not (config.agent.tools or config.agent.replay),
+        f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay",
+    )
+    for file in config.agent.tools:
+        if not file.startswith("mcp:"):
+            file_tools(file)
+    if function := config.reward.function:
+        _require(callable(load_named(function, "reward.function")), f"reward.function {function}: is no function")
     _require(
         config.agent.default_top_n <= config.agent.max_top_n,
         f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",
@@ -254,9 +265,20 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def differences(first: RunConfig, second: RunConfig) -> list[tuple[str, Any, Any]]:
-    """(name, value in the first, value in the second) of every setting in which they differ."""
+    """(name, value in the first, value in the second) of every setting in which they differ.
+
+    Python files are compared by name: where one may have moved, its hash is compared.
+    """
     other = settings(second)
-    return [(name, value, other[name]) for name, value in settings(first).items() if value != other[name]]
+    return [
+        (name, value, other[name]) for name, value in settings(first).items() if _named(value) != _named(other[name])
+    ]
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_named, value))
+    return value.rpartition("/")[2] if isinstance(value, str) and value.endswith(".py") else value
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

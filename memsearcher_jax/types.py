@@ -152,6 +152,25 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Run a tool of the run's own. Response: a `ToolResult`."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a tool returned for a `Call`, or the `error`, in one line, because of which it returned nothing."""
+
+    tool: str
+    arguments: dict[str, Any]
+    text: str = ""
+    error: str = ""
+    lost: bool = False  # the tool's server is gone, which says nothing about the call
+
+
+@dataclass(frozen=True)
 class Passage:
     """A retrieved passage. `contents` is the title in quotes, a newline and the text: the FlashRAG format."""
 
@@ -204,7 +223,7 @@ class StopReason(enum.Enum):
     FORGED_TURN = "forged_turn"  # a generation started another chat turn
     BAD_MEMORY = "bad_memory"  # the rewrite contained no memory
     CONTEXT_FULL = "context_full"
-    SEARCH_FAILED = "search_failed"
+    SEARCH_FAILED = "search_failed"  # or a tool's server is gone
     FAULT = "fault"  # the workflow raised an exception
     NOT_FINITE = "not_finite"  # the policy's logits were NaN or infinite
 
@@ -244,7 +263,7 @@ class Outcome:
     error: str = ""
 
 
-Workflow = Generator[Generate | Search, Any, Outcome]
+Workflow = Generator[Generate | Search | Call, Any, Outcome]
 
 
 @dataclass(frozen=True)
@@ -266,6 +285,7 @@ class Trajectory:
     outcome: Outcome
     contexts: tuple[Context, ...]
     transcript: str  # ChatML text of the last context, with markup in untrusted text escaped
+    tool_results: tuple[ToolResult, ...] = ()  # of all its calls, in order
 
 
 @dataclass(frozen=True)

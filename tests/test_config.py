@@ -33,10 +33,6 @@ def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def test_the_defaults_are_valid():
-    assert check(RunConfig()) == RunConfig()
-
-
 def test_every_number_has_a_range():
     numbers = {
         name
@@ -44,11 +40,6 @@ def test_every_number_has_a_range():
         if is_number(value) or (isinstance(value, tuple) and (any(map(is_number, value)) or name in EMPTY_BY_DEFAULT))
     }
     assert numbers == set(intervals())
-
-
-def test_no_range_allows_nonfinite_numbers():
-    for interval in intervals().values():
-        assert not any(contains(interval, value) for value in (math.nan, math.inf, -math.inf, -2))
 
 
 def test_every_setting_has_a_docstring():
@@ -160,13 +151,6 @@ def test_a_value_out_of_range_is_an_error(name, value, message):
         check(changed(**{name.replace(".", "__"): value}))
 
 
-def test_settings_have_qualified_names_in_field_order():
-    named = settings(changed(rl__steps=7))
-    assert named["rl.steps"] == 7
-    assert named["data.encyclopedia.hops"] == (1, 2, 3)
-    assert next(iter(named)) == "seed"
-
-
 def test_differences_lists_changed_settings():
     first, second = changed(rl__steps=7), changed(seed=3)
     assert differences(first, second) == [("seed", 0, 3), ("rl.steps", 7, 662)]
@@ -192,15 +176,6 @@ def test_a_config_round_trips_through_json(seed, buckets, rate, files, save_traj
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_omitted_settings_have_their_defaults():
-    assert from_dict({"rl": {"steps": 7}}) == changed(rl__steps=7)
-
-
-def test_an_integer_is_accepted_for_a_float():
-    temperature = from_dict({"sampling": {"temperature": 1}}).sampling.temperature
-    assert (temperature, type(temperature)) == (1.0, float)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -214,11 +189,8 @@ def test_an_integer_is_accepted_for_a_float():
         ({"model": {"path": None}}, "model.path is None: it must be of type str"),
         ({"data": {"train": "x"}}, "data.train is 'x': it must be a list"),
         ({"sampling": {"prefill_buckets": [1, "2"]}}, "sampling.prefill_buckets is '2': it must be of type int"),
-        (
-            {"agent": {"workflow": "chat"}},
-            "agent.workflow is 'chat': it must be one of memsearcher, react, search_r1, direct, rag",
-        ),
-        ({"agent": {"workflow": ["react"]}}, r"agent.workflow is \['react'\]: it must be one of"),
+        ({"reward": {"metric": "bleu"}}, "reward.metric is 'bleu': it must be one of f1, exact_match"),
+        ({"reward": {"metric": ["f1"]}}, r"reward.metric is \['f1'\]: it must be one of"),
     ],
 )
 def test_invalid_json_values_are_errors(values, message):

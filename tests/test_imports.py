@@ -12,11 +12,11 @@ PACKAGE = "memsearcher_jax"
 
 # What a package may import in addition to itself and the standard library: modules of this package or distributions.
 # A name includes all its submodules.
-NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer")
-TYPES, JSONL, RANGES, LOCK, ANALYZER = (f"{PACKAGE}.{name}" for name in NAMES)
+NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer", "python_files")
+TYPES, JSONL, RANGES, LOCK, ANALYZER, PYTHON_FILES = (f"{PACKAGE}.{name}" for name in NAMES)
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
-    "agent": {TYPES, RANGES, "json_repair", "pyrsistent", "rouge_score"},
+    "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s", "httpx2"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},
@@ -34,12 +34,13 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
     RANGES,
     LOCK,
     ANALYZER,
+    PYTHON_FILES,
     "numpy",
     "jax",
 }
 # Each of these packages may import the preceding ones.
 PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
-PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers"}
+PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers", "mcp"}
 PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
 PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.runtime"}
 PACKAGES["serving"] = (
@@ -50,10 +51,11 @@ MODULES = {
     "analyzer": set(),
     "file_lock": set(),
     "jsonl": set(),
+    "python_files": set(),
     "types": set(),
     "ranges": {"annotated_types"},
     # Every command imports it before JAX; a test below checks that it does not import JAX.
-    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {JSONL, RANGES, "annotated_types"},
+    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {JSONL, RANGES, PYTHON_FILES, "annotated_types"},
 }
 OUTSIDE = {
     "configs": {PACKAGE},

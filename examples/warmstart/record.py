@@ -12,9 +12,9 @@ from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.rl.scripted import scripted_trajectory
-from memsearcher_jax.rl.search_executor import search_all
 from memsearcher_jax.rl.setup import Run, open_tokenizer
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.types import (
     Context,
     Outcome,
@@ -49,7 +49,7 @@ def demonstrate(run: Run, problems: Iterable[Problem], make_policy: Callable) ->
         policy = make_policy(problem)
 
         def search(request: Search, policy: Callable = policy) -> tuple[SearchResult, ...]:
-            policy.results = search_all(run.searcher, [request])[0]
+            policy.results = respond({"": search_backend(run.searcher)}, request)
             return policy.results
 
         workflow = run.agent.start(problem, run.tokenizer)

@@ -70,6 +70,7 @@ class Agent(abc.ABC):
     config: AgentConfig
     reward: RewardConfig = field(default_factory=RewardConfig)
     memalpha: MemalphaConfig = field(default_factory=MemalphaConfig)
+    tools: tuple[dict[str, Any], ...] = ()  # JSON schemas of the run's own, with name, description and parameters
 
     searches: ClassVar[bool] = False
     """Whether its workflow yields `Search`, so that a run opens an index."""
@@ -77,6 +78,8 @@ class Agent(abc.ABC):
     """Whether one context holds all turns: such a trajectory cannot go on under other weights."""
     keeps_memory: ClassVar[bool] = False
     """Whether a context shows a memory that the policy wrote."""
+    calls_tools: ClassVar[bool] = False
+    """Whether its workflow yields `Call` for tools of the run's own."""
     rewards_per: ClassVar[Literal["trajectory", "context"]] = "trajectory"
     needs_completers: ClassVar[bool] = False
     """Whether its rewards ask an answerer."""
@@ -164,8 +167,8 @@ class QuestionAgent(Agent):
         return load(self.config)
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
-        workflow = type(self).workflow
-        return workflow(problem.question, config=self.config, prompts=self.prompts, token_counter=token_counter)
+        prompts, workflow = self.prompts.with_tools(self.tools), type(self).workflow
+        return workflow(problem.question, config=self.config, prompts=prompts, token_counter=token_counter)
 
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         return [self._score(trajectory) for trajectory in trajectories]
@@ -208,7 +211,7 @@ class QuestionAgent(Agent):
         }
 
     def template_tokens(self, tokenizer: PromptTokenizer) -> int:
-        return self.prompts.template_tokens(self.config.max_calls, tokenizer)
+        return self.prompts.with_tools(self.tools).template_tokens(self.config.max_calls, tokenizer)
 
     def numbers(self, summary: TrajectorySummary) -> dict[str, float]:
         """Its searches, and by kind whether its answer is wrong."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memsearcher_jax.ranges import Count, CountOrZero, Probability
-
-WorkflowName = Literal["memsearcher", "react", "search_r1", "direct", "rag", "memalpha"]
-"""The keys of `agent.registry.WORKFLOWS`, spelled out for the parser of command lines."""
+from memsearcher_jax.ranges import Count, CountOrZero, Positive, Probability
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,9 @@ class RewardConfig:
     evidence: Probability = 0.0
     """Process reward: added times the fraction of the question's supporting titles that the last memory names. Needs a
     workflow with a memory; a question without supporting titles adds 0."""
+    function: str = ""
+    """A reward of one's own: FILE.py with a function of the file's name, which gets the trajectories of one problem and
+    returns a number for each, or a number for each of its contexts (docs/extend.md). The agent's metrics stay."""
 
 
 PAPER_REWARD = RewardConfig()
@@ -38,10 +38,17 @@ PAPER_REWARD = RewardConfig()
 class AgentConfig:
     """The workflow and its limits in one trajectory. The defaults are the paper's training settings."""
 
-    workflow: WorkflowName = "memsearcher"
+    workflow: str = "memsearcher"
     """The agent: a compact memory (memsearcher), the complete history (react), the complete history in the protocol of
-    Search-R1 (search_r1), one reply without a search (direct), one reply after a search for the question (rag), or a
-    memory that is filled from a stream, then queried (memalpha)."""
+    Search-R1 (search_r1), one reply without a search (direct), one reply after a search for the question (rag), a
+    memory that is filled from a stream, then queried (memalpha), or one's own: FILE.py (docs/extend.md)."""
+    tools: tuple[str, ...] = ()
+    """Tools of one's own, besides the search: FILE.py, whose public functions they are, mcp:http://HOST/mcp or
+    mcp:COMMAND (docs/extend.md)."""
+    replay: str = ""
+    """A run whose recorded results answer the calls of its tools, which need not be there."""
+    tool_timeout: Positive = 30.0
+    """Seconds after which a call of a tool has failed."""
     prompts: str = "memsearcher"
     """Name of a packaged template set, or a folder with a set (see agent/prompts.py)."""
     max_turns: Count = 5
@@ -59,7 +66,7 @@ class AgentConfig:
     carry_memory: bool = True
     """Carry the memory from turn to turn; False empties it after every turn, as an ablation."""
     observation_tokens: Count = 4096
-    """Token budget of the search results of one turn; passages are clipped to share it."""
+    """Token budget of the search results of one turn; passages are clipped to share it. Also of one tool's result."""
     max_calls: Count = 5
     """Maximum tool calls of one reply; further calls are ignored and counted."""
     default_top_n: Count = 5

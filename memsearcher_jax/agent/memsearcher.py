@@ -68,6 +68,7 @@ class MemSearcher(QuestionAgent):
 
     workflow = staticmethod(memsearcher)
     searches = True
+    calls_tools = True
     keeps_memory = True
 
     def check(self) -> None:

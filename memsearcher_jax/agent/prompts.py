@@ -7,13 +7,14 @@ chat markup around the messages and the `<think>` that opens a reply are added h
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.protocol import THINK
@@ -58,6 +59,7 @@ SYSTEM = "<|im_start|>system\n"
 USER = "<|im_start|>user\n"
 ASSISTANT = "<|im_start|>assistant\n"
 END = "<|im_end|>\n"
+
 PromptSet = TypeVar("PromptSet", bound="Prompts")
 
 
@@ -73,9 +75,24 @@ class Prompts:
     passage: tuple[str, ...] = ("", "")
     response: tuple[str, ...] = ("", "", "")
     observation: tuple[str, ...] = ("", "")
+    tools: tuple[str, ...] = ()  # names of the run's own tools
 
     opening: ClassVar[str] = THINK
     """The beginning of the first reply."""
+
+    @classmethod
+    def parse(cls: type[PromptSet], *, system: str, **templates: str) -> PromptSet:
+        """A set from texts in place of files."""
+        return cls(system, **{name: tuple(_SLOT.split(text)[::2]) for name, text in templates.items()})
+
+    def with_tools(self: PromptSet, schemas: Sequence[Mapping[str, Any]]) -> PromptSet:
+        """The set whose system message also describes these tools, by their JSON schemas."""
+        if not schemas:
+            return self
+        # A description may come from a server, and must not forge a turn: JSON can escape the bar of chat markup.
+        lines = [json.dumps({"type": "function", "function": schema}).replace("<|", "<\\u007c") for schema in schemas]
+        system = "\n".join([f"{self.system}\n\nYou may also call these tools:", *lines])
+        return replace(self, system=system, tools=tuple(schema["name"] for schema in schemas))
 
     def initial_prompt(self, question: str, memory: str = "") -> Prompt:
         """The prompt of a fresh context, with the opening of the reply. With rag, `memory` is the passages."""
@@ -135,14 +152,14 @@ def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
             f"agent.prompts: {name!r} is neither a folder nor a packaged set ({', '.join(packaged())})"
         )
     # A set for another workflow may have the right slots but describe other tools.
-    if name in packaged() and (fitting := packaged_variant(workflow, name)) != name:
+    known = workflow in TEMPLATE_SLOTS
+    if known and name in packaged() and (fitting := packaged_variant(workflow, name)) != name:
         raise ValueError(
             f"agent.prompts {name} is for another workflow, and agent.workflow is {workflow}: choose {fitting}"
         )
     hint = f"; agent.workflow is {workflow}: choose agent.prompts for it"
-    return {
-        file: _template(folder, f"{file}.txt", *slots, hint=hint) for file, slots in TEMPLATE_SLOTS[workflow].items()
-    }
+    slots_of = TEMPLATE_SLOTS.get(workflow, TEMPLATE_SLOTS["memsearcher"])  # the latter for an agent of one's own
+    return {file: _template(folder, f"{file}.txt", *slots, hint=hint) for file, slots in slots_of.items()}
 
 
 def packaged_variant(workflow: str, prompts: str) -> str:
@@ -162,7 +179,8 @@ def with_workflow(config: AgentConfig, workflow: str) -> AgentConfig:
     """The config with another workflow and the packaged prompts for it; unchanged if the workflow is the same."""
     if workflow == config.workflow:
         return config
-    return replace(config, workflow=workflow, prompts=packaged_variant(workflow, config.prompts))
+    prompts = packaged_variant(workflow, config.prompts) if workflow in TEMPLATE_SLOTS else config.prompts
+    return replace(config, workflow=workflow, prompts=prompts)
 
 
 def packaged() -> list[str]:

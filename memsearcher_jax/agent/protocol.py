@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from memsearcher_jax.types import Completion, FinishReason, Query, StopReason
 
@@ -98,6 +99,17 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int) -> Query | str:
         return "invalid top_n"
     # JSON may escape half of a surrogate pair, which no encoder downstream accepts
     return Query(query.encode("utf-8", "replace").decode("utf-8"), min(top_n, max_top_n))
+
+
+def named_call(body: str) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of one tool call; None if it has none."""
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
+    name = call.get("name") if isinstance(call, dict) else None
+    return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def _bodies(text: str, tag: str) -> list[str]:

@@ -51,4 +51,5 @@ class ReAct(QuestionAgent):
 
     workflow = staticmethod(react)
     searches = True
+    calls_tools = True
     has_one_context = True

@@ -1,11 +1,14 @@
-"""The agents that come with the package, by the value of `agent.workflow`.
+"""The agents by the value of `agent.workflow`: those that come with the package, or one in a file of a user's.
 
 Imports neither JAX nor NumPy, so that commands can check their settings before they load them.
 """
 
 from __future__ import annotations
 
-from memsearcher_jax.agent.base import Agent
+import inspect
+from pathlib import Path
+
+from memsearcher_jax.agent.base import Agent, QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.memalpha.agent import Memalpha
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
@@ -13,6 +16,7 @@ from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.agent.react import ReAct
 from memsearcher_jax.agent.search_r1 import SearchR1
 from memsearcher_jax.agent.single_turn import Direct, Rag
+from memsearcher_jax.python_files import load_named
 
 AGENTS: dict[str, type[Agent]] = {
     "memsearcher": MemSearcher,
@@ -27,5 +31,24 @@ AGENTS: dict[str, type[Agent]] = {
 def make_agent(
     config: AgentConfig, reward: RewardConfig | None = None, memalpha: MemalphaConfig | None = None
 ) -> Agent:
-    """The agent that `config.workflow` names."""
-    return AGENTS[config.workflow](config, reward or RewardConfig(), memalpha or MemalphaConfig())
+    """The agent that `config.workflow` names. Raises ValueError or OSError in one line."""
+    return agent_class(config.workflow)(config, reward or RewardConfig(), memalpha or MemalphaConfig())
+
+
+def agent_class(workflow: str) -> type[Agent]:
+    """The class of a workflow: a name of `AGENTS`, or FILE.py. Raises ValueError or OSError in one line."""
+    if not workflow.endswith(".py"):
+        if workflow not in AGENTS:
+            names = ", ".join(AGENTS)
+            raise ValueError(f"agent.workflow is {workflow!r}: it must be one of {names}, or a file FILE.py")
+        return AGENTS[workflow]
+    found = load_named(workflow, "agent.workflow")
+    if isinstance(found, type) and issubclass(found, Agent) and not inspect.isabstract(found):
+        return found
+    if inspect.isgeneratorfunction(found):
+        members = {"workflow": staticmethod(found), "searches": True, "calls_tools": True}
+        return type(Path(workflow).stem, (QuestionAgent,), members | vars(found))
+    raise ValueError(
+        f"agent.workflow {workflow}: {Path(workflow).stem} must be a generator function, or a complete class that "
+        "derives from QuestionAgent or Agent (docs/extend.md)"
+    )

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.types import Completion, Generate, Outcome, Prompt, Search, SearchResult, Workflow
+from memsearcher_jax.types import Completion, Generate, Outcome, Prompt, Workflow
 
 
 def run_workflow(
     workflow: Workflow,
     generate: Callable[[Generate], Completion],
-    search: Callable[[Search], tuple[SearchResult, ...]],
+    tools: Callable[[Any], Any],
 ) -> Outcome:
-    """Answers every request of `workflow` until it returns. Exceptions of `generate` and `search` propagate."""
+    """Answers every request of `workflow` until it returns: `tools` gets `Search` and `Call`. Exceptions propagate."""
     response = None
     while True:
         try:
             request = workflow.send(response)
         except StopIteration as end:
             return end.value
-        response = generate(request) if isinstance(request, Generate) else search(request)
+        response = generate(request) if isinstance(request, Generate) else tools(request)
 
 
 def starts_turn(request: Generate) -> bool:

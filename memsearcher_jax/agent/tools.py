@@ -1,14 +1,15 @@
-"""Runs tool calls: parses them, searches, and fits the results into a token budget."""
+"""Runs tool calls: parses them, searches, calls tools of the run's own, and fits the results into a token budget."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
-from memsearcher_jax.agent.protocol import parse_call
-from memsearcher_jax.types import Query, Search, SearchResult, TextSpan, TokenCounter, Turn
+from memsearcher_jax.agent.protocol import named_call, parse_call
+from memsearcher_jax.types import Call, Passage, Query, Search, SearchResult, TextSpan, TokenCounter, ToolResult, Turn
 
 
 @dataclass(frozen=True)
@@ -18,29 +19,39 @@ class ToolUse:
     turn: Turn  # with the calls that were run, the queries of those that could be parsed, and their results
     message: tuple[TextSpan, ...]  # the user message that shows the results
     counts: dict[str, int]  # calls_ignored, calls_clipped, passages_clipped
-
-    @property
-    def error(self) -> str:
-        """The error of the first failed search; "" if none failed. An unparsable call is not a failed search."""
-        return next((result.error for result in self.turn.results if result.error), "")
+    error: str  # of the first search that failed or tool that is gone; "" if none. A call may be at fault itself
 
 
 def run_tool_calls(
     turn: Turn, bodies: Sequence[str], *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter
-) -> Generator[Search, tuple[SearchResult, ...], ToolUse]:
-    """Runs the first `config.max_calls` calls of a turn; calls and results share `config.observation_tokens`."""
+) -> Generator[Search | Call, Any, ToolUse]:
+    """Runs the first `config.max_calls` calls of a turn; calls and results share `config.observation_tokens`.
+
+    Calls that name a tool of the run's own are `Call` requests, all others are queries of one `Search`.
+    """
     calls = tuple(bodies[: config.max_calls])
-    parsed = [parse_call(body, default_top_n=config.default_top_n, max_top_n=config.max_top_n) for body in calls]
+    parsed = [
+        Call(*named)
+        if (named := named_call(body)) and named[0] in prompts.tools
+        else parse_call(body, default_top_n=config.default_top_n, max_top_n=config.max_top_n)
+        for body in calls
+    ]
     queries = tuple(query for query in parsed if isinstance(query, Query))
-    results = tuple((yield Search(queries)) if queries else ())
-    remaining = iter(results)
-    shown = [next(remaining) if isinstance(query, Query) else SearchResult(error=query) for query in parsed]
+    results: tuple[SearchResult, ...] = tuple((yield Search(queries)) if queries else ())
+    error, remaining, shown = next((result.error for result in results if result.error), ""), iter(results), []
+    for one in parsed:
+        if isinstance(one, Call):
+            result: ToolResult = yield one
+            error = error or (result.error if result.lost else "")
+            shown.append(SearchResult((Passage("", result.text),), result.error))
+        else:
+            shown.append(next(remaining) if isinstance(one, Query) else SearchResult(error=one))
     pairs, clipped = fit_results(calls, shown, config.observation_tokens, prompts, token_counter)
     counts = {"calls_ignored": len(bodies) - len(calls), **clipped}
     message = prompts.tool_message(pairs)
     observation = "".join(span.text for span in message)
     turn = replace(turn, calls=calls, queries=queries, results=results, observation=observation)
-    return ToolUse(turn, message, counts)
+    return ToolUse(turn, message, counts, error)
 
 
 def fair_shares(demands: Sequence[int], budget: int) -> list[int]:

@@ -17,7 +17,17 @@ from rich.text import Text
 from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Outcome, Passage, Problem, Query, SearchResult, StopReason, Trajectory, Turn
+from memsearcher_jax.types import (
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    SearchResult,
+    StopReason,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 MAX_PASSAGE_CHARACTERS = 240
 MAX_SOURCES = 5
@@ -150,6 +160,14 @@ def show_search(query: Query, result: SearchResult, console: Console) -> None:
         line.append("  ").append_text(safe_text(shorten(body, MAX_PASSAGE_CHARACTERS), "dim"))
         line.append("  ").append_text(safe_text(f"[{passage.id}]", "dim"))
         console.print(Padding(line, (0, 0, 0, 4), expand=False))
+
+
+def show_call(result: ToolResult, console: Console) -> None:
+    """Print a call of a tool and its shortened result, or the error."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in result.arguments.items())
+    _section(console, result.tool, safe_text(shorten(arguments, MAX_PASSAGE_CHARACTERS), "bold"))
+    text = safe_text(shorten(result.error or result.text, MAX_PASSAGE_CHARACTERS), "red" if result.error else "dim")
+    console.print(Padding(text, (0, 0, 0, 4), expand=False))
 
 
 def _section(console: Console, title: str, body: RenderableType) -> None:

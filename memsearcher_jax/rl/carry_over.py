@@ -44,6 +44,7 @@ from memsearcher_jax.types import (
     Problem,
     SearchResult,
     StopReason,
+    ToolResult,
     Trajectory,
 )
 
@@ -322,12 +323,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
     """An outcome that the workflow did not return is stored; the others it returns again."""
     fields: dict[str, Any] = {
         "contexts": [encode_context(context) for context in one.contexts],
-        "responses": [
-            [asdict(result) for result in response]
-            if isinstance(response, tuple)
-            else asdict(response) | {"finish": response.finish.value}
-            for response in one.responses
-        ],
+        "responses": list(map(_encode_response, one.responses)),
         "finished": isinstance(one, FinishedWorkflow),
     }
     if isinstance(one, FinishedWorkflow) and one.outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE):
@@ -345,9 +341,18 @@ def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) 
     return FinishedWorkflow(driver.outcome(problem, responses), contexts, responses)
 
 
+def _encode_response(response: Response) -> Any:
+    if isinstance(response, Completion):
+        return asdict(response) | {"finish": response.finish.value}
+    return list(map(asdict, response)) if isinstance(response, tuple) else asdict(response)
+
+
 def _response(fields: Any) -> Response:
+    """The inverse of `_encode_response`."""
     if isinstance(fields, list):
         return tuple(
             SearchResult(tuple(Passage(**passage) for passage in one["passages"]), one["error"]) for one in fields
         )
-    return Completion(**fields | {"finish": FinishReason(fields["finish"])})
+    if "finish" in fields:
+        return Completion(**fields | {"finish": FinishReason(fields["finish"])})
+    return ToolResult(**fields)

@@ -1,17 +1,24 @@
-"""Rewards of finished trajectories: the agent's rule, with the answerer and the judge that a run gives it."""
+"""Rewards of finished trajectories: the agent's rule, with the answerer and the judge of a run, or a user's function.
+
+A reward of one's own is a function of the trajectories of one problem. It returns for each a number, or a number for
+each of its contexts. Where it fails, these trajectories are faults: they have no reward.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import jax
 
 from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
+from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, Trajectory
+from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams
 
@@ -34,9 +41,10 @@ class RewardFn:
         Raises ConnectionError where one of them completes nothing at all.
         """
         answerer, judge = _with_key(self.answerer, key), _with_key(self.judge, key)
-        return self.agent.rewards(
+        scored = self.agent.rewards(
             trajectories, Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
         )
+        return own_rewards(self.agent.reward.function, scored) if self.agent.reward.function else scored
 
     def for_evaluation(self) -> RewardFn:
         """The same function by evaluation's rules, with the same completers."""
@@ -46,6 +54,46 @@ class RewardFn:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
         assert isinstance(self.agent, ReadingAgent), "only agents that read answer from a memory"
         return self.agent.answer(pairs, Scoring(self.tokenizer, _with_key(self.answerer, key)))
+
+
+def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """The trajectories with the rewards of a user's function; those lost before have none."""
+    function, rewarded = load_named(file, "reward.function"), list[ScoredTrajectory]()
+    for _, group in groupby(scored, lambda one: one.trajectory.problem.id):
+        group = list(group)
+        try:
+            values = list(function([one.trajectory for one in group]))
+            if len(values) != len(group):
+                raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
+        except Exception as error:
+            rewarded += [_lost(one, described(error)) for one in group]
+        else:
+            rewarded += map(_rewarded, group, values)
+    return rewarded
+
+
+def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
+    """The trajectory with a reward, or with a reward of each of its contexts, whose mean is then its own."""
+    contexts = scored.trajectory.contexts
+    if scored.trajectory.outcome.stop.is_fault:
+        return scored
+    try:
+        each = tuple(map(float, value)) if hasattr(value, "__len__") else (float(value),) * len(contexts)
+        reward = sum(each) / len(contexts) if hasattr(value, "__len__") else float(value)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return _lost(scored, f"reward.function returned {value!r:.200}: it must be a number, or one for each context")
+    if len(each) != len(contexts):
+        return _lost(scored, f"reward.function returned {len(each)} rewards for {len(contexts)} contexts")
+    if not all(map(math.isfinite, (reward, *each))):
+        return _lost(scored, f"reward.function returned {value!r:.200}: it must be finite")
+    return replace(scored, reward=reward, reason="reward.function", context_rewards=each)
+
+
+def _lost(scored: ScoredTrajectory, error: str) -> ScoredTrajectory:
+    """The trajectory as a fault of the machinery, which has no reward."""
+    trajectory, nothing = scored.trajectory, (math.nan,) * len(scored.trajectory.contexts)
+    outcome = replace(trajectory.outcome, stop=StopReason.FAULT, error=error)
+    return ScoredTrajectory(replace(trajectory, outcome=outcome), math.nan, error, {}, nothing)
 
 
 def _with_key(completer: Completer | None, key: jax.Array) -> Complete | None:

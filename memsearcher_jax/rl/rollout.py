@@ -1,6 +1,6 @@
-"""Runs workflows on the engine: every `Generate` goes to a slot, every `Search` to the host's search, concurrently.
+"""Runs workflows on the engine: every `Generate` goes to a slot, `Search` and `Call` to the host's tools, concurrently.
 
-A workflow keeps its slot until it ends; then the slot takes the next one in the queue. Searches run while the device
+A workflow keeps its slot until it ends; then the slot takes the next one in the queue. Tools run while the device
 decodes, and no workflow waits for the slowest. A failure ends the workflow that caused it, with a stop reason of its
 own. A workflow may also be paused where it opened its context, and go on from there later, with other weights
 (`carry_over`): it is run again on the responses that it got until then.
@@ -18,15 +18,18 @@ from typing import Any
 
 import jax
 
+from memsearcher_jax.agent.tool_functions import Tool
+from memsearcher_jax.python_files import described
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
-from memsearcher_jax.rl.search_executor import SearchExecutor
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend, tool_backend
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.context import FindStop
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import FinishedGeneration
 from memsearcher_jax.types import (
+    Call,
     Completion,
     Context,
     FinishReason,
@@ -37,13 +40,15 @@ from memsearcher_jax.types import (
     Search,
     SearchResult,
     StopReason,
+    ToolResult,
     Trajectory,
     Workflow,
 )
 
 MAX_PATIENCE = 1.0  # seconds without looking whether the run is to stop
+MAX_REQUESTS = 100_000  # of one workflow, far above those of the longest stream: it never ends
 Params = dict[str, Any]  # weights on the engine's mesh, in its compute type
-Response = Completion | tuple[SearchResult, ...]
+Response = Completion | tuple[SearchResult, ...] | ToolResult
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,20 @@ class RolloutDriver:
     concurrent_searches: int = 1  # batches of searches that run at a time
     check: Callable[[], None] = lambda: None  # called after every step of the engine; what it raises ends the run
     sampling: SamplingParams | None = None  # None: as the engine's settings say
+    tools: tuple[Tool, ...] = ()  # of the run's own
+    tool_timeout: float = 30.0  # seconds after which a call of a tool has failed
+    tool_tokens: int = 4_096  # to which the text of a tool is cut
+
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """What answers searches, under "", and calls, under the tool's name."""
+        limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
+
+        def clip(text: str) -> str:
+            return self.tokenizer.clip(text, self.tool_tokens)
+
+        tools = {one.name: tool_backend(one, self.tool_timeout, self.max_search_outage, clip) for one in self.tools}
+        return {"": search_backend(self.searcher, *limits), **tools}
 
     def run(
         self,
@@ -136,16 +155,14 @@ class RolloutDriver:
         began = time.monotonic()
         queue = jobs if isinstance(jobs, deque) else deque(jobs)
         active: dict[int, _Active] = {}  # by slot
-        searches = SearchExecutor[_Active](
-            self.searcher, self.search_timeout, self.max_search_outage, self.concurrent_searches
-        )
+        tools = ToolExecutor[_Active](self.backends)
         kept_tokens, step_seconds = 0, 0.0
 
         def resume(one: _Active, answer: Any) -> None:
             nonlocal kept_tokens
             request = self._advance(one, answer)
-            if isinstance(request, Search):
-                searches.submit(one, request)
+            if isinstance(request, Search | Call):
+                tools.submit(one, request)
             elif isinstance(request, Outcome):
                 del active[one.slot]
                 finished = self._finish(one, request)
@@ -162,12 +179,12 @@ class RolloutDriver:
                         workflow = _begin(self.start, job.problem)
                         active[slot] = _Active(job, workflow, slot, version, list(job.paused.contexts))
                         resume(active[slot], job.paused)
-                searches.start()
-                if searches.pending:
-                    searches.wait(self._search_patience(searches, len(active), step_seconds))
-                    for one, results in searches.completed():
-                        resume(one, results)
-                    searches.start()  # requests that these workflows have submitted run during the step
+                tools.start()
+                if tools.pending:
+                    tools.wait(self._patience(tools, len(active), step_seconds))
+                    for one, response in tools.completed():
+                        resume(one, response)
+                    tools.start()  # requests that these workflows have submitted run during the step
                 if self.engine.scheduler.active:
                     step_began = time.monotonic()
                     generations = self.engine.step()
@@ -181,7 +198,7 @@ class RolloutDriver:
             stats = self.engine.stop()
         memory = device_memory([device.memory_stats() for device in jax.local_devices()])
         interrupted_tokens = stats.generated_tokens - kept_tokens
-        return RolloutStats(stats, time.monotonic() - began, tuple(searches.latencies), memory, interrupted_tokens)
+        return RolloutStats(stats, time.monotonic() - began, tuple(tools.latencies), memory, interrupted_tokens)
 
     def trajectories(
         self, jobs: Sequence[Job], params: Params, key: jax.Array, notify: Callable[[str], None], version: int = 0
@@ -201,7 +218,8 @@ class RolloutDriver:
         assert isinstance(finished, FinishedWorkflow), "only `should_continue` pauses workflows"
         last_ids = finished.contexts[-1].ids if finished.contexts else ()
         transcript = self.tokenizer.transcript(last_ids)
-        return Trajectory(job.problem, job.rollout, finished.outcome, finished.contexts, transcript)
+        results = tuple(one for one in finished.responses if isinstance(one, ToolResult))
+        return Trajectory(job.problem, job.rollout, finished.outcome, finished.contexts, transcript, results)
 
     def outcome(self, problem: Problem, responses: Sequence[Response]) -> Outcome:
         """What the problem's workflow returns after these responses."""
@@ -213,24 +231,25 @@ class RolloutDriver:
             return end.value
         raise ValueError(f"the workflow of problem {problem.id!r} does not end with the responses of its checkpoint")
 
-    def _search_patience(self, searches: SearchExecutor[_Active], active: int, step_seconds: float) -> float:
-        """Seconds to wait for searches before the next step, which workflows that still search miss.
+    def _patience(self, tools: ToolExecutor[_Active], active: int, step_seconds: float) -> float:
+        """Seconds to wait for tools before the next step, which workflows that still wait for one miss.
 
-        Waiting must cost the generating workflows no more than missing the step costs the searching ones. Searches
-        that take longer than a step miss it anyway.
+        Waiting must cost the generating workflows no more than missing the step costs the others. Searches that take
+        longer than a step miss it anyway.
         """
         if not self.engine.scheduler.active:
             return MAX_PATIENCE
-        if searches.latencies and searches.latencies[-1] > step_seconds:
+        if tools.latencies and tools.latencies[-1] > step_seconds:
             return 0.0
-        return step_seconds * searches.running / active
+        return step_seconds * tools.running / active
 
-    def _advance(self, one: _Active, answer: Any) -> Search | Outcome | None:
-        """Resumes the workflow until it searches, ends, or generates (None)."""
+    def _advance(self, one: _Active, answer: Any) -> Search | Call | Outcome | None:
+        """Resumes the workflow until it asks for a tool, ends, or generates (None)."""
         if isinstance(answer, FinishedGeneration) and not answer.finite:
             with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
                 one.workflow.close()
             return Outcome(StopReason.NOT_FINITE, error="the policy's logits were not finite")
+        known = [tool.name for tool in self.tools]
         try:
             if isinstance(answer, FinishedGeneration):
                 one.end_tokens = int(answer.ids[-1] in self.tokenizer.stop_ids)
@@ -239,17 +258,24 @@ class RolloutDriver:
                 answer = _replay(one, answer.responses)
             while True:
                 one.responses += [] if answer is None else [answer]
+                if len(one.responses) > MAX_REQUESTS:
+                    raise RuntimeError(f"the workflow does not end: it made {MAX_REQUESTS:,} requests")
                 request = one.workflow.send(answer)
-                if isinstance(request, Search):
+                if isinstance(request, Search) or (isinstance(request, Call) and request.tool in known):
                     return request
+                if not isinstance(request, Generate):
+                    tools = ", ".join(known) or "none, see agent.tools"
+                    raise TypeError(f"the workflow yields {request!r:.200}, and the run's tools are {tools}")
                 if self._generate(one, request):
                     return None
                 answer = Completion("", FinishReason.CONTEXT_FULL)
         except StopIteration as end:
             # None would mean that it generates, and the run would wait for ever.
-            return end.value or Outcome(StopReason.FAULT, error="the workflow returned no Outcome")
+            if isinstance(end.value, Outcome):
+                return end.value
+            return Outcome(StopReason.FAULT, error="the workflow returned no Outcome")
         except Exception as error:
-            return Outcome(StopReason.FAULT, error=f"{type(error).__name__}: {error}")
+            return Outcome(StopReason.FAULT, error=described(error))
 
     def _generate(self, one: _Active, request: Generate) -> bool:
         """Hands the text to the workflow's slot; False if it does not fit the context."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data import problems as data
 from memsearcher_jax.data.problems import ProblemSplits
@@ -26,6 +27,7 @@ from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.runtime import hub, load_weights, text_encoder
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
 from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
@@ -47,6 +49,7 @@ class Run:
     tokenizer: ChatTokenizer
     searcher: Searcher | None  # None where the workflow never searches
     problems: ProblemSplits
+    tools: tuple[Tool, ...] = ()  # of the run's own
 
 
 def prepare(
@@ -77,6 +80,8 @@ def prepare(
         update.check_param_dtype(config.model)
         check_training(config, meshes.train)
     agent = agent_of(config)
+    tools = open_tools(config.agent, workspace)
+    agent = replace(agent, tools=tuple(tool.schema for tool in tools))
     check_contexts(config, agent, tokenizer)
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     everything = itertools.chain(problems.train, problems.test)
@@ -84,7 +89,7 @@ def prepare(
     if training:
         config = with_steps(config, len(problems.train))
     searcher = open_search(config, index or workspace / INDEX, max_outage) if agent.searches else None
-    return Run(config, agent, meshes, tokenizer, searcher, problems)
+    return Run(config, agent, meshes, tokenizer, searcher, problems, tools)
 
 
 def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
@@ -216,18 +221,19 @@ def make_driver(
     """
     config, params, agent = run.config, run.config.sampling.params, run.agent
     if evaluation:
-        params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(config)
+        params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(run)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
     # An index in this process uses all cores for a batch, a service answers several batches at a time.
     concurrency = config.retrieval.max_concurrency if config.retrieval.url else 1
     limits = config.rl.search_timeout, config.rl.max_search_outage, concurrency
     start = partial(agent.start, token_counter=run.tokenizer)
-    return RolloutDriver(engine, run.tokenizer, start, run.searcher, *limits, check, params)
+    tools = run.tools, config.agent.tool_timeout, config.agent.observation_tokens
+    return RolloutDriver(engine, run.tokenizer, start, run.searcher, *limits, check, params, *tools)
 
 
-def evaluation_agent(config: RunConfig) -> Agent:
+def evaluation_agent(run: Run) -> Agent:
     """The agent with the limits of evaluation."""
-    return agent_of(replace(config, agent=replace(config.agent, max_turns=config.evaluation.max_turns)))
+    return replace(run.agent, config=replace(run.config.agent, max_turns=run.config.evaluation.max_turns))
 
 
 def publish(run: Run, params: Params) -> Params:

@@ -2,7 +2,8 @@
 
     RUN/inputs.json        {"hashes": {input: hash}, "copies": {path in the settings: copy}, "program": [...]}; the copy
                            of a corpus is the index that the run has built of it
-    RUN/inputs/            templates and question files, as they were when the run began
+    RUN/inputs/            templates, question files and Python files, as they were when the run began; the latter are
+                           never executed: a command line names them again, and their hash must be the same
 
 `program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
 A hash is the SHA-256 of names, sizes and contents of files; of a file above 64 MiB, of 64 blocks of 1 MiB at equal
@@ -82,11 +83,39 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
 
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
-    copies = {original: str((folder / copy).absolute()) for original, copy in read_inputs(folder).copies.items()}
+    own = read_inputs(folder).copies.items()
+    copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in own_code(config)}
     retrieval = config.retrieval
     if index := copies.pop(retrieval.corpus, ""):
         retrieval = replace(retrieval, corpus="", index=retrieval.index or index)
     return _with_paths(replace(config, retrieval=retrieval), lambda path: copies.get(path, path))
+
+
+def own_code(config: RunConfig) -> dict[str, str]:
+    """The user's Python files and the servers of tools that the settings name, with the name of the setting."""
+    named = {config.agent.workflow: "agent.workflow", config.reward.function: "reward.function"}
+    tools = {} if config.agent.replay else dict.fromkeys(config.agent.tools, "agent.tools")
+    return {value: name for value, name in named.items() if value.endswith(".py")} | tools
+
+
+def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: Iterable[str]) -> None:
+    """Raises ValueError unless the command line names the code of the run in `folder` again, unchanged.
+
+    `given`: the settings with which a command opens the run.
+    """
+    flags = {word.partition("=")[0] for word in words}
+    hashes, now = read_inputs(folder).hashes, own_code(given)
+    for original, name in own_code(stored).items():
+        if name in now.values() and f"--{name}" not in flags:
+            raise ValueError(
+                f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
+            )
+        for file in (one for one in now if Path(one).name == Path(original).name and one.endswith(".py")):
+            if hashes.get(original, "") not in ("", fingerprint([Path(file)])):
+                raise ValueError(
+                    f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "
+                    f"is in {folder / COPIES}"
+                )
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -125,11 +154,11 @@ def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | No
         if kept in read and now.get(original, "") != stored.hashes[original]:
             notes.append(f"{original} has changed since the run began, which goes on with its own copy")
     for name in ("retrieval.corpus", "model.path", "model.adapter"):
+        changed = name in stored.hashes and now.get(name, "") != stored.hashes[name]
         if name == "retrieval.corpus" and own.retrieval.corpus != config.retrieval.corpus:
-            if now.get(name, "") != stored.hashes[name]:
+            if changed:
                 notes.append(f"{name} has changed since the run began, which goes on with its own index")
-            continue
-        if stored.hashes.get(name) and name in now and now[name] != stored.hashes[name]:
+        elif changed and stored.hashes[name] and name in now:
             raise ValueError(f"{name} has changed since the run in {folder} began: restore it, or start a new run")
     return notes
 
@@ -155,6 +184,7 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
     prompts = config.agent.prompts
     if prompts not in packaged() and Path(prompts).is_dir():
         found[prompts] = {file.name: file for file in sorted(Path(prompts).glob("*.txt"))}
+    found |= {file: {Path(file).name: Path(file)} for file in own_code(config) if Path(file).is_file()}
     data, root = config.data, hub.local_root(config.data.root)
     for split, entries in (("train", data.train_entries), ("test", data.test)):
         for entry in entries:
@@ -181,7 +211,14 @@ def _with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
     mixture = ",".join(f"{source}={weight}" for source, (*_, weight) in zip(sources, parts, strict=True))
     return replace(
         config,
-        agent=replace(config.agent, prompts=path(config.agent.prompts)),
+        agent=replace(
+            config.agent,
+            prompts=path(config.agent.prompts),
+            workflow=_code(config.agent.workflow, change),
+            tools=tuple(_code(one, change) for one in config.agent.tools),
+            replay=change(config.agent.replay),
+        ),
+        reward=replace(config.reward, function=_code(config.reward.function, change)),
         data=replace(data, train=entries(data.train), test=entries(data.test), root=change(data.root), mixture=mixture),
         model=replace(model, path=path(model.path), tokenizer=path(model.tokenizer), adapter=path(model.adapter)),
         retrieval=replace(
@@ -191,6 +228,10 @@ def _with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
             encoder=retrieval.encoder if retrieval.encoder == HASHING else path(retrieval.encoder),
         ),
     )
+
+
+def _code(value: str, change: Callable[[str], str]) -> str:
+    return change(value) if value.endswith(".py") else value
 
 
 def _weights(path: str, step: int | None) -> str:

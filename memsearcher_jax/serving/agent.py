@@ -14,8 +14,8 @@ import math
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from memsearcher_jax.agent import protocol
@@ -30,6 +30,7 @@ from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Rollout
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import (
+    Call,
     Completion,
     Generate,
     Outcome,
@@ -86,29 +87,24 @@ class _Request:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
-@dataclass(eq=False)
 class AgentService:
     """The trained agent of a run. Use its coroutines from one event loop."""
 
-    run: Run
-    limits: AgentLimits
-    notify: InitVar[Callable[[str], None]] = lambda line: None  # receives lines on the progress of loading
-    _requests: dict[int, _Request] = field(default_factory=dict, init=False)  # not yet finished
-    _queue: deque[Job] = field(default_factory=deque, init=False)
-    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
-    _closed: bool = field(default=False, init=False)
-    _questions: deque[tuple[Any, str, Future[Completion]]] = field(default_factory=deque, init=False)
-
-    def __post_init__(self, notify: Callable[[str], None]) -> None:
-        """Loads the weights and compiles all programs."""
-        config = self.run.config
+    def __init__(self, run: Run, limits: AgentLimits, notify: Callable[[str], None] = lambda line: None) -> None:
+        """Loads the weights and compiles all programs; `notify` receives lines on the progress."""
+        self.run, self.limits = run, limits
+        self._requests: dict[int, _Request] = {}  # not yet finished
+        self._queue = deque[Job]()
+        self._changed, self._closed = threading.Condition(), False
+        self._recalls = 0  # questions that wait for an answer
+        config = run.config
         # Clients wait for answers: a service that is down is an error at once, not after minutes as in training.
         config = replace(
             config,
             rl=replace(config.rl, max_search_outage=0.0),
             answerer=replace(config.answerer, max_outage=0.0),
         )
-        run = replace(self.run, config=config)
+        run = replace(run, config=config)
         notify("loading the weights")
         self._params = setup.publish(self.run, state.initial_params(self.run))
         driver = setup.make_driver(run, evaluation=True)
@@ -182,26 +178,15 @@ class AgentService:
 
         Raises Overloaded or TimeoutError.
         """
-        if len(self._questions) >= self.limits.max_requests:
+        if self._recalls >= self.limits.max_requests:
             raise Overloaded(f"{self.limits.max_requests} questions wait for an answer")
-        answer = Future[Completion]()
-        self._questions.append((memory, question, answer))
-        self._answerer.submit(self._answer)
-        return await asyncio.wait_for(asyncio.wrap_future(answer), self.limits.request_timeout)
-
-    def _answer(self) -> None:
-        """Answers all questions that wait, in one batch."""
-        batch = [self._questions.popleft() for _ in range(len(self._questions))]
-        batch = [one for one in batch if one[-1].set_running_or_notify_cancel()]
+        self._recalls += 1
         try:
-            completions = self._reward_fn.answer([(memory, question) for memory, question, _ in batch], self._key)
-        except Exception as error:
-            log.exception("answering failed")
-            for *_, answer in batch:
-                answer.set_exception(error)
-        else:
-            for (*_, answer), completion in zip(batch, completions, strict=True):
-                answer.set_result(completion)
+            answer, loop = self._reward_fn.answer, asyncio.get_running_loop()
+            work = loop.run_in_executor(self._answerer, answer, [(memory, question)], self._key)
+            return (await asyncio.wait_for(work, self.limits.request_timeout))[0]
+        finally:
+            self._recalls -= 1
 
     async def _events(self, workflow: Workflow, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
         """Runs a workflow. The consumer's end, or a timeout, cancels it and frees its slot after the engine's step.
@@ -264,6 +249,11 @@ class AgentService:
                 response = yield step
                 request.notify({"type": "results", "turn": turn, "results": [asdict(result) for result in response]})
                 continue
+            if isinstance(step, Call):
+                request.notify({"type": "call", "turn": turn, "tool": step.tool, "arguments": step.arguments})
+                response = yield step
+                request.notify({"type": "result", "turn": turn, "text": response.text, "error": response.error})
+                continue
             if is_turn := starts_turn(step):
                 turn += 1
                 memory = step.text["memory"] if isinstance(step.text, Prompt) else ""
@@ -271,9 +261,8 @@ class AgentService:
             if request.tokens_left <= 0:
                 request.workflow.close()
                 return Outcome(StopReason.CUT_OFF)
-            response = yield from self._generated(
-                request, step, {"type": "reply" if is_turn else "rewrite", "turn": turn}
-            )
+            event = {"type": "reply" if is_turn else "rewrite", "turn": turn}
+            response = yield from self._generated(request, step, event)
             if not is_turn:
                 request.notify({"type": "memory", "turn": turn, "text": protocol.memory(response.text)})
         request.workflow.close()

@@ -12,7 +12,7 @@ import pytest
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.scripted import scripted_trajectory
-from memsearcher_jax.rl.search_executor import search_all
+from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime import load_weights
 
 SMALL = """
@@ -119,7 +119,7 @@ class ScriptedDriver:
             workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
 
             def search(request, policy=policy):
-                policy.results = search_all(self.searcher, [request])[0]
+                policy.results = respond({"": search_backend(self.searcher)}, request)
                 return policy.observe(request, policy.results) if hasattr(policy, "observe") else policy.results
 
             on_end(job, scripted_trajectory(job.problem, workflow, policy, search, self.tokenizer, job.rollout))
@@ -131,7 +131,7 @@ def scripted_into():
 
     def run(folder, make_script, *flags):
         def make_driver(run, *, evaluation):
-            start = partial(setup.evaluation_agent(run.config).start, token_counter=run.tokenizer)
+            start = partial(setup.evaluation_agent(run).start, token_counter=run.tokenizer)
             return ScriptedDriver(run, start, make_script)
 
         settings = [] if "--resume" in flags else SCRIPTED.split()

@@ -24,7 +24,7 @@ LAUNCH = Path(cli.__file__).parent
         ("--rl.stepz 3", "Unrecognized options: --rl.stepz, 3 Perhaps you meant: --rl.steps"),
         ("rl.steps 3", "Unrecognized options: rl.steps"),
         ("--rl.steps 1.5", "--rl.steps: invalid literal for int"),
-        ("--agent.workflow chat", "invalid choice 'chat' for argument '--agent.workflow'"),
+        ("--reward.metric bleu", "invalid choice 'bleu' for argument '--reward.metric'"),
         ("--out", "Missing value for argument '--out'"),
     ],
 )
@@ -50,8 +50,8 @@ def test_a_value_out_of_range_is_an_error(setting, value, line, refused, tmp_pat
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("def broken():\n    return 1 / 0\n", "broken() failed with ZeroDivisionError: division by zero"),
-        ("x = (\n", "broken() failed with SyntaxError"),
+        ("def broken():\n    return 1 / 0\n", "broken.py, line 2: ZeroDivisionError: division by zero"),
+        ("x = (\n", "broken.py, line 1: SyntaxError"),
         ("x = 1\n", "has no attribute 'broken'"),
         ("def broken():\n    return 3\n", "broken() must return a RunConfig, it returned int"),
         (None, "no preset 'PATH/nope.py': choose one of"),

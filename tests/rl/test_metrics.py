@@ -5,7 +5,7 @@ import time
 import pytest
 
 from memsearcher_jax.rl import metrics
-from memsearcher_jax.rl.search_executor import SearchExecutor
+from memsearcher_jax.rl.tool_executor import ToolExecutor, search_backend
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import Query, Search
 
@@ -39,7 +39,7 @@ def completed(searches):
 
 def test_search_latency_is_measured_from_the_request_to_its_results():
     """The second search waits for the first call and for its own; a search that fails in a batch runs again alone."""
-    searches = SearchExecutor(SlowIndex(), 10.0)
+    searches = ToolExecutor({"": search_backend(SlowIndex(), 10.0)})
     searches.submit("a", Search((Query("one", 1),)))
     searches.start()
     searches.submit("b", Search((Query("two", 1),)))
@@ -47,7 +47,7 @@ def test_search_latency_is_measured_from_the_request_to_its_results():
     first, second = searches.latencies
     assert 0.2 <= first < second
     assert second >= 0.3
-    searches = SearchExecutor(SlowIndex(), 10.0)
+    searches = ToolExecutor({"": search_backend(SlowIndex(), 10.0)})
     searches.submit("a", Search((Query("bad", 1),)))
     searches.submit("b", Search((Query("two", 1),)))
     assert completed(searches)["a"][0].error == "ValueError: bad"

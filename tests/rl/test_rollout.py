@@ -14,7 +14,7 @@ import pytest
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, make_jobs
-from memsearcher_jax.rl.search_executor import SearchExecutor, search_all
+from memsearcher_jax.rl.tool_executor import ToolExecutor, respond, search_backend
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
@@ -197,7 +197,7 @@ def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
                 slow.wait()
             return super().search(queries, top_n)
 
-    searches, order = SearchExecutor(Source(PASSAGES), 60.0, max_concurrency=concurrency), []
+    searches, order = ToolExecutor({"": search_backend(Source(PASSAGES), max_concurrency=concurrency)}), []
     for name in ("slow", "fast", "third"):
         searches.submit(name, Search((Query(name, 1),)))
         searches.start()
@@ -218,13 +218,13 @@ def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine
             time.sleep(0.3)
             return super().search(queries, top_n)
 
-    wait, waits = SearchExecutor.wait, []
+    wait, waits = ToolExecutor.wait, []
 
     def recorded(searches, timeout):
         waits.append((engine.scheduler.active, bool(searches.latencies), timeout))
         wait(searches, timeout)
 
-    monkeypatch.setattr(SearchExecutor, "wait", recorded)
+    monkeypatch.setattr(ToolExecutor, "wait", recorded)
     run_rollouts(engine, params, two_turns, searcher=Slow(PASSAGES))
     timeouts = [timeout for is_decoding, is_known, timeout in waits if is_decoding and is_known]
     assert timeouts.count(0.0) > len(timeouts) / 2  # a busy machine may delay a step
@@ -253,9 +253,10 @@ def test_text_that_exceeds_the_context_is_not_appended(engine, params):
 
 def test_a_batched_search_returns_top_n_passages_for_each_query():
     requests = [Search((Query("number 1", 2), Query("number 2", 1))), Search((Query("number 3", 3),))]
-    responses = search_all(TinyIndex(PASSAGES), requests)
+    responses = search_backend(TinyIndex(PASSAGES)).answer(requests)
     assert [[len(result.passages) for result in results] for results in responses] == [[2, 1], [3]]
     assert [results[0].passages[0].id for results in responses] == ["1", "3"]
+    assert respond({"": search_backend(None)}, requests[1])[0].error.startswith("RuntimeError: the workflow searches")
 
 
 def live_bytes():

@@ -15,7 +15,7 @@ from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen
 from memsearcher_jax.retrieval.server.client import ServiceUnavailable
-from memsearcher_jax.rl import search_executor
+from memsearcher_jax.rl import tool_executor
 from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.runtime.distributed import Interrupted
@@ -184,7 +184,7 @@ class Outage:
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_searches_wait_for_the_end_of_an_outage(concurrency, engine, params, fault_free, monkeypatch):
     """No trajectory is lost, and no slot is refilled with one that would be lost too."""
-    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
     searcher = Outage()
     limits = {"max_search_outage": 60.0, "concurrent_searches": concurrency}
     trajectories = run_rollouts(engine, params, good, searcher, **limits)
@@ -195,7 +195,7 @@ def test_searches_wait_for_the_end_of_an_outage(concurrency, engine, params, fau
 
 def test_an_answer_from_before_an_outage_blames_no_request(monkeypatch):
     """The first batch is answered late, after the second one has failed, which began later."""
-    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.0)
+    monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.0)
     failures, late = iter([True] * 3), threading.Event()
 
     class Source(TinyIndex):
@@ -206,7 +206,7 @@ def test_an_answer_from_before_an_outage_blames_no_request(monkeypatch):
                 raise ServiceUnavailable("down")
             return super().search(queries, top_n)
 
-    searches = search_executor.SearchExecutor(Source(PASSAGES), 60.0, 60.0, max_concurrency=2)
+    searches = tool_executor.ToolExecutor({"": tool_executor.search_backend(Source(PASSAGES), 60.0, 60.0, 2)})
     results = {}
     for name in ("early", "later"):
         searches.submit(name, Search((Query(name, 1),)))
@@ -234,7 +234,7 @@ def test_concurrent_searches_sample_the_same(engine, params, fault_free):
 
 
 def test_an_outage_that_lasts_loses_trajectories(engine, params, monkeypatch):
-    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
     trajectories = run_rollouts(engine, params, good, DownIndex(PASSAGES), max_search_outage=0.05)
     assert {trajectory.outcome.stop for trajectory in trajectories} == {StopReason.SEARCH_FAILED}
 
@@ -245,7 +245,7 @@ class DownIndex(TinyIndex):
 
 
 def test_a_request_that_alone_fails_does_not_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
-    monkeypatch.setattr(search_executor, "OUTAGE_PAUSE", 0.01)
+    monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
     trajectories = run_rollouts(engine, params, good, SometimesBroken(PASSAGES), max_search_outage=1e9)
     assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
 

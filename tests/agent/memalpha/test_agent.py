@@ -52,7 +52,7 @@ def trajectory(*replies, stream=STREAM, config=CONFIG):
     waiting = iter(replies)
     problem = Problem.of_stream("s", stream)
     workflow = Memalpha(AGENT, memalpha=config).start(problem, TOKEN_COUNTER)
-    outcome = run_workflow(workflow, lambda request: next(waiting), search=None)
+    outcome = run_workflow(workflow, lambda request: next(waiting), None)
     context = Context((1, 2), (0.0, -0.5), (False, True))
     return Trajectory(problem, 0, outcome, (context,) * len(outcome.turns), "")
 

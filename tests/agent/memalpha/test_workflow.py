@@ -66,7 +66,7 @@ def run(chunks, replies, token_counter=COUNTER, config=CONFIG, agent=AGENT):
 
     stream = Stream("squad", tuple(chunks), (StreamQuestion("q?", "a"),))
     workflow = memalpha(stream, agent=agent, config=config, prompts=PROMPTS, token_counter=token_counter)
-    return run_workflow(workflow, generate, search=None), requests
+    return run_workflow(workflow, generate, None), requests
 
 
 def their_verdict(call_):

@@ -1,0 +1,92 @@
+"""Functions as tools: what a policy reads of them comes from their names, docstrings and types."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union
+
+from memsearcher_jax.python_files import load
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of a run's own. `answer` gets the arguments of some calls and returns one result for each, in order."""
+
+    schema: dict[str, Any]  # name, description and parameters, as JSON schema
+    answer: Callable[[Sequence[dict[str, Any]]], Sequence[Any]]
+    batches: bool = False  # whether one call of `answer` may take several calls
+
+    @property
+    def name(self) -> str:
+        return self.schema["name"]
+
+
+def file_tools(file: str) -> list[Tool]:
+    """The public functions that a file defines, which may be coroutine functions.
+
+    `function.batch`, if it is set, is a function that takes the arguments of all calls that wait, as a list of
+    dictionaries, and returns their results. Raises ValueError or OSError in one line with the file and the line.
+    """
+    module = load(file, "agent.tools")
+    functions = [
+        one
+        for name, one in vars(module).items()
+        if inspect.isfunction(one) and one.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    batches = [getattr(one, "batch", None) for one in functions]
+    tools = [_tool(one, batch) for one, batch in zip(functions, batches, strict=True) if one not in batches]
+    if not tools:
+        raise ValueError(f"agent.tools {file}: defines no function")
+    return tools
+
+
+def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:
+    signature, where = inspect.signature(function), f"{function.__code__.co_filename}, line "
+    where += f"{function.__code__.co_firstlineno}: {function.__name__}"
+    if not (description := inspect.getdoc(function)):
+        raise ValueError(f"agent.tools {where} has no docstring: the policy reads it")
+    try:
+        hints = typing.get_type_hints(function)
+        properties = {name: _schema(hints[name]) for name in signature.parameters}
+    except (KeyError, NameError, TypeError) as error:
+        raise ValueError(f"agent.tools {where} has a parameter without a type that JSON has: {error}") from error
+    required = [name for name, one in signature.parameters.items() if one.default is one.empty]
+    for name, one in signature.parameters.items():
+        if one.default not in (one.empty, None):
+            properties[name]["default"] = one.default
+    parameters = {"type": "object", "properties": properties, "required": required}
+
+    def answer(calls: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        for arguments in calls:
+            signature.bind(**arguments)  # raises TypeError for wrong ones
+        results = batch(list(calls)) if batch else [function(**arguments) for arguments in calls]
+        return asyncio.run(_gathered(results))
+
+    return Tool({"name": function.__name__, "description": description, "parameters": parameters}, answer, bool(batch))
+
+
+async def _gathered(results: Any) -> list[Any]:
+    """The results, of which any, or all together, may be awaitable."""
+    results = await results if inspect.isawaitable(results) else results
+    return [await one if inspect.isawaitable(one) else one for one in results]
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a type. Raises TypeError for one that JSON has not."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in (Union, UnionType):
+        (hint,) = (one for one in arguments if one is not NoneType)
+        return _schema(hint)
+    if (kind := origin or hint) not in JSON_TYPES:
+        raise TypeError(f"{hint}")
+    schema = {"type": JSON_TYPES[kind]}
+    return schema | {"items": _schema(arguments[0])} if kind is list and arguments else schema

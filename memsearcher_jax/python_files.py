@@ -1,0 +1,79 @@
+"""Python files of a user: presets, agents, rewards and tools. Only files that a command line names are executed."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+import traceback
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PREFIX = "memsearcher_jax_file_"  # of the modules' names
+
+
+class _Content(importlib.abc.SourceLoader):
+    """Executes what was read, so that a hash of it is of what runs. Neither reads nor writes bytecode."""
+
+    def __init__(self, path: str, content: bytes):
+        self.path, self.content = path, content
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.content
+
+
+def load_named(file: str | Path, setting: str) -> Any:
+    """What a file defines under its own name: `my_agent` of my_agent.py.
+
+    Raises ValueError or OSError in one line with the setting, the file and, for an error in it, the line.
+    """
+    path, name = Path(file).absolute(), Path(file).stem
+    module = load(path, setting)
+    if not hasattr(module, name):
+        raise ValueError(f"{setting} {path}: defines no {name}: it must have the name of its file")
+    return getattr(module, name)
+
+
+def load(file: str | Path, setting: str) -> ModuleType:
+    """The module of a file, executed once for each content. Raises like `load_named`."""
+    path = Path(file).absolute()
+    if not path.is_file():
+        raise FileNotFoundError(f"{setting} {file}: no such file")
+    return _execute(str(path), path.read_bytes(), setting)
+
+
+@lru_cache(maxsize=64)
+def _execute(path: str, content: bytes, setting: str) -> ModuleType:
+    name = _PREFIX + Path(path).stem
+    spec = importlib.util.spec_from_loader(name, loader := _Content(path, content), origin=path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{setting} {located(error, path)}") from error
+    return module
+
+
+def located(error: BaseException, path: str) -> str:
+    """The error in one line, with the last line of the file that it passed."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else lines[-1] if lines else None
+    where = path if line is None else f"{path}, line {line}"
+    return f"{where}: {described(error)}"
+
+
+def described(error: BaseException) -> str:
+    """The error in one line, with the line of a user's file where it was raised."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        module = sys.modules.get(_PREFIX + Path(frame.filename).stem)
+        if module is not None and getattr(module, "__file__", None) == frame.filename:
+            return f"{text} ({frame.filename}, line {frame.lineno})"
+    return text

@@ -1,0 +1,231 @@
+"""Searches and calls of tools next to the sampler: batched, run in threads, abandoned when they take too long."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from memsearcher_jax.agent.tool_functions import Tool
+from memsearcher_jax.python_files import described
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.types import Call, Search, SearchResult, ToolResult
+
+OUTAGE_PAUSE = 1.0  # seconds before requests are repeated, unless a circuit breaker asks for more
+MAX_TOOL_THREADS = 16  # calls of one tool that run at a time, unless it takes batches
+Caller = TypeVar("Caller")
+Results = tuple[SearchResult, ...]
+Request = Search | Call
+Response = Results | ToolResult
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What answers the requests of one kind, and its limits."""
+
+    answer: Callable[[Sequence[Any]], Sequence[Response]]  # called in a thread: one response for each request
+    timeout: float  # seconds after which a call of it has failed
+    max_outage: float = 0.0  # seconds for which requests are repeated while it is down, before they fail
+    max_concurrency: int = 1  # calls of it that run at a time
+    batches: bool = True  # whether one call answers all requests that wait
+    outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)  # errors that say that it is down
+
+
+@dataclass(frozen=True)
+class _Pending(Generic[Caller]):
+    caller: Caller
+    request: Request
+    since: float = field(default_factory=time.monotonic)
+    failed_at: float = math.inf  # when it first failed alone, of time.monotonic
+
+
+@dataclass(frozen=True)
+class _Batch(Generic[Caller]):
+    """One call of a backend, in a thread of its own."""
+
+    pending: tuple[_Pending[Caller], ...]
+    future: futures.Future[Sequence[Response]]
+    began: float  # of time.monotonic
+
+
+@dataclass
+class _Queue(Generic[Caller]):
+    """The requests of one backend.
+
+    `max_concurrency` batches run at a time; requests submitted meanwhile form the next. A batch that fails, or has no
+    results after `timeout` seconds, is split: each of its requests runs again alone, all of them concurrently, so that
+    a bad request spoils no other. A request that fails alone gets its error as its response. A call that never returns
+    keeps its daemon thread, which does not keep the process alive.
+
+    While the backend is down, a request that fails alone is queued again, until `max_outage` seconds after it was
+    submitted. A request that fails again although one that began after its first failure was answered is itself to
+    blame.
+    """
+
+    backend: Backend
+    waiting: list[_Pending[Caller]] = field(default_factory=list)
+    running: list[_Batch[Caller]] = field(default_factory=list)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=1_000_000))
+    last_available: float = -math.inf  # of time.monotonic
+    suspended_until: float = -math.inf
+
+    @property
+    def may_start(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.backend.max_concurrency
+
+    def start(self) -> None:
+        while self.may_start and time.monotonic() >= self.suspended_until:
+            count = len(self.waiting) if self.backend.batches else 1
+            self.running.append(self._begin(tuple(self.waiting[:count])))
+            self.waiting = self.waiting[count:]
+
+    def completed(self) -> Iterator[tuple[Caller, Response]]:
+        now, timeout = time.monotonic(), self.backend.timeout
+        for batch in list(self.running):
+            if not batch.future.done() and now < batch.began + timeout:
+                continue
+            self.running.remove(batch)
+            late = TimeoutError(f"no answer in {timeout:g} s")
+            error = batch.future.exception() if batch.future.done() else late
+            if error is not None and len(batch.pending) > 1:
+                self.running += [self._begin((one,)) for one in batch.pending]
+                continue
+            if error is not None and self._is_outage(batch, error, now):
+                self.waiting += [replace(one, failed_at=min(one.failed_at, now)) for one in batch.pending]
+                pause = max(OUTAGE_PAUSE, getattr(error, "retry_after", 0.0))
+                self.suspended_until = max(self.suspended_until, now + pause)
+                continue
+            if error is None:
+                self.last_available = max(self.last_available, batch.began)
+            responses = [failed(one.request, error) for one in batch.pending] if error else batch.future.result()
+            for one, response in zip(batch.pending, responses, strict=True):
+                self.latencies.append(now - one.since)
+                yield one.caller, response
+
+    def _is_outage(self, batch: _Batch[Caller], error: BaseException, now: float) -> bool:
+        """Whether the backend is down rather than this request bad, and may come back in time."""
+        (one,), backend = batch.pending, self.backend
+        circuit_is_open = getattr(error, "retry_after", 0.0) > 0
+        blameless = circuit_is_open or self.last_available <= one.failed_at
+        return isinstance(error, backend.outages) and blameless and now - one.since < backend.max_outage
+
+    def _begin(self, pending: tuple[_Pending[Caller], ...]) -> _Batch[Caller]:
+        future: futures.Future[Sequence[Response]] = futures.Future()
+        batch = _Batch(pending, future, time.monotonic())
+
+        def answer() -> None:
+            try:
+                responses = self.backend.answer([one.request for one in pending])
+                if len(responses) != len(pending):
+                    raise ValueError(f"{len(responses)} results for {len(pending)} calls")
+                future.set_result(responses)
+            except Exception as error:
+                future.set_exception(error)
+
+        # An executor's threads are joined when the process ends, so that one hanging call would keep it alive.
+        threading.Thread(target=answer, daemon=True).start()
+        return batch
+
+
+class ToolExecutor(Generic[Caller]):
+    """Accepts requests at any time and returns their responses with the caller that submitted each."""
+
+    def __init__(self, backends: Mapping[str, Backend]):
+        """`backends`: of searches under "", of each tool under its name."""
+        self._queues = {name: _Queue[Caller](backend) for name, backend in backends.items()}
+        self.latencies = self._queues[""].latencies  # seconds from each search to its results, failures included
+
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        return sum(len(batch.pending) for queue in self._queues.values() for batch in queue.running)
+
+    @property
+    def pending(self) -> int:
+        """Requests without a response."""
+        return sum(len(queue.waiting) for queue in self._queues.values()) + self.running
+
+    def submit(self, caller: Caller, request: Request) -> None:
+        """Queues a request; `start` begins it."""
+        name = request.tool if isinstance(request, Call) else ""
+        self._queues[name].waiting.append(_Pending(caller, request))
+
+    def start(self) -> None:
+        """Begins the next batches, where few enough are running and no outage suspends them."""
+        for queue in self._queues.values():
+            queue.start()
+
+    def completed(self) -> Iterator[tuple[Caller, Response]]:
+        """Requests that got responses or were abandoned since the last call."""
+        return itertools.chain.from_iterable(queue.completed() for queue in self._queues.values())
+
+    def wait(self, timeout: float = math.inf) -> None:
+        """Returns when a batch has finished, timed out or may begin again after an outage, or after `timeout` s."""
+        now, running, ends = time.monotonic(), list[futures.Future[Any]](), [math.inf]
+        for queue in self._queues.values():
+            running += [batch.future for batch in queue.running]
+            ends += [batch.began + queue.backend.timeout for batch in queue.running]
+            ends += [queue.suspended_until] * queue.may_start
+        remaining = max(0.0, min(timeout, min(ends) - now))
+        if not running:
+            time.sleep(remaining)
+        futures.wait(running, remaining, futures.FIRST_COMPLETED)
+
+
+def search_backend(
+    searcher: Searcher | None, timeout: float = 60.0, max_outage: float = 0.0, max_concurrency: int = 1
+) -> Backend:
+    """Searches: all queries of all requests that wait are one call."""
+    return Backend(lambda requests: _search(searcher, requests), timeout, max_outage, max_concurrency)
+
+
+def tool_backend(
+    tool: Tool, timeout: float = 30.0, max_outage: float = 0.0, clip: Callable[[str], str] = str
+) -> Backend:
+    """Calls of a tool, whose text `clip` bounds. Only a lost connection says that it is down."""
+
+    def answer(requests: Sequence[Call]) -> list[ToolResult]:
+        texts = tool.answer([request.arguments for request in requests])
+        return [
+            replace(text, text=clip(text.text), error=clip(text.error))
+            if isinstance(text, ToolResult)
+            else ToolResult(one.tool, one.arguments, clip(str(text)))
+            for one, text in zip(requests, texts, strict=True)
+        ]
+
+    concurrency = 1 if tool.batches else MAX_TOOL_THREADS
+    return Backend(answer, timeout, max_outage, concurrency, tool.batches, outages=(ConnectionError,))
+
+
+def respond(backends: Mapping[str, Backend], request: Request) -> Response:
+    """The response to one request, without an executor: for a person at a keyboard, or a script."""
+    try:
+        return backends[request.tool if isinstance(request, Call) else ""].answer([request])[0]
+    except Exception as error:
+        return failed(request, error)
+
+
+def _search(searcher: Searcher | None, requests: Sequence[Search]) -> list[Results]:
+    """All queries in one batched call, at the largest top_n asked for; each keeps its own top_n."""
+    if searcher is None:
+        raise RuntimeError("the workflow searches, and there is no index")
+    queries = [query for request in requests for query in request.queries]
+    passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
+    results = iter(
+        [SearchResult(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)]
+    )
+    return [tuple(next(results) for _ in request.queries) for request in requests]
+
+
+def failed(request: Request, error: BaseException) -> Response:
+    """A failure is a response too: the workflow decides what becomes of its trajectory."""
+    text = described(error)
+    if isinstance(request, Call):
+        return ToolResult(request.tool, request.arguments, error=text, lost=isinstance(error, ConnectionError))
+    return (SearchResult(error=text),) * len(request.queries)
