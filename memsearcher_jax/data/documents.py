@@ -233,8 +233,6 @@ READERS = {
 
 
 class _Outline:
-    """Collects sections with the headings that they are under."""
-
     def __init__(self, title: str):
         self.sections: list[Section] = []
         self._title = title

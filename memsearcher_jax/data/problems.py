@@ -53,7 +53,6 @@ class DataConfig:
 
     @property
     def train_entries(self) -> tuple[str, ...]:
-        """The sources of training data."""
         return tuple(self.weights()) or self.train
 
     def weights(self) -> dict[str, float]:
@@ -75,8 +74,6 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ProblemSplits:
-    """The training and test problems of a run."""
-
     train: Sequence[Problem]
     test: Sequence[Problem]
     mixture: tuple[tuple[int, float], ...] = ()  # (problems, weight) of each source of `train`, in its order
@@ -158,7 +155,6 @@ class ProblemLoader:
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """The rows of an epoch, in order."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.problems))
         if not self.mixture:
             return order

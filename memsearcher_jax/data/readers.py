@@ -91,7 +91,6 @@ def _batch_rows(batch: Any) -> list[dict[str, Any] | Exception]:
 
 
 def _problem(where: str, row: bytes | dict[str, Any] | Exception) -> Problem:
-    """The problem of a line of JSON or of a row of a parquet file."""
     if isinstance(row, Exception):
         raise MalformedRow(f"{where}: {' '.join(str(row).split())[:200]}") from row
     fields = parse_object(where, row) if isinstance(row, bytes) else row

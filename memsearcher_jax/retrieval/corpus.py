@@ -87,7 +87,6 @@ def store_corpus(path: str | Path, directory: Path, on_progress: Callable[[int],
 
 
 def save_corpus(corpus: Corpus, directory: Path) -> None:
-    """Write the files that `open_corpus` reads."""
     for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
         (directory / f"{name}.bin").write_bytes(column.data.data)
         save_array(directory / f"{name}.offset.npy", column.offset)
@@ -157,8 +156,7 @@ def _concatenate(
     )
     hash_R = np.frombuffer(hashes, np.uint64)
     order = np.argsort(hash_R, kind="stable")
-    sorted_R = hash_R[order]
-    same = np.flatnonzero(sorted_R[1:] == sorted_R[:-1])
+    same = np.flatnonzero(np.diff(hash_R[order]) == 0)
     duplicates = [(order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]]]
     if duplicates:
         row, earlier = min(duplicates)

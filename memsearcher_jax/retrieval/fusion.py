@@ -31,8 +31,6 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True)
 class DenseRetriever:
-    """Ranks by inner products of vectors."""
-
     encoder: Encoder  # of queries
     index: Index
 

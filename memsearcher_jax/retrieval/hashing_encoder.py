@@ -82,8 +82,6 @@ def hashing_name(size: int) -> str:
 
 
 def fit_hashing(texts: Iterable[str], size: int) -> HashingEncoder:
-    """Return the encoder with the idf of each feature in `texts`."""
-
     @functools.lru_cache(CACHED_WORDS)
     def word_buckets(word: str) -> list[int]:
         return [feature % IDF_BUCKETS for feature, _ in _features(word)]

@@ -118,8 +118,6 @@ class IndexConfig:
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """The contents of an index folder."""
-
     corpus: Corpus
     index: Index
     encoder_state: Mapping[str, np.ndarray]
@@ -197,7 +195,6 @@ def _explain_damage(directory: Path) -> Iterator[None]:
 
 
 def embedding_shards(directory: Path, rows: int, size: int, config: IndexConfig) -> EmbeddingShards:
-    """The embeddings of an index folder, finished or not."""
     return EmbeddingShards(directory / EMBEDDINGS, rows, size, config.dtype, config.shard_rows)
 
 

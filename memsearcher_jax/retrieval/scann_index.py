@@ -53,8 +53,6 @@ class TreeSettings:
 
 @dataclass(frozen=True)
 class ScannIndex:
-    """An `Index` (see index.py) over a ScaNN searcher."""
-
     searcher: Any
     rows: int
     settings: TreeSettings
@@ -163,7 +161,6 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target
 
 
 def recall_at_n(result_QN: np.ndarray, exact_QN: np.ndarray) -> float:
-    """Share of the exact results that are among the approximate ones."""
     return float((result_QN[:, :, None] == exact_QN[:, None, :]).any(axis=1).mean())
 
 
@@ -178,7 +175,6 @@ def save_tree(index: ScannIndex, directory: Path) -> None:
 
 
 def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
-    """Read the files that `save_tree` wrote; the folder may have moved."""
     import scann
 
     _check_trusted(directory)

@@ -38,8 +38,6 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A corpus and a retriever in this process."""
-
     corpus: Corpus
     retriever: Retriever
     is_healthy: bool = True
@@ -62,8 +60,6 @@ class LocalSource:
 
 @dataclass(frozen=True)
 class Searcher:
-    """Batched and cached search."""
-
     source: Source
     max_batch_size: int = 1_024
     cache: LRUCache[tuple[str, int], list[Passage]] = field(
@@ -208,7 +204,6 @@ def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
 def _open_dense(
     config: RetrievalConfig, corpus: Corpus | None, directory: Path, model: TextEncoder | None
 ) -> tuple[DenseRetriever, StoredIndex]:
-    """Open the vectors; build them first if the config names no index and `directory` contains none."""
     if corpus is not None and not config.index and not (directory / MANIFEST).exists():
         build_dense_index(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)

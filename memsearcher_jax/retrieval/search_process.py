@@ -8,7 +8,6 @@ over a socket, whose number is the child's argument.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import logging
@@ -37,10 +36,6 @@ REOPEN_TIMEOUT = 600.0  # seconds in which a child that replaces another must ha
 ERRORS = {"OSError": OSError, "ValueError": ValueError}  # whose messages are for users
 
 log = logging.getLogger(__name__)
-
-
-class SearchRestarting(ConnectionError):
-    """The search process is not ready, through no fault of this search."""
 
 
 class SearchProcess:
@@ -73,7 +68,6 @@ class SearchProcess:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the child lives and has the index open."""
         return self._is_open and self._child.process.poll() is None
 
     def close(self) -> None:
@@ -85,23 +79,22 @@ class SearchProcess:
 
         Raises:
           TimeoutError: the child did not answer in time, or died.
-          SearchRestarting: the child is being replaced, or is busy with another search.
+          ConnectionError: the child is being replaced, or is busy with another search.
         """
         vectors_QD = self._model.queries(queries) if self._model else None
         if not self._lock.acquire(timeout=self._timeout):
-            raise SearchRestarting(f"the search process has been busy for {self._timeout:g} s")
+            raise ConnectionError(f"the search process has been busy for {self._timeout:g} s")
         try:
             if not self.is_healthy:
                 self._replace().join(self._timeout)
                 if not self.is_healthy:
-                    raise SearchRestarting("the search process is being restarted")
+                    raise ConnectionError("the search process is being restarted")
             found: list[list[Passage]] = []
             for start in range(0, len(queries), QUERIES_PER_MESSAGE):
                 part = slice(start, start + QUERIES_PER_MESSAGE)
                 message: dict[str, Any] = {"queries": queries[part], "top_n": top_n}
                 if vectors_QD is not None:
-                    sent = base64.b64encode(vectors_QD[part].tobytes()).decode()
-                    message |= {"vectors": sent, "size": vectors_QD.shape[1]}
+                    message["vectors"] = vectors_QD[part].tolist()
                 rankings = self._child.call(message, self._timeout)
                 found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
             return found
@@ -122,7 +115,7 @@ class SearchProcess:
     def _replace(self) -> threading.Thread:
         """Start another child, unless one is starting, and return the thread that waits for it."""
         if not self._end.alive:
-            raise SearchRestarting("the search is closed")
+            raise ConnectionError("the search is closed")
         if self._opening is None or not self._opening.is_alive():
             self._opening = threading.Thread(target=self._reopen, daemon=True)
             self._opening.start()
@@ -137,18 +130,13 @@ class SearchProcess:
 
 
 class _Child:
-    """A process, and the socket to it."""
-
     def __init__(self, command: Sequence[str], working_dir: Path):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            # Ctrl-C of a terminal reaches all processes of its session, and the parent decides when this one ends.
+            command, descriptor = [*command, str(theirs.fileno())], theirs.fileno()
+            # A session of its own: the parent decides when the child ends, not Ctrl-C of a terminal.
             self.process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdout=2,
-                cwd=working_dir,
-                start_new_session=True,
+                command, pass_fds=(descriptor,), stdout=2, cwd=working_dir, start_new_session=True
             )
         self._lines = self._socket.makefile("rb")
 
@@ -178,7 +166,6 @@ def _kill(processes: list[subprocess.Popen]) -> None:
 
 
 def main() -> None:
-    """The child."""
     # bm25s imports JAX if it is installed, which takes seconds and claims accelerators, and searches with it.
     sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]
     from memsearcher_jax.retrieval.search import open_source  # that imports this module
@@ -186,24 +173,20 @@ def main() -> None:
     parent = socket.socket(fileno=int(sys.argv[1]))
     requests = queue.SimpleQueue[bytes]()
     threading.Thread(target=_receive, args=(parent, requests), daemon=True).start()
-    vectors_QD = np.zeros((0, 0), np.float32)  # of the queries that are being searched
+    request: dict[str, Any] = {}
 
     def sent_vectors(texts: list[str]) -> np.ndarray:
-        return vectors_QD
+        return np.array(request["vectors"], np.float32)
 
     source = None
     while True:
         request = json.loads(requests.get())
         try:
             if source is None:
-                name = request["encoder"]
-                model = TextEncoder(name, sent_vectors, sent_vectors) if name else None
+                model = TextEncoder(request["encoder"], sent_vectors, sent_vectors) if request["encoder"] else None
                 source = open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), (), model)
                 result: Any = source.info
             else:
-                if "vectors" in request:
-                    sent = np.frombuffer(base64.b64decode(request["vectors"]), np.float32)
-                    vectors_QD = sent.reshape(-1, request["size"])
                 found = source.search(request["queries"], request["top_n"])
                 result = [[(passage.id, passage.contents, passage.score) for passage in ranking] for ranking in found]
             answer = {"result": result}

@@ -32,8 +32,6 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class TitleLinks:
-    """The titles of a corpus."""
-
     key_K: np.ndarray  # uint64, sorted
     row_K: np.ndarray  # int64, the first passage with each title
 

@@ -81,7 +81,6 @@ class EmbeddingShards:
         return out_BD
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The vectors of each shard, in order."""
         for start in range(0, self.rows, self.shard_rows):
             yield self[start : start + self.shard_rows]
 

@@ -39,8 +39,6 @@ class EncyclopediaConfig:
 
 @dataclass(frozen=True)
 class Entity:
-    """The subject of one passage."""
-
     name: str  # unique; also the title of the passage
     kind: str
     relations: dict[str, str]  # from the name of a relation to the name of its object

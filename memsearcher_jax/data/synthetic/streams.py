@@ -74,8 +74,6 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Statement(Sentence):
-    """A sentence that answers a question."""
-
     question: StreamQuestion
 
 
@@ -89,7 +87,6 @@ class Story:
 
     @property
     def stream(self) -> Stream:
-        """The stream as the policy reads it."""
         chunks = (
             f"{day}. {' '.join(sentence.text for sentence in sentences)}"
             for day, sentences in zip(self.dates_C, self.sentences_C, strict=True)
@@ -160,8 +157,6 @@ def _make_story(config: SyntheticStreamConfig, rng: random.Random, names: NameGe
 
 
 def _make_statement(kind: str, rng: random.Random, names: NameGenerator, day: date, labels: list[str]) -> Statement:
-    """A statement of this kind about new people."""
-
     def person() -> str:
         # The surname comes from a fresh generator, so that surnames can recur: only the full name must be new.
         return names.person(NameGenerator(rng).surname(), woman=rng.random() < 0.5)

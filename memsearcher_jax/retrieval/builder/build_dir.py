@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 
 def staging_dir(directory: Path) -> Path:
-    """The folder in which `directory` is built."""
     return directory.with_name(f".{directory.name}.building")
 
 
@@ -77,7 +76,6 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write the file atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("w") as file:
         file.write(json.dumps(value, indent=2) + "\n")

@@ -50,13 +50,7 @@ BUILD, CORPUS, MEASURED, FLOATS = "build.json", "corpus.json", "tree.json", "flo
 TEMPORARY = (BUILD, CORPUS, MEASURED, FLOATS)
 PREFETCH = 2  # batches in progress: the host tokenises one while the devices compute the other
 PROBES = 512  # texts used as queries to tune a tree, and as many others to verify its recall
-AIM_SHARES = (
-    0,
-    0.25,
-    0.5,
-    0.75,
-    1,
-)  # of the way from the target recall to 1, to which a tree is tuned until it verifies
+AIM_SHARES = (0, 0.25, 0.5, 0.75, 1)  # a tree is tuned this far from the target recall to 1 until it verifies
 PROBE_WORDS = 12
 MIN_COSINE = 0.9  # median cosine of precomputed vectors and the encoder's, below which the encoders differ
 COMPARED_ROWS = 32  # passages whose vectors are compared
@@ -171,14 +165,8 @@ def build_index(
 
 def _start(staging: Path, corpus: Corpus, config: IndexConfig, size: int, precomputed: bool) -> EmbeddingShards:
     """Record what is built, or check that it is the same; write the corpus if `prepare_corpus` did not."""
-    build = {
-        "checksum": corpus.checksum,
-        "encoder": config.encoder,
-        "dtype": config.dtype,
-        "shard_rows": config.shard_rows,
-        "dimensions": size,
-        "precomputed": precomputed,
-    }
+    build = {"checksum": corpus.checksum, "dimensions": size, "precomputed": precomputed}
+    build |= {name: getattr(config, name) for name in ("encoder", "dtype", "shard_rows")}
     if (staging / BUILD).exists():
         stored = json.loads((staging / BUILD).read_text())
         for name, value in build.items():
@@ -196,16 +184,14 @@ def _start(staging: Path, corpus: Corpus, config: IndexConfig, size: int, precom
 
 
 def _check_precomputed(precomputed: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
-    """Raises ValueError unless the vectors match the corpus and the encoder."""
     if len(precomputed) != len(corpus):
         raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(corpus)} passages")
     rows = np.unique(np.linspace(0, len(corpus) - 1, COMPARED_ROWS).astype(int))
     encoded_BD = encoder([corpus.contents[row] for row in rows])
     given_BD = np.asarray(precomputed[rows], np.float32)
-    if encoded_BD.shape != given_BD.shape:
-        raise ValueError(
-            f"the precomputed vectors have {given_BD.shape[1]} dimensions, the encoder's {encoded_BD.shape[1]}"
-        )
+    sizes = given_BD.shape[1], encoded_BD.shape[1]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the precomputed vectors have {sizes[0]} dimensions, the encoder's {sizes[1]}")
     finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
     encoded_BD, given_BD = encoded_BD[finite_B], given_BD[finite_B]
     norms_B = np.linalg.norm(encoded_BD, axis=1) * np.linalg.norm(given_BD, axis=1)
@@ -225,15 +211,13 @@ def _write_shards(
     build_shard: BuildShard,
     on_progress: ProgressFn,
 ) -> None:
-    """Write the missing shards of this process."""
-    numbers = range(build_shard.index, shards.count, build_shard.count)
-    missing = [number for number in numbers if not shards.exists(number)]
-    total = sum(len(shards.row_range(number)) for number in numbers)
-    done = total - sum(len(shards.row_range(number)) for number in missing)
+    ranges = {number: shards.row_range(number) for number in range(build_shard.index, shards.count, build_shard.count)}
+    missing = {number: rows for number, rows in ranges.items() if not shards.exists(number)}
+    total = sum(map(len, ranges.values()))
+    done = total - sum(map(len, missing.values()))
     on_progress("embedding", done, total)
     with ThreadPoolExecutor(PREFETCH) as pool:
-        for number in missing:
-            rows = shards.row_range(number)
+        for number, rows in missing.items():
             starts = range(rows.start, rows.stop, batch_size)
             batches = []
             for batch_BD in pool.map(lambda start, end=rows.stop: embed(start, min(start + batch_size, end)), starts):
@@ -262,7 +246,11 @@ def _build_tree(
     if not (staging / MEASURED).exists():
         on_progress("building the tree", 0, 0)
         shutil.rmtree(staging / TREE, ignore_errors=True)
-        vectors_RD = _float32_file(shards, staging / FLOATS)
+        with (staging / FLOATS).open("wb") as file:
+            for vectors_BD in shards.blocks():
+                file.write(vectors_BD.data)
+        # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
+        vectors_RD = np.memmap(staging / FLOATS, np.float32, mode="r", shape=shards.shape)
         tree = scann_index.build_tree(vectors_RD, scann_index.untuned_settings(*shards.shape))
         on_progress("measuring recall", 0, 0)
         # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
@@ -286,11 +274,3 @@ def _build_tree(
         scann_index.save_tree(tuned, staging / TREE)
         write_json(staging / MEASURED, {"tree": asdict(tuned.settings), "recall": recall, "measured_on": len(ids_QN)})
     return json.loads((staging / MEASURED).read_text())
-
-
-def _float32_file(shards: EmbeddingShards, path: Path) -> np.ndarray:
-    """Memory-map all vectors from one file: ScaNN keeps copies in memory while it trains."""
-    with path.open("wb") as file:
-        for vectors_BD in shards.blocks():
-            file.write(vectors_BD.data)
-    return np.memmap(path, np.float32, mode="r", shape=shards.shape)

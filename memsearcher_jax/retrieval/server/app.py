@@ -202,7 +202,6 @@ class MicroBatcher:
             raise Overloaded(late if timer.expired() else str(error)) from None
 
     async def run(self) -> None:
-        """Process requests until cancelled."""
         while True:
             await self._arrived.wait()
             await self._search_batch(self._next_batch())

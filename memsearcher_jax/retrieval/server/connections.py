@@ -124,7 +124,6 @@ class BodyLimit:
             self.reserved -= reserved
 
     def _refusal(self, size: int) -> tuple[int, str] | None:
-        """The status and the reason for which a body of this size is refused."""
         if size > self.limits.max_body_bytes:
             return 413, f"the body is larger than {self.limits.max_body_bytes} bytes"
         if self.reserved > self.limits.max_buffered_bytes:
