@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import jax
@@ -163,7 +163,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def steps(self) -> list[int]:
         """The steps that are complete, newest first."""
-        with _open_reader(self._manager.directory) as manager:
+        with _open_reader(str(self._manager.directory)) as manager:
             return _steps(manager)
 
     @property
@@ -370,8 +370,8 @@ def _restore_items(
         for path, checksum in checksums(restored[item]).items():
             if meta["array_checksums"][item][path] != checksum:
                 raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of {item} {path} differs")
-    cast = jax.tree.map(lambda like, x: x.astype(like.dtype), dict(targets), {item: restored[item] for item in targets})
-    return cast, meta
+    items = {item: restored[item] for item in targets}
+    return jax.tree.map(lambda like, x: x.astype(like.dtype), dict(targets), items), meta
 
 
 def _json_checksum(content: Mapping[str, Any]) -> str:
@@ -401,7 +401,7 @@ def _read_meta(manager: ocp.CheckpointManager, step: int, model_config: ModelCon
 
 def _restore(manager: ocp.CheckpointManager, step: int, **items: ocp.args.CheckpointArgs) -> ocp.args.Composite:
     try:
-        return manager.restore(step, args=ocp.args.Composite(**items))
+        return cast(ocp.args.Composite, manager.restore(step, args=ocp.args.Composite(**items)))
     except Exception as error:  # a damaged file raises any of a dozen types, from json's to tensorstore's
         raise DamagedCheckpointError(
             f"checkpoint {manager.directory / str(step)} cannot be read ({_first_line(error)})"
