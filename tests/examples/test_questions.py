@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate, questions, split_questions
-from examples.warmstart.questions import ANSWER, QuestionDemonstrator, clause, decompose, is_right, steps
+from examples.warmstart.questions import ANSWER, QuestionDemonstrator, decompose, is_right, steps
 from examples.warmstart.record import demonstrate as play_all
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.registry import make_agent
@@ -97,44 +96,12 @@ def test_a_question_that_names_no_relation_is_followed_by_its_pages():
     assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
 
 
-def test_only_what_is_shown_of_a_passage_is_quoted():
-    pages = {"Ed Roland": "Ed Roland is a singer. " + "word " * 60 + "He was born in Rome."}
-    small = replace(AGENT, observation_tokens=40)
-    outcome, _ = play("Where was Ed Roland born?", "Rome", ["Ed Roland"], pages, small)
-    assert outcome.answer == ""
-    assert play("Where was Ed Roland born?", "Rome", ["Ed Roland"], pages)[1] == 1
-
-
-def test_it_gives_up_where_search_finds_nothing():
-    pages = {"Ave Caesar! (film)": PAGES["Ave Caesar! (film)"]}
-    titles = ["Ave Caesar! (film)", "Alexander Korda"]
-    outcome, _ = play("Where was the director of Ave Caesar! born?", "Túrkeve", titles, pages)
-    assert outcome.answer == ""
-    assert [turn.memory for turn in outcome.turns[1:]] == [
-        "Who is the director of Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
-        "Nothing.",
-    ]
-
-
 @pytest.mark.parametrize(
     ("question", "titles"), [("Who is it?", ["Ed Roland"]), ("Who is Ed Roland's father?", ["Ed Roland"]), ("?", [])]
 )
 def test_it_gives_up_where_the_pages_do_not_lead_to_the_answer(question, titles):
     outcome, _ = play(question, "Túrkeve", titles)
     assert outcome.answer == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "expected"),
-    [
-        ("One. Two is by Ann. Three is by Ann.", "Ann", "Two is by Ann"),
-        ("He was (c. 1617 – 1684) the third son of J. R. Hay.", "Hay", "the third son of J. R. Hay"),
-        ("It is a film of 1942 (by Ann) and Bob.", "Ann", "is a film of 1942 (by Ann"),
-        ("Ann", "Ann", "Ann"),
-    ],
-)
-def test_a_clause_is_the_words_of_the_sentence_before_the_name(text, name, expected):
-    assert clause(text, name) == expected
 
 
 def test_a_long_question_is_not_repeated_in_the_memory():
@@ -252,21 +219,6 @@ def test_contexts_up_to_a_failed_search_are_imitated(run):
     usable = questions.usable(run, run.problems.train)
     contexts = {one.trajectory.problem.id: len(one.trajectory.contexts) for one in usable}
     assert contexts == {"Ave Caesar": 3, "Paradox": 3, "Rare Bird": 1}
-
-
-def test_single_steps_of_every_second_question_are_demonstrated_too(run):
-    asked = Counter()
-    for number in range(8):
-        replies = trained_texts(run, questions.step(run, number))
-        assert not any("question>" in reply for reply in replies), "only the replies of the script are trained"
-        thoughts = [reply.partition("</think>")[0] for reply in replies]
-        assert sum(thought.endswith(" Then: Where was that person born?") for thought in thoughts) == len(FILMS)
-        answered_whole, single_steps = 2, 2  # the second step of Rare Bird has no page
-        assert 0 < sum(thought.endswith(" Then: answer.") for thought in thoughts) - answered_whole <= single_steps
-        asked.update(thoughts)
-    assert asked["Who is the director of Paradox? Then: answer."] > 0
-    assert asked["Where was Bob Hay born? Then: answer."] > 8, "as the end of the whole question, and alone"
-    assert asked["Where was Cy Orr born? Then: answer."] == 0, "its page is missing, so its demonstration is not right"
 
 
 def test_held_out_examples_train_one_decision_each(run):

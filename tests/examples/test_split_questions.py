@@ -30,23 +30,11 @@ def asked(pages: dict[str, str], seed: int = 0) -> dict[str, str]:
 
 def test_each_fact_of_the_named_page_is_asked_once():
     answers = asked({"Ave Caesar (film)": FILM, "Alexander Korda": KORDA})
-    assert sorted(answers.values()) == [
-        "16 September 1893",
-        "23 January 1956",
-        "British",
-        "Henrik Kellner",
-        "London",
-        "Merle Oberon",
-        "Túrkeve",
-    ]
+    dates = {"16 September 1893", "23 January 1956"}
+    assert {*answers.values()} == dates | {"British", "Henrik Kellner", "London", "Merle Oberon", "Túrkeve"}
+    assert len(answers) == 7
     assert answers["Who is the spouse of the director of film Ave Caesar (Film)?"] == "Merle Oberon"
     assert all("the director of film Ave Caesar (Film)" in question for question in answers)
-
-
-def test_the_pages_are_the_supporting_titles():
-    passages = [Passage("1", f'"Ave Caesar (film)"\n{FILM}'), Passage("2", f'"Alexander Korda"\n{KORDA}')]
-    titles = {problem.supporting_titles for problem in page_questions(passages, 0)}
-    assert titles == {("Ave Caesar (film)", "Alexander Korda")}
 
 
 @pytest.mark.parametrize(
@@ -92,12 +80,6 @@ def test_pages_that_are_not_sure_to_be_meant_are_not_asked(text, other):
     assert asked({"Ava Low": text, "Carl Ito": other}) == {}
 
 
-def test_the_seed_chooses_order_and_wording():
-    pages = {"Ave Caesar (film)": FILM, "Alexander Korda": KORDA}
-    assert asked(pages) == asked(pages)
-    assert len({tuple(asked(pages, seed)) for seed in range(20)}) > 10
-
-
 def problem(number: int, question: str = "", answer: str = "Paris", titles=()) -> Problem:
     return Problem(str(number), question or f"Question {number}?", (answer,), {"supporting_titles": list(titles)})
 
@@ -112,11 +94,6 @@ def test_splits_share_no_question_and_no_entity(titles, seed):
     assert len(test) >= 3 and sorted(test + train, key=problems.index) == problems
     check_disjoint(train, test)
     assert split(problems, [3], seed) == [test, train]
-
-
-def test_too_few_questions_are_refused():
-    with pytest.raises(ValueError, match="3 questions are too few for splits of 2, 2"):
-        split([problem(number) for number in range(3)], [2, 2], 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from examples.warmstart import streams
 from examples.warmstart.record import open_run
-from examples.warmstart.streams import NO_ERRORS, STORE_ALL, STORE_ONE, UNKNOWN, Errors, StreamDemonstrator, Tasks
+from examples.warmstart.streams import NO_ERRORS, STORE_ALL, UNKNOWN, Errors, StreamDemonstrator, Tasks
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.data.synthetic.streams import FILLER, SyntheticStreamConfig, make_stories, select_statements
@@ -48,17 +48,6 @@ def test_without_errors_every_statement_is_stored_in_the_right_memory():
         assert set(re.findall(r"\w+", outcome.memory.core)) == {"Labels", *labels}
         assert outcome.counts["calls_ok"] == outcome.counts["calls"]
         assert all(turn.reply.startswith(STORE_ALL) for turn in outcome.turns)
-
-
-def test_store_one_error_stores_one_sentence_of_each_chunk():
-    for store_filler in (0.0, 1.0):
-        for story in STORIES:
-            outcome = run_demonstrator(Errors(store_one=1, store_filler=store_filler), story)
-            assert all(turn.reply.startswith(STORE_ONE) and len(turn.calls) == 1 for turn in outcome.turns)
-            stored = item_texts(outcome)
-            assert stored <= set(FILLER) if store_filler else stored <= statement_texts(story) and len(stored) == 10
-            for turn, chunk in zip(outcome.turns, story.stream.chunks, strict=True):
-                assert json.loads(turn.calls[0].partition(" ")[2])["content"] in chunk
 
 
 def test_filler_in_the_shown_memory_is_deleted():

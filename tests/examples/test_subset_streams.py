@@ -34,15 +34,8 @@ def test_the_counts_are_those_of_the_paper():
     subset = stratified_subset(problems, 100, 42, 30_000, words)
     assert (len(problems), len(subset)) == (4_139, 562)
     kept = Counter(problem.stream.source.partition("_")[0] for problem in subset)
-    assert kept == {
-        "squad": 100,
-        "hotpotqa": 100,
-        "perltqa": 27,
-        "lme": 45,
-        "pubmed-rct": 90,
-        "booksum": 100,
-        "icl": 100,
-    }
+    full = dict.fromkeys(("squad", "hotpotqa", "booksum", "icl"), 100)
+    assert kept == full | {"perltqa": 27, "lme": 45, "pubmed-rct": 90}
     order = {problem.id: row for row, problem in enumerate(problems)}
     assert [order[problem.id] for problem in subset] == sorted(order[problem.id] for problem in subset)
 
@@ -53,17 +46,6 @@ def test_a_draw_depends_on_the_seed_and_the_streams_of_its_source_alone():
 
     alone = squad({"squad": 50}, 1)
     assert alone == squad({"booksum": 30, "squad": 50}, 1) != squad({"squad": 50}, 2)
-
-
-def test_long_streams_are_left_out_before_the_draw():
-    problems = [*streams({"a": 5}), *streams({"b": 5}, chunks=("x " * 6,))]
-    subset = stratified_subset(problems, 100, 0, 5, words)
-    assert [problem.stream.source for problem in subset] == ["a"] * 5
-
-
-def test_questions_are_refused():
-    with pytest.raises(ValueError, match="problem 'q' is a question: give files of streams"):
-        stratified_subset([Problem("q", "Who?", ("Ann",))], 1, 0, 0, words)
 
 
 @pytest.fixture

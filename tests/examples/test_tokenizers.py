@@ -1,7 +1,5 @@
 """The small tokenizers of the packaged weights, and the initial weights for the one of streams."""
 
-import re
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -25,11 +23,6 @@ def test_packaged_tokenizers_are_reproducible(name, packaged, tmp_path):
     tokenizers.main([name, str(tmp_path)])
     for file in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / file).read_bytes() == (packaged / file).read_bytes(), "what it was made from has changed"
-
-
-def test_wrong_words_are_answered_with_the_usage(tmp_path):
-    with pytest.raises(SystemExit, match=r"usage: .* tiny\|tiny_memalpha\|extend DIR"):
-        tokenizers.main(["large", str(tmp_path)])
 
 
 def test_a_name_has_the_same_tokens_in_every_text():
@@ -56,25 +49,6 @@ def test_transformers_loads_the_same_tokenizer():
     for text in (CHAT, "Zoë 漢字 \U0001f600 don't  \n\n x 12"):
         assert reference(text)["input_ids"] == TOKENIZER.encode(text).ids
         assert reference.decode(reference(text)["input_ids"]) == text
-
-
-def test_a_name_of_a_stream_has_the_same_tokens_everywhere():
-    """So that copying a name is copying ids."""
-    text = " ".join(chunk for story in STORIES for chunk in story.stream.chunks)
-    names = set(re.findall(r"(?!The )[A-Z]\w+ [A-Z]\w+(?= works| met)", text))
-    assert len(names) > 50
-    for name in names:
-        name_ids = NEW.encode_untrusted(name)
-        for frame in (
-            "{}",
-            "5 May 2030. {} works for X.",
-            '"content": "{} met',
-            "Who does {} work for?",
-            "[0001] {}\n",
-        ):
-            ids = NEW.encode_untrusted(frame.format(name))
-            assert any(ids[start : start + len(name_ids)] == name_ids for start in range(len(ids))), (name, frame)
-    assert sum(map(NEW.count, names)) / len(names) < 2.1
 
 
 def test_the_extended_weights_keep_old_embeddings_and_new_ones_are_means(tmp_path):
