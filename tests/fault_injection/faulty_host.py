@@ -4,10 +4,8 @@ The variable FAULTS holds JSON: {"host": 0, "triggered": DIR, "faults": [Fault, 
 it is triggered, and is not triggered again when the job is restarted; except `nan`, which repeats with its step.
 
     kill, sigterm    the signal, after `seconds`
-    delay            sleeps for `seconds`
-    clock            the time of day jumps by `seconds`
     disk_full        no file can grow beyond FULL_BYTES for `seconds`: writes fail, in Python and in C++
-    search_*         only the file: run_job.py disturbs the search service
+    search_outage    only the file: run_job.py stops the search service
     nan              one context in every update of the step has an advantage of NaN
 """
 
@@ -20,7 +18,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,11 +86,6 @@ def inject(faults: Collection[Fault], host: int, triggered: Path) -> type[Progre
 def trigger(fault: Fault) -> None:
     print(f"host {fault.host}: fault: {fault}", file=sys.stderr, flush=True)
     match fault.kind:
-        case "delay":
-            time.sleep(fault.seconds)
-        case "clock":
-            real = time.time
-            time.time = lambda: real() + fault.seconds
         case "disk_full":
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, hard))

@@ -6,7 +6,7 @@ python tests/fault_injection/run_job.py --config tiny --kill 1@step2:update --si
 Every host is a process: launch/tpu_train.py with CPU devices, over gloo. All get the arguments after --. A job whose
 hosts were killed or exited with status 85 is restarted, as a JobSet does. A fault is written HOST@stepN:PHASE+SECONDS:
 it is triggered SECONDS after this host has begun this phase of this step, both counted from 0; the phases are rollout,
-rewards, gather, update, publish, evaluate and write. With a --search_* fault all hosts search through
+rewards, gather, update, publish, evaluate and write. With --search_outage all hosts search through
 launch/serve_search.py. Finally a second job runs without faults, and both are compared.
 """
 
@@ -56,7 +56,7 @@ class Job:
     faults: Sequence[Fault] = ()
     search: FaultySearchService | None = None
     attempts: list[list[int]] = field(default_factory=list)  # exit statuses
-    disturbed: set[int] = field(default_factory=set)  # numbers of the faults passed to the search service
+    disturbed: list[Fault] = field(default_factory=list)  # faults passed to the search service
 
     def run(
         self,
@@ -138,10 +138,9 @@ class Job:
 
     def _disturb_search(self) -> None:
         for fault in self.faults:
-            new = fault.kind.startswith("search_") and fault.number not in self.disturbed
-            if self.search and new and self.triggered(fault):
-                self.disturbed.add(fault.number)
-                self.search.disturb(fault.kind, fault.seconds)
+            if self.search and fault.kind == "search_outage" and self.triggered(fault) and fault not in self.disturbed:
+                self.disturbed.append(fault)
+                self.search.interrupt(fault.seconds)
 
 
 def restarts(statuses: Sequence[int]) -> bool:
@@ -221,20 +220,14 @@ class RunJob:
     """kill -9."""
     sigterm: Faults = ()
     """SIGTERM."""
-    delay: Faults = ()
-    """The host sleeps for SECONDS."""
     search_outage: Faults = ()
     """The search service is down for SECONDS."""
-    search_hang: Faults = ()
-    """The search service does not answer for SECONDS."""
-    search_garbage: Faults = ()
-    """The search service answers with invalid JSON for SECONDS."""
     out: cli.Directory = None
     """Directory to keep everything in. Default: a temporary one."""
 
     def faults(self) -> list[Fault]:
         """All faults in the order of the flags. Raises ValueError."""
-        kinds = ("kill", "sigterm", "delay", "search_outage", "search_hang", "search_garbage")
+        kinds = ("kill", "sigterm", "search_outage")
         given = [(kind, text) for kind in kinds for text in getattr(self, kind)]
         faults = [Fault.parse(kind, text, number) for number, (kind, text) in enumerate(given)]
         for fault in faults:
@@ -259,7 +252,7 @@ def main(argv: Sequence[str]) -> None:
         folder = flags.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-job-")))
         folder.mkdir(exist_ok=True, parents=True)
         search = None
-        if any(fault.kind.startswith("search_") for fault in faults):
+        if flags.search_outage:
             service = FaultySearchService(flags.config, folder, free_port())
             search = stack.enter_context(contextlib.closing(service))
             arguments += [*write_questions(flags.config, folder / "questions.jsonl"), *search.flags]

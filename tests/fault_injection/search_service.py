@@ -1,12 +1,10 @@
-"""A search service that can be disturbed; it serves the synthetic encyclopedia of a preset."""
+"""A search service that can be stopped for a while; it serves the synthetic encyclopedia of a preset."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -45,9 +43,15 @@ class FaultySearchService:
         """Flags of a trainer that searches here and survives outages."""
         return ["--retrieval.url", f"http://127.0.0.1:{self._port}", *RETRY_FLAGS]
 
-    def disturb(self, kind: str, seconds: float) -> None:
-        """Starts a search_outage, search_hang or search_garbage that ends after `seconds`."""
-        threading.Thread(target=self._disturb, args=(kind, seconds), daemon=True).start()
+    def interrupt(self, seconds: float) -> None:
+        """Stops the service, and starts it again after `seconds`."""
+
+        def interrupt() -> None:
+            self.close()
+            time.sleep(seconds)
+            self._process = self._start()
+
+        threading.Thread(target=interrupt, daemon=True).start()
 
     def wait(self) -> None:
         """Waits until it answers. Raises ConnectionError after two minutes."""
@@ -65,34 +69,3 @@ class FaultySearchService:
     def _start(self) -> subprocess.Popen:
         with open(self._log, "a") as log:
             return subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
-
-    def _disturb(self, kind: str, seconds: float) -> None:
-        if kind == "search_hang":
-            self._process.send_signal(signal.SIGSTOP)
-            time.sleep(seconds)
-            self._process.send_signal(signal.SIGCONT)
-            return
-        self.close()
-        if kind == "search_garbage":
-            with http.server.ThreadingHTTPServer(("127.0.0.1", self._port), GarbageHandler) as server:
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                time.sleep(seconds)
-                server.shutdown()
-        else:
-            time.sleep(seconds)
-        self._process = self._start()
-
-
-class GarbageHandler(http.server.BaseHTTPRequestHandler):
-    """Answers every request with status 200 and invalid JSON."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'[[{"id": 1}], "<html>\xff')
-
-    do_GET = do_POST
-
-    def log_message(self, *_: object) -> None:
-        """The trainer's log reports the outage."""

@@ -12,20 +12,16 @@ from run_job import LOG_LINES
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_step_except_the_first_has_a_fault(seed):
-    faults = random_faults.schedule(seed, 6, 2)
-    assert faults == random_faults.schedule(seed, 6, 2)
+    faults = random_faults.schedule(seed, 2)
+    assert faults == random_faults.schedule(seed, 2)
     assert [(fault.step, fault.number) for fault in faults] == [(step, step - 1) for step in range(1, 6)]
     assert all(fault.phase in PHASES and fault.host in (0, 1) for fault in faults)
     kinds = [fault.kind for fault in faults]
     assert kinds[-1] != "sigterm", "after the last step there is nothing to stop"
-    assert kinds.index("kill") > 0
-    assert "disk_full" not in kinds[: kinds.index("kill")], "a kill would lose the steps since"
-    following = [fault for number in range(seed, seed + 4) for fault in random_faults.schedule(number, 6, 1)]
-    two = {fault.kind for fault in following[:10]}
-    assert two == set(random_faults.LOG_LINES) - {"damaged checkpoint", "malformed row"}
-    assert {fault.phase for fault in following if fault.kind == "kill"} == set(random_faults.KILL_PHASES)
+    assert 0 < kinds.index("kill") < kinds.index("disk_full"), "a kill would lose the steps since"
+    assert set(kinds) == set(random_faults.LOG_LINES) - {"damaged checkpoint", "malformed row"}
 
 
 def checkpoint(out: Path, step: int) -> None:
