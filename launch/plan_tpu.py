@@ -109,7 +109,8 @@ def plan_run(
     print(PROGRAM_HEADER)
     training = training or tpu_plan.training_programs(config, meshes, begin)
     sampling = tpu_plan.sampling_programs(config, meshes, begin) if flags.what != "update" else ()
-    programs, peaks, reason = list[Program](), dict[str, int](), ""
+    programs: list[Program] = []
+    peaks, reason = dict[str, int](), ""
     try:
         for program in itertools.chain(training if flags.what != "sample" else (), sampling):
             print_program(program)

@@ -32,6 +32,7 @@ from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
@@ -54,7 +55,7 @@ class Train(cli.Command, remote_output.TrainSource):
 
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
     """Write a trace of this step, counted from 0, to the directory profile/ of the run: xprof --logdir RUN/profile."""
-    join_timeout: int = preemption.JOIN_SECONDS
+    join_timeout: JoinSeconds = preemption.JOIN_SECONDS
     """Seconds within which all hosts of the job must start; otherwise they exit with status 85, to be restarted."""
 
 

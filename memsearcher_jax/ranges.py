@@ -22,6 +22,7 @@ AxisSize = Annotated[int, Interval(ge=-1, le=MAX_COUNT)]
 LargeCount = Annotated[int, Interval(ge=1, lt=math.inf)]  # of bytes, passages or clients: no limit is too large
 Port = Annotated[int, Interval(ge=0, le=65_535)]
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
+JoinSeconds = Annotated[int, Interval(ge=1, le=7 * 86_400)]
 Hops = Annotated[int, Interval(ge=1, le=8)]
 Positive = Annotated[float, Interval(gt=0, lt=math.inf)]
 NonNegative = Annotated[float, Interval(ge=0, lt=math.inf)]

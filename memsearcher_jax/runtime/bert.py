@@ -205,8 +205,7 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
         qkv = (
             jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{i}"].reshape(N, -1, D)) + w[f"b{i}"].reshape(N, -1) for i in "qkv"
         )
-        q_BTNH, k_BTNH, v_BTNH = qkv
-        out_BTNH = bidirectional_attention(q_BTNH, k_BTNH, v_BTNH, mask_BT)
+        out_BTNH = jax.nn.dot_product_attention(*qkv, mask=mask_BT[:, None, None])  # to the real tokens of its row
         x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]
         x_BTD = layer_norm(x_BTD, w["attention_scale"], w["attention_shift"], c.norm_eps)
         ffn_BTF = ACTIVATION_FUNCTIONS[c.activation](jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"])
@@ -230,14 +229,6 @@ def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array
     return pooled_BD / jnp.linalg.norm(pooled_BD, axis=-1, keepdims=True)
 
 
-def bidirectional_attention(q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, mask_BT: Array) -> Array:
-    """out_BTNH: each token attends to all real tokens of its row. Scores and the softmax are float32."""
-    score_BNTC = jnp.einsum("BTNH,BCNH->BNTC", q_BTNH, k_BTNH, preferred_element_type=jnp.float32)
-    score_BNTC *= q_BTNH.shape[-1] ** -0.5
-    weight_BNTC = jax.nn.softmax(jnp.where(mask_BT[:, None, None], score_BNTC, -jnp.inf), axis=-1)
-    return jnp.einsum("BNTC,BCNH->BTNH", weight_BNTC.astype(v_BTNH.dtype), v_BTNH)
-
-
 def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * scale + shift, normalised in float32. Ba et al. 2016, eq. 4."""
     wide_BTD = x_BTD.astype(jnp.float32)
@@ -249,10 +240,8 @@ def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Arra
 def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     """Fields that sentence-transformers stores in separate files; `limit` is the longest text that positions allow."""
     transformer = _optional_json(directory / "sentence_bert_config.json")
-    # Since version 5.4 the library writes the limit only to the tokenizer's file.
-    tokens = transformer.get("max_seq_length") or _optional_json(directory / "tokenizer_config.json").get(
-        "model_max_length"
-    )
+    tokenizer = _optional_json(directory / "tokenizer_config.json")  # has the limit alone since version 5.4
+    tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length")
     prompts = _optional_json(directory / "config_sentence_transformers.json").get("prompts") or {}
     return {
         "pooling": _pooling(directory),

@@ -92,23 +92,35 @@ class HealthMonitor:
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
         """
-        self._check_learning_rate(step, metrics)
+        state, patience = self.state, self._config.patience
+        if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
+            self._rate_is_zero = True
+            self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
         must_roll_back = self._check_skipped(step, metrics)
-        if self._check_outage(step, metrics):
-            return must_roll_back and self._roll_back(step)
-        state, exceeded = self.state, dict(self._exceeded(metrics))
-        state.consecutive_steps = {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in exceeded}
-        for limit, message in exceeded.items():
-            beyond = state.consecutive_steps[limit]
-            if beyond < self._config.patience:
-                continue
-            if beyond % self._config.patience == 0:
-                self.notify(f"alarm at step {step}: {message}")
-            if self._config.on_collapse == "stop":
-                raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
-            must_roll_back |= self._demand_rollback(f"step {step}: {message}")
-        self._record_reward(metrics.get(MetricName.REWARD, math.nan))
-        return must_roll_back and self._roll_back(step)
+        if not self._check_outage(step, metrics):
+            exceeded = dict(self._exceeded(metrics))
+            state.consecutive_steps = {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in exceeded}
+            for limit, message in exceeded.items():
+                beyond = state.consecutive_steps[limit]
+                if beyond >= patience and beyond % patience == 0:
+                    self.notify(f"alarm at step {step}: {message}")
+                if beyond >= patience and self._config.on_collapse == "stop":
+                    raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
+                if beyond >= patience and self.rolls_back:
+                    if not self._can_roll_back:
+                        never = "; no checkpoint was evaluated that could be restored"
+                        why = never if state.best_step is None else f", after {state.rollbacks} rollbacks"
+                        raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}{why}")
+                    must_roll_back = True
+            if math.isfinite(reward := metrics.get(MetricName.REWARD, math.nan)):
+                state.rewards = [*state.rewards, float(reward)][-patience:]
+            if len(state.rewards) == patience:
+                state.best_mean = max(state.best_mean, sum(state.rewards) / patience)
+        if must_roll_back:
+            state.rollbacks += 1
+            state.consecutive_skips, state.consecutive_steps, state.rewards = 0.0, {}, []
+            self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
+        return must_roll_back
 
     def alarms(self, metrics: Mapping[str, float]) -> int:
         """How many limits the metrics of a step exceed."""
@@ -117,32 +129,6 @@ class HealthMonitor:
     @property
     def _can_roll_back(self) -> bool:
         return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
-
-    def _check_learning_rate(self, step: int, metrics: Mapping[str, float]) -> None:
-        if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
-            self._rate_is_zero = True
-            self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
-
-    def _demand_rollback(self, message: str) -> bool:
-        if not self.rolls_back or self._can_roll_back:
-            return self.rolls_back
-        if self.state.best_step is None:
-            raise RunEnded(EndReason.COLLAPSE, f"{message}; no checkpoint was evaluated that could be restored")
-        raise RunEnded(EndReason.COLLAPSE, f"{message}, after {self.state.rollbacks} rollbacks")
-
-    def _roll_back(self, step: int) -> bool:
-        state = self.state
-        state.rollbacks += 1
-        state.consecutive_skips, state.consecutive_steps, state.rewards = 0.0, {}, []
-        self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
-        return True
-
-    def _record_reward(self, reward: float) -> None:
-        state, window = self.state, self._config.patience
-        if math.isfinite(reward):
-            state.rewards = [*state.rewards, float(reward)][-window:]
-        if len(state.rewards) == window:
-            state.best_mean = max(state.best_mean, sum(state.rewards) / window)
 
     def _check_skipped(self, step: int, metrics: Mapping[str, float]) -> bool:
         names = ("skipped_updates", "trailing_skipped_updates", "updates")

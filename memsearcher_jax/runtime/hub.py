@@ -53,7 +53,15 @@ def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
     def pin(reference: _Reference) -> str:
         if COMMIT.fullmatch(reference.revision or ""):
             return reference.value
-        return kept.get((reference.setting, reference.repo, reference.file)) or _pin(reference)
+        if known := kept.get((reference.setting, reference.repo, reference.file)):
+            return known
+        from huggingface_hub import HfApi
+
+        with _one_line_errors(reference):
+            revision = {"repo_type": reference.repo_type, "revision": reference.revision}
+            commit = HfApi().resolve_revision(reference.repo, **revision).resolved
+        repo, file = f"{reference.repo}@{commit}", reference.file
+        return f"hf://datasets/{repo}/{file}" if file else repo
 
     return _replaced(config, pin)
 
@@ -68,8 +76,7 @@ def local(config: RunConfig) -> RunConfig:
 
 def local_root(root: str) -> str:
     """The local directory of `data.root`."""
-    reference = _reference("data.root", root)
-    return _download(reference) if reference else root
+    return _download(reference) if (reference := _reference("data.root", root)) else root
 
 
 def create_repository(name: str) -> None:
@@ -107,23 +114,17 @@ class _Reference(NamedTuple):
     value: str
     repo: str
     revision: str | None
-    file: str | None  # None: the files of the setting's repositories
+    file: str | None = None  # None: the files of the setting's repositories
 
     @property
     def repo_type(self) -> RepoType:
         return "dataset" if self.file else REPOSITORIES[self.setting][0]
 
-    def at(self, commit: str) -> str:
-        return f"hf://datasets/{self.repo}@{commit}/{self.file}" if self.file else f"{self.repo}@{commit}"
-
 
 def _reference(setting: str, value: str) -> _Reference | None:
     """What the value of a setting names of the Hub; None for a local path."""
     match = (CORPUS_FILE if setting == CORPUS else REPOSITORY).fullmatch(value)
-    if match is None or Path(value).exists():
-        return None
-    groups = match.groupdict()
-    return _Reference(setting, value, groups["repo"], groups["revision"], groups.get("file"))
+    return None if match is None or Path(value).exists() else _Reference(setting, value, **match.groupdict())
 
 
 def _references(config: RunConfig) -> list[_Reference]:
@@ -138,14 +139,6 @@ def _replaced(config: RunConfig, resolve: Callable[[_Reference], str]) -> RunCon
         changed = replace(getattr(config, section), **{field: resolve(reference)})
         config = replace(config, **{section: changed})
     return config
-
-
-def _pin(reference: _Reference) -> str:
-    from huggingface_hub import HfApi
-
-    with _one_line_errors(reference):
-        commit = HfApi().resolve_revision(reference.repo, repo_type=reference.repo_type, revision=reference.revision)
-    return reference.at(commit.resolved)
 
 
 def _download(reference: _Reference) -> str:

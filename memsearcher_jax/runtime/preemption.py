@@ -29,14 +29,10 @@ STOP_KEY, FAILED_KEY = "memsearcher/stop", "memsearcher/failed"  # in the key-va
 BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the others see its FAILED_KEY
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 JOIN_SECONDS = 3_600  # between the starts of the first and of the last host: a pod may wait for its node or its image
-MAX_JOIN_SECONDS = 7 * 86_400
 SHUTDOWN_SECONDS = 1_800  # in which hosts wait for each other at the end: the first one still writes the report
-HOST_LOSS_MESSAGES = (
-    *("Gloo ", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat"),
-    "onnection",  # with either case of its first letter
-)
+JOIN_LOSS_MESSAGES = ("Gloo ", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat", "onnection")
+HOST_LOSS_MESSAGES = (*JOIN_LOSS_MESSAGES, "UNAVAILABLE")  # while hosts join, a missing TPU is UNAVAILABLE, too
 MISSING = "a host is missing or lost; restart all hosts"  # during startup
-JOIN_LOSS_MESSAGES = tuple(set(HOST_LOSS_MESSAGES) - {"UNAVAILABLE"})  # a missing TPU is UNAVAILABLE, too
 
 
 @contextlib.contextmanager
@@ -51,8 +47,6 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
     start within `timeout` seconds. Until all have joined, SIGTERM, the timeout and the loss of a host exit with 85.
     Raises ValueError in one line if the devices belong to several hosts that are not joined.
     """
-    if not 1 <= timeout <= MAX_JOIN_SECONDS:
-        raise ValueError(f"--join_timeout is {timeout}: it must be at least 1 and at most {MAX_JOIN_SECONDS:,}")
     job = _Job()
     with _signal_handler(job.on_signal) if stoppable else contextlib.nullcontext():
         if ADDRESS in os.environ or os.environ.get("JAX_PLATFORMS", "").startswith("tpu"):
@@ -93,9 +87,10 @@ def _connect(timeout: int) -> Any:
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     known = {}
-    if ADDRESS in os.environ:
-        known = {"coordinator_address": os.environ[ADDRESS], "num_processes": _number(COUNT)}
-        known["process_id"] = _number(INDEX)
+    for name, parameter in ((COUNT, "num_processes"), (INDEX, "process_id")) if ADDRESS in os.environ else ():
+        if not (value := os.environ.get(name, "")).isdecimal():
+            raise ValueError(f"{ADDRESS} is set, but {name} is {value!r}: it must be a number")
+        known[parameter] = int(value)
     jax.distributed.initialize(**known, initialization_timeout=timeout, shutdown_timeout_seconds=SHUTDOWN_SECONDS)
     jax.devices()  # connects all hosts before any of them waits for the first one to build something
     if jax.process_count() == 1:
@@ -103,13 +98,6 @@ def _connect(timeout: int) -> Any:
     from jax._src import distributed  # JAX has no public API for the key-value store
 
     return distributed.global_state.client
-
-
-def _number(name: str) -> int:
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
-        raise ValueError(f"{ADDRESS} is set, but {name} is {value!r}: it must be a number")
-    return int(value)
 
 
 class _Job:

@@ -70,9 +70,12 @@ class RemoteDir:
 
     def send(self) -> None:
         """Uploads every file that has changed since the last transfer, run.json last: with it the run exists."""
-        now = {
-            path: _state(path) for path in sorted(self.folder.rglob("*")) if path.is_file() and self._is_copied(path)
-        }
+        now = {}
+        for path in sorted(self.folder.rglob("*")):
+            top = path.relative_to(self.folder).parts[0]
+            private = top in NOT_COPIED or top.startswith(".") or path.name.endswith(PARTIAL)
+            if path.is_file() and not private:
+                now[path] = _state(path)
         changed = [path for path, state in now.items() if self._sent.get(path) != state]
         last = [path for path in changed if path.name == RUN_FILE]
         for paths in ([path for path in changed if path not in last], last):
@@ -83,10 +86,6 @@ class RemoteDir:
         for path in changed:
             if path.parent.name == TRAJECTORIES:
                 path.unlink()
-
-    def _is_copied(self, path: Path) -> bool:
-        top = path.relative_to(self.folder).parts[0]
-        return top not in NOT_COPIED and not top.startswith(".") and not path.name.endswith(PARTIAL)
 
 
 class UploadingWriter(MetricsWriter):

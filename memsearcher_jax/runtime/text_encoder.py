@@ -41,14 +41,6 @@ Params = dict[str, Any]
 _encode = jax.jit(bert.encode, static_argnames="config")
 
 
-def _encode_on(
-    mesh: Mesh, params: Params, config: EncoderConfig, ids_BT: np.ndarray, length_B: np.ndarray
-) -> jax.Array:
-    """Encode with the rows split over the devices."""
-    shardings = sharding.named_sharding(mesh, ("batch", None)), sharding.named_sharding(mesh, ("batch",))
-    return _encode(params, config, *jax.device_put((ids_BT, length_B), shardings))
-
-
 @dataclass(frozen=True)
 class TextEmbedder:
     """An encoder with its tokenizer on a mesh. `params` is the tree of `bert.param_specs`, on every device."""
@@ -77,11 +69,12 @@ class TextEmbedder:
             valid = (text.lower() for text in valid)
         limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
         token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast([prompt + text for text in valid])]
+        by_row = sharding.named_sharding(self.mesh, ("batch", None)), sharding.named_sharding(self.mesh, ("batch",))
         with jax.set_mesh(self.mesh):
             # All blocks are dispatched before the first result is read: the host pads while the devices compute.
             results = [
-                (rows, _encode_on(self.mesh, self.params, self.config, ids_BT, length_B))
-                for rows, ids_BT, length_B in self._blocks(token_ids, limit)
+                (rows, _encode(self.params, self.config, *jax.device_put(tuple(block), by_row)))
+                for rows, *block in self._blocks(token_ids, limit)
             ]
             for rows, vector_BD in results:
                 out_BD[kept[rows]] = np.asarray(vector_BD)[: len(rows)]
@@ -93,7 +86,8 @@ class TextEmbedder:
         order = np.argsort(-lengths, kind="stable")
         start = 0
         while start < len(order):
-            width = _block_len(int(lengths[order[start]]), limit)
+            longest = int(lengths[order[start]])
+            width = max(min(MIN_BLOCK_LEN << ((longest - 1) // MIN_BLOCK_LEN).bit_length(), limit), longest)
             rows = order[start : start + self._block_rows(width, len(order))]
             ids_BT = np.full((self._block_rows(width, len(rows)), width), self.config.pad_id, np.int32)
             length_B = np.ones(len(ids_BT), np.int32)
@@ -112,22 +106,29 @@ class TextEmbedder:
 
 
 def load(config: RetrievalConfig) -> TextEncoder:
-    """Load the encoder in the Hugging Face folder `config.encoder` onto this host's devices.
-
-    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or one not of the BERT family.
-    """
+    """As `load_embedder`, as functions alone."""
     embedder = load_embedder(config)
     return TextEncoder(embedder.name, embedder.passages, embedder.queries)
 
 
 def load_embedder(config: RetrievalConfig) -> TextEmbedder:
-    """As `load`, but returns the model."""
+    """Load the encoder in the Hugging Face folder `config.encoder` onto this host's devices. Raises FileNotFoundError
+    or ValueError, in one line, for an incomplete folder or one not of the BERT family."""
     if not config.encoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
     shape, params = bert.load(config.encoder)
     folder = Path(config.encoder)
     shape = replace(with_prompts(shape, folder, config.encoder_prompts), compute_dtype=config.encoder_dtype)
-    tokenizer_json = _read_tokenizer(folder, shape)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
+    tokenizer_json = file.read_text(encoding="utf-8")
+    try:
+        largest = max(Tokenizer.from_str(tokenizer_json).get_vocab().values())
+    except Exception as error:  # the library raises no more specific exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+    if largest >= shape.vocab_size:
+        raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
     devices = jax.local_devices(backend="cpu" if config.encoder_device == "cpu" else None)
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices)
     return TextEmbedder(
@@ -160,20 +161,6 @@ def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderCon
     return config
 
 
-def _read_tokenizer(folder: Path, config: EncoderConfig) -> str:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
-    tokenizer_json = file.read_text(encoding="utf-8")
-    try:
-        tokenizer = Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises no more specific exception
-        raise ValueError(f"{file} is not a tokenizer: {error}") from error
-    if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {config.vocab_size}")
-    return tokenizer_json
-
-
 def _truncating_tokenizer(tokenizer_json: str, tokens: int) -> Tokenizer:
     """The tokenizer with this limit instead of the padding and limit in its file; special tokens count towards it."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -184,19 +171,8 @@ def _truncating_tokenizer(tokenizer_json: str, tokens: int) -> Tokenizer:
     return tokenizer
 
 
-def _block_len(tokens: int, limit: int) -> int:
-    width = MIN_BLOCK_LEN
-    while width < tokens:
-        width *= 2
-    return max(min(width, limit), tokens)
-
-
 def _encoder_name(config: EncoderConfig, params: Params, tokenizer_json: str) -> str:
-    """Identify the vectors by a hash of weights, tokenizer and config.
-
-    The hash omits the length limits, the query prompt, which does not change stored vectors, and the computation type,
-    which matters less than the type of stored embeddings.
-    """
+    """Identify stored vectors by a hash of weights, tokenizer and config, without what hardly changes them."""
     relevant = asdict(replace(config, compute_dtype="float32", query_prompt="", max_tokens=0))
     digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode() + tokenizer_json.encode())
     for path, weight in jax.tree.leaves_with_path(params):

@@ -82,6 +82,7 @@ INVALID = {
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: choose a directory"),
         ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
+        ("--join_timeout 0", "--join_timeout is 0: it must be at least 1 and at most 604,800"),
         ("--json folder", "--json folder is a directory: choose a file"),
         ("--json file/x.json", "--json file/x.json cannot be written"),
         ("--resume", "--resume needs --out"),

@@ -150,9 +150,3 @@ def test_the_loss_of_a_host_that_has_joined_exits_with_85(start_host):
     assert coordinator.wait(60) == 9
     _, errors = host.communicate(timeout=60)
     assert host.returncode == 85, errors[-2_000:]
-
-
-@pytest.mark.parametrize("seconds", [0, -1, 10**12])
-def test_an_invalid_join_timeout_is_an_error(seconds):
-    with pytest.raises(ValueError, match="--join_timeout is"), preemption.joined(timeout=seconds):
-        pass
