@@ -61,13 +61,8 @@ def main(argv: Sequence[str]) -> None:
 
         source, method = searcher.source, retrieval.method
         assert isinstance(source, LocalSource | SearchProcess), "retrieval.url is rejected"
-        app = make_app(
-            searcher.search,
-            flags.limits,
-            {"method": method, **source.info},
-            is_healthy=lambda: source.is_healthy,
-            close=source.close,
-        )
+        process = source if isinstance(source, SearchProcess) else None
+        app = make_app(searcher.search, flags.limits, {"method": method, **source.info}, process)
         what = f"{source.info['passages']:,} passages by {method}"
         run_server(app, flags.limits, listener, what, drain_seconds=DRAIN_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, make_corpus, read_corpus
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
 from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import IndexConfig, StoredIndex, open_index, open_index_corpus
+from memsearcher_jax.retrieval.index import IndexConfig, open_index, open_index_corpus
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient
@@ -38,17 +39,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class LocalSource:
+    """A `Source` in this process."""
+
     corpus: Corpus
     retriever: Retriever
-    is_healthy: bool = True
 
     @property
     def info(self) -> dict[str, Any]:
         """What a search service says about itself."""
         return {"passages": len(self.corpus)}
-
-    def close(self) -> None:
-        """A `SearchProcess` needs it."""
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         ids_QN, scores_QN = self.retriever.search(queries, top_n)
@@ -62,9 +61,7 @@ class LocalSource:
 class Searcher:
     source: Source
     max_batch_size: int = 1_024
-    cache: LRUCache[tuple[str, int], list[Passage]] = field(
-        default_factory=lambda: LRUCache(0), repr=False, compare=False
-    )
+    cache: LRUCache[tuple[str, int], list[Passage]] = field(default_factory=partial(LRUCache, 0), repr=False)
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         """Return up to `top_n` passages with their scores for each query, in order, best first.
@@ -148,7 +145,11 @@ def open_searcher(
         source = SearchClient(config.url, CallPolicy(config.timeout, config.max_attempts))
         source.check(max_outage)
     else:
-        model = _load_model(config, load_encoder)
+        model = None
+        if config.method != "bm25" and config.encoder != HASHING:
+            if load_encoder is None:
+                raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
+            model = load_encoder(config)
         if not config.corpus and not config.index:
             source = open_source(config, directory, passages, model)
         else:
@@ -158,41 +159,29 @@ def open_searcher(
     return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
 
 
-def _load_model(
-    config: RetrievalConfig, load_encoder: Callable[[RetrievalConfig], TextEncoder] | None
-) -> TextEncoder | None:
-    if config.method == "bm25" or config.encoder == HASHING:
-        return None
-    if load_encoder is None:
-        raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
-    return load_encoder(config)
-
-
 def open_source(
     config: RetrievalConfig, directory: Path, passages: Iterable[Passage] = (), model: TextEncoder | None = None
 ) -> LocalSource:
     """As `open_searcher`, for an index in this process. `model` is the encoder unless it is the hashing encoder."""
     if config.method != "bm25" and config.index_type == "scann":
         scann_index.check_installed()
-    corpus = read_corpus(config.corpus) if config.corpus else None
-    if corpus is None and not config.index:
-        corpus = make_corpus(passages)
-    retrievers = []
+    corpus = read_corpus(config.corpus) if config.corpus else None if config.index else make_corpus(passages)
+    dense = None
     if config.method != "bm25":
-        dense, stored = _open_dense(config, corpus, directory, model)
-        corpus = stored.corpus
-        retrievers.append(dense)
+        dense, corpus = _open_dense(config, corpus, directory, model)
+        if config.method == "dense":
+            return LocalSource(corpus, dense)
     corpus = corpus or open_index_corpus(Path(config.index))
-    if config.method != "dense":
-        retrievers.append(open_bm25(corpus, _derived_dir(config, directory, BM25)))
-    if len(retrievers) == 1:
-        return LocalSource(corpus, retrievers[0])
-    retrievers.append(open_bm25(corpus, _derived_dir(config, directory, TITLES), "title"))
+    words = open_bm25(corpus, _derived_dir(config, directory, BM25))
+    if dense is None:
+        return LocalSource(corpus, words)
+    titles = open_bm25(corpus, _derived_dir(config, directory, TITLES), "title")
     links = open_title_links(corpus, _derived_dir(config, directory, LINKS))
-    hybrid = HybridRetriever(
-        tuple(retrievers), WEIGHTS, linked_rows=lambda row: links.linked_rows(corpus.contents[row])
+    retrievers = (dense, words, titles)
+    return LocalSource(
+        corpus,
+        HybridRetriever(retrievers, WEIGHTS, linked_rows=lambda row: links.linked_rows(corpus.contents[row])),
     )
-    return LocalSource(corpus, hybrid)
 
 
 def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
@@ -203,11 +192,11 @@ def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
 
 def _open_dense(
     config: RetrievalConfig, corpus: Corpus | None, directory: Path, model: TextEncoder | None
-) -> tuple[DenseRetriever, StoredIndex]:
+) -> tuple[DenseRetriever, Corpus]:
     if corpus is not None and not config.index and not (directory / MANIFEST).exists():
         build_dense_index(config, corpus, directory, model)
     name = model.name if model else hashing_name(config.encoder_size)
     checksum = corpus.checksum if corpus else ""
     stored = open_index(Path(config.index or directory), encoder=name, index_type=config.index_type, checksum=checksum)
     queries = model.queries if model else HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
-    return DenseRetriever(queries, stored.index), stored
+    return DenseRetriever(queries, stored.index), stored.corpus

@@ -59,11 +59,10 @@ class TitleLinks:
 
     def _rows(self, keys: list[int]) -> np.ndarray:
         """The row of the title with each key; -1 without one."""
-        key_S = np.array(keys, np.uint64)
-        if not len(self.key_K):
-            return np.full(len(key_S), -1)
-        place_S = np.minimum(np.searchsorted(self.key_K, key_S), len(self.key_K) - 1)
-        return np.where(self.key_K[place_S] == key_S, self.row_K[place_S], -1)
+        place_S, end_S = (np.searchsorted(self.key_K, np.array(keys, np.uint64), side) for side in ("left", "right"))
+        found_S, row_S = end_S > place_S, np.full(len(keys), -1)
+        row_S[found_S] = self.row_K[place_S[found_S]]
+        return row_S
 
 
 def title_keys(title: str) -> dict[int, bool]:

@@ -62,7 +62,7 @@ from memsearcher_jax.retrieval.server import app
 
 make_app, held = app.make_app, []
 
-def make_holding_app(search, limits, info, **options):
+def make_holding_app(search, limits, info, process):
     def hold(queries, top_n):
         if "held" in queries and not held:
             held.append(queries)
@@ -73,7 +73,7 @@ def make_holding_app(search, limits, info, **options):
             sys.stdin.readline()
         return search(queries, top_n)
 
-    service = make_app(hold, limits, info, **options)
+    service = make_app(hold, limits, info, process)
     return service
 
 app.make_app = make_holding_app

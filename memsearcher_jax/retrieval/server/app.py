@@ -33,6 +33,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from memsearcher_jax.retrieval.config import ServiceLimits
+from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import clean_query
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.types import Passage
@@ -67,10 +68,9 @@ def make_app(
     search_fn: SearchFn,
     limits: ServiceLimits,
     info: Mapping[str, Any],
-    is_healthy: Callable[[], bool] = lambda: True,
-    close: Callable[[], None] = lambda: None,
+    process: SearchProcess | None = None,
 ) -> FastAPI:
-    """The service over `search_fn`; /health returns `info`, and `close` ends the searches when the service stops."""
+    """The service over `search_fn`; /health returns `info`. `process` is the one that searches, if another one does."""
     batcher = MicroBatcher(search_fn, limits)
 
     @contextlib.asynccontextmanager
@@ -78,7 +78,8 @@ def make_app(
         worker = asyncio.create_task(batcher.run())
         yield
         worker.cancel()  # the server has completed all requests by now, or given up
-        close()
+        if process:
+            process.close()
         with contextlib.suppress(asyncio.CancelledError):
             await worker
 
@@ -133,7 +134,8 @@ def make_app(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        return JSONResponse({"status": "healthy" if is_healthy() else "degraded", **info, "limits": vars(limits)})
+        status = "healthy" if process is None or process.is_healthy else "degraded"
+        return JSONResponse({"status": status, **info, "limits": vars(limits)})
 
     return app
 

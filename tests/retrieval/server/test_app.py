@@ -36,6 +36,13 @@ class Echo:
         self.batches, self.unblocked, self.last = [], threading.Event(), ()
         self.unblocked.set()
 
+    @property
+    def is_healthy(self):
+        return "hung" not in self.last
+
+    def close(self):
+        pass
+
     def __call__(self, queries, top_n):
         self.batches.append((list(queries), top_n))
         self.last = queries
@@ -55,7 +62,7 @@ def echo():
 
 @pytest.fixture(scope="module")
 def app(echo):
-    return make_app(echo, LIMITS, {"passages": 7}, lambda: "hung" not in echo.last)
+    return make_app(echo, LIMITS, {"passages": 7}, echo)
 
 
 @pytest.fixture(scope="module")
