@@ -103,10 +103,9 @@ def scores(run: Path, arguments: Sequence[str]) -> list[str]:
         if not (folder / "results.json").is_file():
             command("evaluate", folder, [*arguments, "--evaluation.temperature", temperature])
         results = json.loads((folder / "results.json").read_text())
-        if streams := results.get("streams"):
-            groups = {name: group["accuracy"] for name, group in streams.items()}
-        else:
-            groups = {name: value for name, value in results["metrics"].items() if name.startswith("exact_match")}
+        groups = {name: value for name, value in results["metrics"].items() if name.startswith("exact_match")}
+        for name, one in (results["evaluation"]["benchmarks"] | results["evaluation"]["by_length"]).items():
+            groups |= {name: one["scores"]["accuracy"]["mean"]} if "accuracy" in one["scores"] else {}
         cells.append(", ".join(f"{name.removeprefix('exact_match/')} {value:.3f}" for name, value in groups.items()))
     return cells
 

@@ -1,8 +1,7 @@
 """ScaNN against FAISS: queries/s at equal recall on one core, and memory.
 
 pip install -e '.[bench]'
-python benchmarks/retrieval.py                                           # 200,000 and 1,000,000 clustered vectors
-python benchmarks/retrieval.py --rows 200000 --encoder DIR --wiki DIR    # and vectors of a corpus
+python benchmarks/retrieval.py --rows 200000 1000000
 
 Every engine is tuned to the same recall@5 on the queries that are timed, and all take turns on one core. Indexes are
 cached in --cache.
@@ -10,13 +9,13 @@ cached in --cache.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 import faiss
@@ -24,17 +23,12 @@ import numpy as np
 import tyro
 
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.scann_index import TOP, recall_at_n
-from memsearcher_jax.retrieval.search import Searcher, open_source
-from memsearcher_jax.runtime import text_encoder
 
 RECALL = 0.95
 BATCH, QUERIES, ROUNDS = 64, 1_024, 7
 SIZE, ROWS_PER_CLUSTER, DECAY = 384, 200, 0.5
 SPREAD = 1.1  # standard deviation within a cluster, relative to that of the centres
-QUESTIONS = ("2wikimultihopqa", "hotpotqa", "musique")
-LINK_WEIGHTS = (0, 0.25, 1)  # compared with the default
 EFFORTS = sorted({int(1.1**power) for power in range(75)})  # values of nprobe and efSearch, in order
 
 Search = Callable[[np.ndarray], np.ndarray]
@@ -49,10 +43,6 @@ class Flags:
     """Sizes of clustered data."""
     links: tuple[int, ...] = (16, 32)
     """Links per node of FAISS's HNSW."""
-    wiki: Path | None = None
-    """Folder with corpus.jsonl and NAME/dev.jsonl."""
-    encoder: str = ""
-    """Hugging Face folder of the encoder for --wiki."""
     cache: Path = Path("runs/benchmark")
     """Folder for the built indexes."""
     json: Path | None = None
@@ -61,17 +51,13 @@ class Flags:
     """Internal: a library and an index; print the memory that loading it adds."""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Vectors and queries."""
-
+class Dataset(NamedTuple):
     name: str
     vectors_RD: np.ndarray
     queries_QD: np.ndarray
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """A search library at the lowest setting that reaches the recall."""
 
     name: str
@@ -98,45 +84,7 @@ def clustered(rows: int) -> Dataset:
             block_BD /= np.linalg.norm(block_BD, axis=1, keepdims=True)
         return out_RD
 
-    return Dataset(f"{rows:,} clustered", sample(rows, 0), sample(QUERIES, 1))
-
-
-def corpus_dataset(wiki: Path, encoder: str, cache: Path) -> tuple[Dataset, list[dict]]:
-    """Vectors of a corpus and its questions, and the share of supporting titles that each search method finds."""
-    config = RetrievalConfig(corpus=str(wiki / "corpus.jsonl"), encoder=encoder)
-    folder, name = cache / wiki.name, Path(encoder).name
-    methods = {
-        f"{name} exact": replace(config, index_type="exact"),
-        f"{name} ScaNN": config,
-        "BM25": replace(config, method="bm25"),
-        "hybrid": replace(config, method="hybrid"),
-    }
-    questions = {
-        dataset: list(map(json.loads, (wiki / dataset / "dev.jsonl").read_text(encoding="utf-8").splitlines()))
-        for dataset in QUESTIONS
-    }
-    model = text_encoder.load(config)
-    open_source(config, folder, (), model)  # builds the index if it is missing
-    sources = {method: open_source(settings, folder, (), model) for method, settings in methods.items()}
-    vectors_RD, hybrid = sources[f"{name} exact"].retriever.index.vectors_RD, sources["hybrid"]
-    for weight in LINK_WEIGHTS:
-        retriever = replace(hybrid.retriever, link_weight=weight)
-        sources[f"hybrid, links x {weight:g}"] = replace(hybrid, retriever=retriever)
-    table = []
-    for method, source in sources.items():
-        shares = {dataset: _support(Searcher(source), rows) for dataset, rows in questions.items()}
-        table.append({"method": method} | shares)
-        print(f"{method:18}", "  ".join(f"{dataset} {share:.3f}" for dataset, share in shares.items()), flush=True)
-    queries_QD = model.queries([row["question"] for rows in questions.values() for row in rows])
-    return Dataset(f"{wiki.name}, {name}", vectors_RD, queries_QD), table
-
-
-def _support(searcher: Searcher, rows: Sequence[dict]) -> float:
-    """Share of a question's supporting titles among the top five, averaged over questions."""
-    results = searcher.search([row["question"] for row in rows], TOP)
-    wanted = [set(row["metadata"]["supporting_titles"]) for row in rows]
-    shares = [len(titles & {p.title for p in top}) / len(titles) for titles, top in zip(wanted, results, strict=True)]
-    return statistics.mean(shares)
+    return Dataset(f"{rows} clustered", sample(rows, 0), sample(QUERIES, 1))
 
 
 def exact(data: Dataset) -> np.ndarray:
@@ -146,7 +94,7 @@ def exact(data: Dataset) -> np.ndarray:
 
 
 def scann_engine(data: Dataset, cache: Path) -> Engine:
-    folder = cache / f"{_file_name(data)}.scann"
+    folder = cache / f"{data.name}.scann"
     rows, size = data.vectors_RD.shape
     settings = scann_index.untuned_settings(rows, size)
     if not folder.exists():
@@ -179,7 +127,7 @@ def _tuned(
     name: str, data: Dataset, cache: Path, index: faiss.Index, parameter: str, expected_QN: np.ndarray
 ) -> Engine:
     """The empty `index`, built or read from the cache, at the lowest value of `parameter` with the recall."""
-    file = cache / f"{_file_name(data)}.{name.replace(', ', '.').replace(' ', '')}"
+    file = cache / f"{data.name}.{name.replace(', ', '.').replace(' ', '')}"
     if not file.exists():
         started = time.perf_counter()
         index.train(data.vectors_RD)
@@ -231,15 +179,8 @@ def compare(data: Dataset, cache: Path, links: Sequence[int]) -> list[dict]:
         results.append(result | {"queries_per_second": speed, "memory_mb": engine.memory_mb})
     ratio = results[0]["queries_per_second"] / max(result["queries_per_second"] for result in results[1:])
     memory = results[0]["memory_mb"] / min(result["memory_mb"] for result in results[1:])
-    print(
-        f"ScaNN: {ratio:.2f} x the queries/s of the fastest FAISS index, {memory:.2f} x the memory of the smallest\n",
-        flush=True,
-    )
+    print(f"ScaNN: {ratio:.2f} x the queries/s of the fastest FAISS index, {memory:.2f} x the memory of the smallest\n")
     return results
-
-
-def _file_name(data: Dataset) -> str:
-    return data.name.replace(" ", "-").replace(",", "")
 
 
 def main(flags: Flags) -> None:
@@ -248,13 +189,8 @@ def main(flags: Flags) -> None:
     # By default FAISS uses matrix products for small batches of exact search: ten times slower on few cores.
     faiss.cvar.distance_compute_blas_threshold = 1
     flags.cache.mkdir(parents=True, exist_ok=True)
-    results, support = [], []
-    if flags.wiki:
-        data, support = corpus_dataset(flags.wiki, flags.encoder, flags.cache)
-        results += compare(data, flags.cache, flags.links)
-    for rows in flags.rows:
-        results += compare(clustered(rows), flags.cache, flags.links)
-    common.write_json({"speed": results, "support": support}, flags.json)
+    datasets = map(clustered, flags.rows)
+    common.write_json([row for data in datasets for row in compare(data, flags.cache, flags.links)], flags.json)
 
 
 if __name__ == "__main__":

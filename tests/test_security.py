@@ -258,7 +258,7 @@ def listeners(source):
     """Calls that open a listener, except those with the literal address 127.0.0.1."""
     opening = ("create_server", "bind", "HTTPServer", "start_server", "uvicorn.run")
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    opened = (call for call in calls if ast.unparse(call.func).endswith(opening))
+    opened = (call for call in calls if ast.unparse(call.func).endswith(opening) and call.args)
     return [ast.unparse(call.func) for call in opened if not ast.unparse(call.args[0]).startswith("('127.0.0.1', ")]
 
 
