@@ -10,7 +10,7 @@ import pytest
 
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.training import trainer, update
+from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import check_offload, make_trainer
@@ -121,17 +121,10 @@ def device_bytes():
     return sum(x.nbytes for x in jax.live_arrays() if x.sharding.memory_kind == "device")
 
 
-@pytest.mark.parametrize("spans_hosts", [False, True])
-def test_sequence_logprobs_are_those_of_the_trained_tokens(examples, spans_hosts, monkeypatch):
+def test_sequence_logprobs_are_those_of_the_trained_tokens(examples):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     with jax.set_mesh(mesh):
         one = make_trainer(NANO, TRAINING, mesh, params(), method="sft", temperature=1.0)
-        if spans_hosts:
-            monkeypatch.setattr(trainer.multihost_utils, "process_allgather", lambda x, tiled: np.asarray(x.whole))
-            logprobs = one.logprob_fn
-            one = replace(
-                one, logprob_fn=lambda *args: SimpleNamespace(is_fully_addressable=False, whole=logprobs(*args))
-            )
         found = one.sequence_logprobs(params(), examples, np.random.default_rng(0))
     expected = [np.sum(example.logprobs[example.sampled]) for example in examples]
     np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-3)
