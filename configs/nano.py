@@ -5,7 +5,7 @@ python launch/tpu_train.py --config nano
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
@@ -26,7 +26,6 @@ def nano() -> RunConfig:
             max_positions=1_024,
             compute_dtype="float32",
         ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         agent=AgentConfig(
             prompts="brief",
             max_turns=4,
@@ -46,7 +45,7 @@ def nano() -> RunConfig:
             top_k=0,
             top_p=1.0,
         ),
-        training=TrainingConfig(seq_len=768, minibatch_rows=8, grad_accum_steps=1, logit_chunk=128, learning_rate=1e-3),
+        training=TrainingConfig(seq_len=768, minibatch_rows=8, logit_chunk=128, learning_rate=1e-3),
         rl=RLConfig(steps=4, prompts_per_step=16, group_size=4, checkpoint_every=2),
         evaluation=EvaluationConfig(max_turns=4, max_questions=32),
     )

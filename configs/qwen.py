@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from memsearcher_jax.agent.config import RewardConfig
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.training.config import TrainingConfig
@@ -32,7 +32,6 @@ def memsearcher(model: ModelConfig, *, tensor: int, grad_accum_steps: int) -> Ru
     return RunConfig(
         published_model=True,
         model=model,
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         sampling=SamplingConfig(slots=256, kv_tokens=524_288, decode_steps_per_call=16, tensor=tensor),
         retrieval=RetrievalConfig(encoder=""),  # the paper's is E5, in a folder
         training=TrainingConfig(grad_accum_steps=grad_accum_steps, logit_chunk=512),

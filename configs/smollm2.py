@@ -44,7 +44,6 @@ def smollm2() -> RunConfig:
             lora_rank=16,
             adapter="package:smollm2_search",
         ),
-        mesh=base.mesh,
         agent=replace(
             base.agent,
             max_turns=5,
@@ -72,6 +71,6 @@ def smollm2() -> RunConfig:
             kl_coefficient=0.0,
             entropy_coefficient=0.0,
         ),
-        rl=RLConfig(steps=60, prompts_per_step=12, group_size=5, keep_constant_reward_groups=False, checkpoint_every=4),
+        rl=RLConfig(steps=60, prompts_per_step=12, keep_constant_reward_groups=False, checkpoint_every=4),
         evaluation=EvaluationConfig(max_turns=5),
     )

@@ -33,7 +33,6 @@ def tiny() -> RunConfig:
             max_positions=1_024,
             compute_dtype="float32",
         ),
-        mesh=base.mesh,
         agent=AgentConfig(
             prompts="terse",
             max_turns=8,

@@ -34,12 +34,10 @@ def tiny_memalpha() -> RunConfig:
             streams=SyntheticStreamConfig(
                 train_streams=80,
                 test_streams=24,
-                train_chunks=10,
                 test_chunks=(10, 130),
                 span_days=730,
                 statements=2,
                 filler=1,
-                questions=12,
             ),
         ),
         training=replace(

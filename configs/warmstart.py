@@ -17,7 +17,8 @@ from memsearcher_jax.configs.tiny_memalpha import tiny_memalpha
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.sft.config import SFTConfig
-from memsearcher_jax.training.config import TrainingConfig
+
+UPDATE = {"minibatch_rows": 8, "grad_accum_steps": 4, "adam_b2": 0.98}
 
 
 def tiny_warmstart() -> RunConfig:
@@ -27,9 +28,10 @@ def tiny_warmstart() -> RunConfig:
     return replace(
         base,
         model=replace(base.model, path=""),
-        sampling=replace(base.sampling, decode_steps_per_call=16, decode_batch_sizes=()),
         data=DataConfig(),
-        training=_training(base.training, learning_rate=2e-3, warmup_steps="50 updates", decay_steps="4200 updates"),
+        training=replace(
+            base.training, **UPDATE, learning_rate=2e-3, warmup_steps="50 updates", decay_steps="4200 updates"
+        ),
         rl=RLConfig(checkpoint_every=50),
         sft=SFTConfig(trajectories_per_step=0),
     )
@@ -56,14 +58,12 @@ def tiny_memalpha_warmstart() -> RunConfig:
 
     python -m examples.warmstart.tokenizers extend BASE
     """
-    base = tiny_memalpha()
-    training = replace(base.training, seq_len=384, logit_chunk=96)
+    base, update = tiny_memalpha(), UPDATE | {"seq_len": 384, "logit_chunk": 96, "learning_rate": 1.5e-3}
     return replace(
         base,
         model=replace(base.model, path=""),
-        sampling=replace(base.sampling, decode_steps_per_call=16, decode_batch_sizes=()),
         data=replace(base.data, streams=replace(base.data.streams, train_streams=400, test_streams=40, questions=8)),
-        training=_training(training, learning_rate=1.5e-3, warmup_steps="50 updates", decay_steps="1600 updates"),
+        training=replace(base.training, **update, warmup_steps="50 updates", decay_steps="1600 updates"),
         rl=RLConfig(advantage_scope="position", checkpoint_every=20),
         sft=SFTConfig(trajectories_per_step=0),
     )
@@ -78,24 +78,12 @@ def smollm2_warmstart() -> RunConfig:
     --training.learning_rate 2e-4.
     """
     base = smollm2()
-    # The rate is 0 after 93 updates; 30 steps made 85.
-    training = _training(base.training, learning_rate=1.5e-3, warmup_steps="8 updates", decay_steps="85 updates")
+    update = UPDATE | {"minibatch_rows": 4, "learning_rate": 1.5e-3}
     return replace(
         base,
         model=replace(base.model, adapter=""),
-        training=replace(training, minibatch_rows=4),
+        # The rate is 0 after 93 updates; 30 steps made 85.
+        training=replace(base.training, **update, warmup_steps="8 updates", decay_steps="85 updates"),
         rl=RLConfig(checkpoint_every=15),
         sft=SFTConfig(trajectories_per_step=0, measure_every=5),
-    )
-
-
-def _training(base: TrainingConfig, *, learning_rate: float, warmup_steps: str, decay_steps: str) -> TrainingConfig:
-    return replace(
-        base,
-        minibatch_rows=8,
-        grad_accum_steps=4,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        decay_steps=decay_steps,
-        adam_b2=0.98,
     )

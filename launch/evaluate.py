@@ -36,7 +36,6 @@ from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, summarize_evaluation
-from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config, with_own_tokenizer

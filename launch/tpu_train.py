@@ -28,11 +28,11 @@ from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, has_ended
+from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
