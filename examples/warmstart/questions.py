@@ -43,14 +43,10 @@ DECIDED = {
 }
 """What a reply decides, as group 1 of a pattern."""
 KINSHIP = {
-    "paternal grandfather": ("father", "father"),
-    "paternal grandmother": ("father", "mother"),
-    "maternal grandfather": ("mother", "father"),
-    "maternal grandmother": ("mother", "mother"),
-    "father-in-law": ("spouse", "father"),
-    "mother-in-law": ("spouse", "mother"),
-    "stepmother": ("father", "spouse"),
-    "stepfather": ("mother", "spouse"),
+    **{"paternal grandfather": ("father", "father"), "paternal grandmother": ("father", "mother")},
+    **{"maternal grandfather": ("mother", "father"), "maternal grandmother": ("mother", "mother")},
+    **{"father-in-law": ("spouse", "father"), "mother-in-law": ("spouse", "mother")},
+    **{"stepmother": ("father", "spouse"), "stepfather": ("mother", "spouse")},
 }
 """A relation of two steps -> the two relations."""
 _RELATIONS = ("director", "composer", "performer", "father", "mother", "husband", "wife", "spouse")
@@ -186,9 +182,8 @@ def clause(text: str, name: str) -> str:
 
 def step(run: Run, number: int) -> list[ScoredTrajectory]:
     """The demonstrations of a few questions of data.train, and of one step of every second one."""
-    problems = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture).batch(
-        number * PER_STEP, PER_STEP
-    )
+    loader = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture)
+    problems = loader.batch(number * PER_STEP, PER_STEP)
     # With whole questions alone a model learns to follow the link in any case; with all their steps, hardly ever.
     rng = named_rng(run.config.seed, "steps", number)
     others = [parts[rng.integers(len(parts))] for problem in problems[::2] if (parts := steps(problem))]

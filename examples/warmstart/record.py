@@ -15,16 +15,7 @@ from memsearcher_jax.rl.scripted import scripted_trajectory
 from memsearcher_jax.rl.setup import Run, open_tokenizer
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.rl.tool_executor import respond, search_backend
-from memsearcher_jax.types import (
-    Context,
-    Outcome,
-    Problem,
-    ScoredTrajectory,
-    Search,
-    SearchResult,
-    StopReason,
-    Trajectory,
-)
+from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, Search, StopReason, Trajectory
 
 HELD_OUT_SEED = 999
 COPY_LENGTHS = (2, 12)  # minimum and exclusive maximum
@@ -48,7 +39,7 @@ def demonstrate(run: Run, problems: Iterable[Problem], make_policy: Callable) ->
     for problem in problems:
         policy = make_policy(problem)
 
-        def search(request: Search, policy: Callable = policy) -> tuple[SearchResult, ...]:
+        def search(request: Search, policy: Callable = policy):
             policy.results = respond({"": search_backend(run.searcher)}, request)
             return policy.results
 

@@ -201,11 +201,8 @@ class Tasks:
         policy = StreamDemonstrator(story, errors, self.rng, chunk, known_labels)
         reply = encode_reply(tokenizer, policy(Generate(prompt, config.agent.completion_tokens)).text)
         places = range(len(reply))[trained]
-        spans = [
-            *((ids, False) for ids in tokenizer.prompt(prompt)),
-            *(((id,), n in places) for n, id in enumerate(reply)),
-        ]
-        return task(kind, tokenizer, spans)
+        given = [(ids, False) for ids in tokenizer.prompt(prompt)]
+        return task(kind, tokenizer, [*given, *(((id,), place in places) for place, id in enumerate(reply))])
 
     def _answer(self, kind: str, memory: Memory, stored: Sequence[Statement], first: Statement) -> ScoredTrajectory:
         """A question about `first` or, rarely, about a statement that is not stored.
@@ -223,12 +220,10 @@ class Tasks:
         spans = [(sum(tokenizer.prompt(prompt), ()), False), (encode_reply(tokenizer, answer), True)]
         others = [one for one in stored if not kind and one is not first and f". {one.text}" in evidence]
         for statement in self.rng.sample(others, len(others)):
-            turn = (
-                *tokenizer.encode_trusted(f"\n{USER}"),
-                *tokenizer.encode_untrusted(statement.question.text),
-                *tokenizer.encode_trusted(prompt["suffix"]),
-            )
-            spans += [(turn, False), (encode_reply(tokenizer, str(statement.question.answer)), True)]
+            spans += [(tokenizer.encode_trusted(f"\n{USER}"), False)]
+            spans += [(tokenizer.encode_untrusted(statement.question.text), False)]
+            spans += [(tokenizer.encode_trusted(prompt["suffix"]), False)]
+            spans += [(encode_reply(tokenizer, str(statement.question.answer)), True)]
         return task(f"answer/{kind}" if kind else "answer", tokenizer, spans)
 
     def _random_chunk(self) -> tuple[Story, int]:
@@ -249,7 +244,6 @@ class Tasks:
         return replace(memory, semantic=semantic, episodic=episodic), stored
 
     def _random_subset(self, labels: Sequence[str]) -> list[str]:
-        """Any number of the labels in random order."""
         return self.rng.sample(labels, self.rng.randint(0, len(labels)))
 
 
