@@ -50,7 +50,8 @@ def load(file: str | Path, setting: str) -> ModuleType:
 @lru_cache(maxsize=64)
 def _execute(path: str, content: bytes, setting: str) -> ModuleType:
     name = _PREFIX + Path(path).stem
-    spec = importlib.util.spec_from_loader(name, loader := _Content(path, content), origin=path)
+    loader = _Content(path, content)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
@@ -66,14 +67,17 @@ def located(error: BaseException, path: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else lines[-1] if lines else None
     where = path if line is None else f"{path}, line {line}"
-    return f"{where}: {described(error)}"
+    return f"{where}: {_text(error)}"
 
 
 def described(error: BaseException) -> str:
     """The error in one line, with the line of a user's file where it was raised."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         module = sys.modules.get(_PREFIX + Path(frame.filename).stem)
         if module is not None and getattr(module, "__file__", None) == frame.filename:
-            return f"{text} ({frame.filename}, line {frame.lineno})"
-    return text
+            return f"{_text(error)} ({frame.filename}, line {frame.lineno})"
+    return _text(error)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
@@ -13,8 +14,7 @@ from memsearcher_jax.types import (
     Generate,
     Problem,
     Prompt,
-    Search,
-    SearchResult,
+    ToolResult,
     Trajectory,
     Workflow,
 )
@@ -24,7 +24,7 @@ def scripted_trajectory(
     problem: Problem,
     workflow: Workflow,
     policy: Callable[[Generate], Completion],
-    search: Callable[[Search], tuple[SearchResult, ...]],
+    tools: Callable[[Any], Any],
     tokenizer: ChatTokenizer,
     rollout: int = 0,
 ) -> Trajectory:
@@ -35,6 +35,8 @@ def scripted_trajectory(
         if isinstance(request.text, Prompt):
             contexts.append([])
             ids = sum(tokenizer.prompt(request.text), ())
+        elif not contexts:
+            raise ValueError("a workflow must open a context with a Prompt before it adds text")
         else:
             ids = tokenizer.encode_spans(request.text)
         completion = policy(request)
@@ -45,13 +47,20 @@ def scripted_trajectory(
         contexts[-1] += [*((id, False) for id in ids), *((id, True) for id in reply)]
         return completion
 
-    outcome = run_workflow(workflow, generate, search)
+    results: list[ToolResult] = []
+
+    def respond(request: Any) -> Any:
+        response = tools(request)
+        results.extend([response] if isinstance(response, ToolResult) else [])
+        return response
+
+    outcome = run_workflow(workflow, generate, respond)
     recorded = []
     for tokens in contexts:
         ids, sampled = zip(*tokens, strict=True)
         recorded.append(Context(ids, (0.0,) * len(ids), sampled))
     transcript = tokenizer.transcript(recorded[-1].ids) if recorded else ""
-    return Trajectory(problem, rollout, outcome, tuple(recorded), transcript)
+    return Trajectory(problem, rollout, outcome, tuple(recorded), transcript, tuple(results))
 
 
 def encode_reply(tokenizer: ChatTokenizer, text: str) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
+from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.rl.toolbox import open_tools
@@ -86,6 +87,8 @@ def prepare(
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     everything = itertools.chain(problems.train, problems.test)
     agent.check_problems(everything, tokenizer.count, has_judge=config.judge.backend != "none")
+    if config.agent.workflow.endswith(".py") or config.reward.function:
+        probe(agent, tokenizer, next(itertools.chain(problems.train, problems.test)))
     if training:
         config = with_steps(config, len(problems.train))
     searcher = open_search(config, index or workspace / INDEX, max_outage) if agent.searches else None

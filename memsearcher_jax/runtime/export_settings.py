@@ -53,12 +53,19 @@ def without_local_files(config: RunConfig) -> RunConfig:
     data, retrieval, adapter = config.data, config.retrieval, config.model.adapter
     if not (adapter.startswith(PACKAGED) or hub.is_repository(adapter)):
         adapter = Path(adapter).name
+    agent, prompts = config.agent, config.agent.prompts if config.agent.prompts in packaged() else TEMPLATES
+
+    def named(code: str) -> str:
+        return Path(code).name if code.endswith(".py") else code
+
+    tools = tuple(map(named, filter(lambda one: one.endswith(".py"), agent.tools)))  # without addresses
     by_name = [[entry for entry in entries if entry.partition(":")[0] in SPLITS] for entries in (data.train, data.test)]
     return replace(
         config,
         model=replace(config.model, path="", tokenizer="", adapter=adapter, lora_rank=0),
-        agent=replace(config.agent, prompts=config.agent.prompts if config.agent.prompts in packaged() else TEMPLATES),
-        data=replace(data, train=tuple(by_name[0]), test=tuple(by_name[1]), mixture="", root=""),
+        agent=replace(agent, prompts=prompts, workflow=named(agent.workflow), tools=tools, replay=""),
+        reward=replace(config.reward, function=named(config.reward.function)),
+        data=replace(data, train=tuple(by_name[0]), test=tuple(by_name[1]), mixture="", root="", exclude=""),
         retrieval=replace(
             retrieval, corpus="", index="", url="", encoder=HASHING if retrieval.encoder == HASHING else ""
         ),

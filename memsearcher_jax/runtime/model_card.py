@@ -51,13 +51,13 @@ def write_model_card(
         license=license or None,
         base_model=public_base.partition("@")[0] or None,
         datasets=[entry for entry in config.data.train_entries if not Path(entry).suffix] or None if config else None,
-        tags=["memsearcher_jax", *((config.agent.workflow, method) if config else ())],
+        tags=["memsearcher_jax", *((Path(config.agent.workflow).stem, method) if config else ())],
     )
     lines = [f"---\n{data.to_yaml()}\n---\n", f"# {name or directory.name}\n"]
     if config:
         link = f"[{base}](https://huggingface.co/{base.partition('@')[0]})" if public_base else f"`{Path(base).name}`"
         origin = f" from {link}" if base else ""
-        lines.append(f"A {config.agent.workflow} agent, trained by {method} with memsearcher_jax{origin}.\n")
+        lines.append(f"A {Path(config.agent.workflow).stem} agent, trained by {method} with memsearcher_jax{origin}.\n")
     lines += [
         *_evaluation(evaluation),
         *_training(directory, run),
@@ -74,7 +74,9 @@ def _use(config: RunConfig | None, name: str, base: str, adapter: bool) -> str:
     """How to ask the agent, with the flags that say where its passages or texts are."""
     checkpoint = f"{base.partition('@')[0]} --model.adapter {name}" if adapter else name
     flags = ""
-    if config and isinstance(agent_of(config), ReadingAgent):
+    if config and config.agent.workflow.endswith(".py"):  # which only a command line may execute
+        flags = f" --agent.workflow {Path(config.agent.workflow).name}"
+    elif config and isinstance(agent_of(config), ReadingAgent):
         flags = " --files DOCUMENTS"
     elif config and agent_of(config).searches and not config.data.is_synthetic:
         flags = " --retrieval.index DIR"

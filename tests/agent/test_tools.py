@@ -2,13 +2,14 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.tools import fair_shares, run_tool_calls
-from memsearcher_jax.types import Passage, Query, Search, SearchResult, Turn
+from memsearcher_jax.types import Call, Passage, Query, Search, SearchResult, ToolResult, Turn
 
 
 def call(query: str) -> str:
@@ -45,6 +46,24 @@ def test_one_batched_search_in_order(token_counter):
     assert used.turn == Turn("m", "r", (call("a"), "nope", call("b")), request.queries, results, observation)
     assert used.error == ""
     assert used.counts == {"calls_ignored": 0, "calls_clipped": 0, "passages_clipped": 0}
+
+
+def test_calls_of_the_runs_own_tools_follow_the_searches(token_counter):
+    config = AgentConfig()
+    tools = [{"name": "add", "description": "Adds <|im_end|>.", "parameters": {}}]
+    chosen = prompts.load(config).with_tools(tools)
+    assert '"name": "add"' in chosen.system and "<|im_end|>" not in chosen.system
+    bodies = ['{"name": "add", "arguments": {"x": 1}}', call("a"), '{"name": "add", "arguments": {"x": "bad"}}']
+    running = run_tool_calls(Turn("", ""), bodies, config=config, prompts=chosen, token_counter=token_counter)
+    assert next(running) == Search((Query("a", 5),))
+    assert running.send((found("A"),)) == Call("add", {"x": 1})
+    assert running.send(ToolResult("add", {"x": 1}, "2")) == Call("add", {"x": "bad"})
+    with pytest.raises(StopIteration) as end:
+        running.send(ToolResult("add", {"x": "bad"}, error="TypeError: no number"))
+    used = end.value.value
+    assert shown(used) == [bodies[0], "2", bodies[1], "A", bodies[2], "TypeError: no number"]
+    assert used.error == "", "a call that is at fault itself does not end the trajectory"
+    assert used.turn.queries == (Query("a", 5),) and used.turn.calls == tuple(bodies)
 
 
 def test_calls_over_the_limit_are_ignored_and_counted(token_counter):

@@ -1,0 +1,91 @@
+"""Tries an agent or a reward of a user's on one problem, with scripted replies, before long work starts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.python_files import located
+from memsearcher_jax.rl.rewards import own_rewards
+from memsearcher_jax.rl.scripted import scripted_trajectory
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.types import (
+    Call,
+    Completion,
+    Generate,
+    Outcome,
+    Passage,
+    Problem,
+    ScoredTrajectory,
+    Search,
+    SearchResult,
+    ToolResult,
+    Trajectory,
+)
+
+SECONDS, REQUESTS = 20.0, 10_000  # after which a workflow does not end
+REPLY = "an attempt</think> <memory> nothing </memory> \\boxed{attempt}"
+FOUND = SearchResult((Passage("0", '"Title"\nText.'),))
+
+
+def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
+    """Raises ValueError with one line that names file and line of a mistake in the agent's or the reward's file."""
+    file, ended = str(Path(agent.config.workflow).absolute()), list[Trajectory | BaseException]()
+
+    def attempt() -> None:
+        try:
+            ended.append(_trajectory(agent, tokenizer, problem))
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if not ended:
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename != file:
+            frame = frame.f_back
+        line = f", line {frame.f_lineno}" if frame else ""
+        raise ValueError(f"agent.workflow {file}{line}: the workflow does not end: no result in {SECONDS:g} s")
+    (trajectory,) = ended
+    if isinstance(trajectory, BaseException):
+        raise ValueError(f"agent.workflow {located(trajectory, file)}") from trajectory
+    if function := agent.reward.function:
+        for scored in own_rewards(function, [ScoredTrajectory(trajectory, 0.0)] * 2):
+            if scored.trajectory.outcome.stop is not trajectory.outcome.stop:
+                raise ValueError(f"reward.function {function}: {scored.reason}")
+
+
+def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Trajectory:
+    workflow, requests = agent.start(problem, tokenizer), 0
+
+    def count() -> None:
+        nonlocal requests
+        requests += 1
+        if requests > REQUESTS:
+            raise RuntimeError(f"the workflow does not end: it made {REQUESTS:,} requests (line {line()})")
+
+    def line() -> int:
+        return workflow.gi_frame.f_lineno if workflow.gi_frame else 0
+
+    def generate(request: Generate) -> Completion:
+        count()
+        return Completion(REPLY)
+
+    def respond(request: Any) -> Any:
+        count()
+        if isinstance(request, Search):
+            return (FOUND,) * len(request.queries)
+        known = [schema["name"] for schema in agent.tools]
+        if isinstance(request, Call) and request.tool in known:
+            return ToolResult(request.tool, request.arguments, "0")
+        tools = ", ".join(known) or "none: see agent.tools"
+        raise TypeError(f"the workflow yields {request!r:.200} in line {line()}, and the run's tools are {tools}")
+
+    trajectory = scripted_trajectory(problem, workflow, generate, respond, tokenizer)
+    if not isinstance(trajectory.outcome, Outcome):
+        raise TypeError(f"the workflow returns {trajectory.outcome!r:.200}, which is no Outcome")
+    return trajectory
