@@ -1,0 +1,95 @@
+"""The stratified subset of streams, and the file that training reads."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from examples.warmstart import subset_streams
+from examples.warmstart.subset_streams import stratified_subset
+from memsearcher_jax.data.readers import read_problems
+from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.types import Problem, Stream, StreamQuestion
+
+TOKENIZER = str(located("package:tiny"))
+# Mem-alpha, table 7: streams of each source before and after.
+FULL = {"squad": 264, "hotpotqa": 1_966, "perltqa": 27, "lme_train": 45, "pubmed-rct": 90, "booksum": 1_387}
+FULL |= {"icl_nlu_8296shot_balance": 180, "icl_trec_coarse_6600shot_balance": 180}
+
+
+def words(text):
+    return len(text.split())
+
+
+def streams(counts=FULL, chunks=("a b", "c d e")):
+    return [
+        Problem.of_stream(f"{source}/{n}", Stream(source, chunks, (StreamQuestion("Who?", ["Ann", "An"], "kind"),)))
+        for source, count in counts.items()
+        for n in range(count)
+    ]
+
+
+def test_the_counts_are_those_of_the_paper():
+    problems = streams()
+    subset = stratified_subset(problems, 100, 42, 30_000, words)
+    assert (len(problems), len(subset)) == (4_139, 562)
+    kept = Counter(problem.stream.source.partition("_")[0] for problem in subset)
+    full = dict.fromkeys(("squad", "hotpotqa", "booksum", "icl"), 100)
+    assert kept == full | {"perltqa": 27, "lme": 45, "pubmed-rct": 90}
+    order = {problem.id: row for row, problem in enumerate(problems)}
+    assert [order[problem.id] for problem in subset] == sorted(order[problem.id] for problem in subset)
+
+
+def test_a_draw_depends_on_the_seed_and_the_streams_of_its_source_alone():
+    def squad(counts, seed):
+        return [p.id for p in stratified_subset(streams(counts), 10, seed, 0, words) if p.stream.source == "squad"]
+
+    alone = squad({"squad": 50}, 1)
+    assert alone == squad({"booksum": 30, "squad": 50}, 1) != squad({"squad": 50}, 2)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Six streams of two sources; the last of each is long."""
+    rows = [
+        {
+            "instance_id": str(n),
+            "data_source": source,
+            "chunks": ["word " * (500 if n == 2 else 5)],
+            "questions_and_answers": [{"question": "Who?", "answer": "Ann"}],
+        }
+        for source in ("squad", "booksum")
+        for n in range(3)
+    ]
+    path = tmp_path / "full.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_subset_is_written_and_counted(file, tmp_path, capsys):
+    out = tmp_path / "subset.jsonl"
+    flags = ["--tokenizer", TOKENIZER, "--max_tokens", "100", "--per_source", "1"]
+    subset_streams.main([str(file), *flags, "--out", str(out)])
+    subset = read_problems(out)
+    assert sorted(problem.stream.source for problem in subset) == ["booksum", "squad"]
+    assert all(problem in read_problems(file) for problem in subset), "a written row is read back"
+    printed = capsys.readouterr().out
+    assert "squad: 1 of 3 streams" in printed and "2 of 6 streams" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--per_source 0", "--per_source is 0: it must be at least 1"),
+        ("--max_tokens 1", "no stream has at most 1 tokens: raise --max_tokens"),
+        ("--out .", "--out . exists: choose another file, or delete it"),
+    ],
+)
+def test_flags_that_keep_nothing_are_refused(file, capsys, flags, message):
+    with pytest.raises(SystemExit):
+        out = ["--out", str(file.with_name("out"))]
+        subset_streams.main([str(file), "--tokenizer", TOKENIZER, *out, *flags.split()])
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        subset_streams.main([str(file), str(file), "--tokenizer", TOKENIZER, "--out", str(file.with_name("out"))])
+    assert "two of the files have a stream with the same id" in capsys.readouterr().err
