@@ -5,8 +5,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -136,14 +134,6 @@ def test_a_killed_start_can_be_repeated(tmp_path):
     assert (out / "thesis.tex").read_text() == "mine"
 
 
-def test_the_default_output_folder_has_a_date(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with outputs.new_output_dir(None, "nano") as folder:
-        (made,) = (tmp_path / "runs").glob("[!.]*")
-        assert folder.resolve() == made
-        assert made.name.startswith("nano-2")
-
-
 def test_evaluation_of_a_run(finished, evaluated):
     assert "evaluate 4/4" in evaluated.with_suffix(".err").read_text()
     output = evaluated.with_suffix(".out").read_text()
@@ -240,23 +230,3 @@ def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys):
     assert "memory rewritten" in output
     assert re.search(rf"answer +{country}", output)
     assert re.search(r"memory tokens +\d", output)
-
-
-def test_ask_human_runs_the_react_workflow_until_the_input_ends(monkeypatch, capsys):
-    person = PROBLEM.metadata["supporting_titles"][0]
-    call = '<tool_call>{"name": "wikipedia_search", "arguments": {"query": "%s", "top_n": 1}}</tool_call>'
-    type_replies(monkeypatch, f"Look.</think>\n{call % person}")
-    flags = ["--config", "nano", "--human", "--agent.workflow", "react", "--agent.prompts", "brief_react"]
-    ask.main([*flags, PROBLEM.question])
-    output = capsys.readouterr().out
-    assert all(text in output for text in ("(top 1)", "turn 2", "no_answer")) and "memory" not in output
-
-
-def test_a_closed_stdout_is_not_an_error():
-    """For example `... --help | head -1`."""
-    with subprocess.Popen(
-        [sys.executable, tpu_train.__file__, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.launch import compare, evaluate
+from memsearcher_jax.launch import compare
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.types import Context, Problem, Query, StopReason, Stream, StreamQuestion, Turn
@@ -110,19 +110,6 @@ def test_streams_are_compared_where_both_have_a_score(cwd):
     assert ([one["id"] for one in result["won"]], [one["id"] for one in result["lost"]]) == (["s1"], ["s2"])
 
 
-def test_an_evaluation_against_itself_and_swapped_sides(cwd, capsys):
-    result = run("a", "a")
-    assert result["won"] == result["lost"] == []
-    assert {metric["p_value"] for metric in result["metrics"].values()} == {1.0}
-    assert all(metric["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0} for metric in result["metrics"].values())
-    assert "won by B in exact_match: 0" in capsys.readouterr().out
-    forth, back = run("a", "b"), run("b", "a")
-    assert [question["id"] for question in forth["won"]] == [question["id"] for question in reversed(back["lost"])]
-    for name, paired in forth["metrics"].items():
-        assert back["metrics"][name]["difference"]["mean"] == pytest.approx(-paired["difference"]["mean"])
-        assert back["metrics"][name]["p_value"] == pytest.approx(paired["p_value"], abs=0.01)
-
-
 def test_won_by_another_score(cwd, refused):
     some = [question(n, False) for n in range(12)]
     better = [*some[:3], replace(some[3], scores=some[3].scores | {"f1": 0.9}), *some[4:]]
@@ -163,56 +150,30 @@ def test_untrusted_text_has_no_effect_on_the_terminal(tmp_path, monkeypatch, cap
     assert "max_turns" in output
 
 
-def write_broken(case):
-    """Writes a folder `x` that cannot be compared with `a`."""
-    folder, some = Path("x"), [question(n, True) for n in range(3)]
-    titles = replace(some[0].trajectory.problem, metadata={"supporting_titles": "Mill"})
-    shards = {
-        "twice": [some, some],
-        "others": [[question(n, True) for n in range(90, 93)]],
-        "other texts": [[question(n, True, golden=("Bob",)) for n in range(3)]],
-        "titles": [[replace(some[0], trajectory=replace(some[0].trajectory, problem=titles))]],
-    }
-    if case == "empty":
-        folder.mkdir()
-    elif case != "absent":
-        write(folder, *shards.get(case, [some]), **({"questions": 5} if case == "shard lost" else {}))
-    if case == "not ended":
-        (folder / "results.json").unlink()
-    if case == "no JSON":
-        (folder / "results.json").write_text("{")
-
-
 @pytest.mark.parametrize(
-    ("case", "line"),
+    ("shards", "results", "line"),
     [
-        ("absent", "x: no such folder"),
-        ("empty", "x has no results.json: name a folder that launch/evaluate.py wrote"),
-        ("not ended", "x is not finished: run launch/evaluate.py --resume --out x"),
-        ("no JSON", "x/results.json: not JSON"),
-        ("shard lost", "x is damaged: results.json counts 5 questions, but there are trajectories of 3"),
-        ("twice", "host_0001.jsonl.gz: question 'q0' occurs twice"),
-        ("others", "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
-        ("other texts", "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"),
-        ("titles", "problem 'q0': metadata.supporting_titles must be a list of strings"),
+        (
+            [range(3)],
+            {"questions": 5},
+            "x is damaged: results.json counts 5 questions, but there are trajectories of 3",
+        ),
+        ([range(3), range(3)], {}, "host_0001.jsonl.gz: question 'q0' occurs twice"),
+        ([range(90, 93)], {}, "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
+        ([], {}, "x has no results.json: name a folder that launch/evaluate.py wrote"),
     ],
 )
-def test_folders_that_cannot_be_compared(case, line, cwd, refused, snapshot):
-    write_broken(case)
-    before = snapshot(cwd)
+def test_folders_that_cannot_be_compared(shards, results, line, cwd, refused):
+    Path("x").mkdir()
+    if shards:
+        write(Path("x"), *([question(n, True) for n in numbers] for numbers in shards), **results)
     assert line in refused(compare.main, ["a", "x", "--json", "y.json"])
-    assert snapshot(cwd) == before
+    assert not Path("y.json").exists()
 
 
-def test_evaluations_written_by_evaluate_py(finished, evaluated, tmp_path, capsys):
-    """Two evaluations of one checkpoint with different turn limits."""
-    other = tmp_path / "other"
-    evaluate.main(["--checkpoint", str(finished), "--out", str(other), "--evaluation.max_turns", "1"])
-    results = json.loads((evaluated / "results.json").read_text())["metrics"]
-    compare.main([str(evaluated), str(other), "--json", str(tmp_path / "x.json")])
-    result = json.loads((tmp_path / "x.json").read_text())
-    assert result["shared"] == 4
-    for name in ("exact_match", "f1", "reward", "turns", "searches", "answered"):
-        assert result["metrics"][name]["first"] == pytest.approx(results.get(name, results["stop/answered"]))
-    assert result["metrics"]["turns"]["second"] <= 1.0
-    assert "questions: 4 shared of 4 and 4" in capsys.readouterr().out
+def test_evaluations_that_are_unfinished_or_of_other_answers_are_not_compared(cwd, refused):
+    write(Path("x"), [question(n, True, golden=("Bob",)) for n in range(3)])
+    line = "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"
+    assert line in refused(compare.main, ["a", "x"])
+    Path("x/results.json").unlink()
+    assert "x is not finished: run launch/evaluate.py --resume --out x" in refused(compare.main, ["a", "x"])

@@ -1,17 +1,13 @@
 """launch/evaluate.py with scripted policies whose metrics are known."""
 
-import json
 import random
-from collections import defaultdict
 
 import pytest
 
 from examples.warmstart.questions import QuestionDemonstrator
-from examples.warmstart.search import NO_ERRORS, SearchDemonstrator, format_memory, format_search
-from memsearcher_jax.agent import reward
+from examples.warmstart.search import NO_ERRORS, SearchDemonstrator
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.logs.trajectories import read_trajectories
-from memsearcher_jax.types import Completion, Passage, Prompt, SearchResult
 from tests.support import ScriptedPolicy
 
 LONG_CONTEXT = """
@@ -47,56 +43,6 @@ def test_an_oracle_of_the_encyclopedia_has_full_scores(scripted, capsys):
     assert summary["tokens_per_turn"] == pytest.approx(sum(lengths) / len(lengths))
     assert summary["peak_context_tokens"] == max(lengths)
     assert "encyclopedia" in capsys.readouterr().out
-
-
-class SupportingPassageReader:
-    """Gets the supporting passages of one title per search, stores them verbatim, and answers with a golden answer that
-    its memory contains, if there is one."""
-
-    def __init__(self, problem, pages):
-        self.problem, self.pages = problem, pages
-        self.unread, self.latest = list(problem.metadata["supporting_titles"]), ""
-
-    def __call__(self, request):
-        if not isinstance(request.text, Prompt):
-            return Completion(format_memory(f"{self.old}\n{self.latest}".strip()))
-        self.old = request.text["memory"]
-        if self.unread:
-            return Completion(f"Look.</think>\n{format_search(self.unread[0])}")
-        answers = [answer for answer in self.problem.golden_answers if contains_answer(self.old, answer)]
-        return Completion(f"Read.</think>\n\\boxed{{{answers[0] if answers else 'not found'}}}")
-
-    def observe(self, request, results):
-        passages = self.pages[self.unread.pop(0)]
-        self.latest = "\n".join(passage.contents for passage in passages)
-        return (SearchResult(passages),)
-
-
-def contains_answer(text, answer):
-    return bool(reward.normalize(answer)) and reward.normalize(answer) in reward.normalize(text)
-
-
-@pytest.mark.slow
-def test_exactly_the_real_questions_whose_passages_contain_an_answer_are_answered(shared, scripted):
-    root, pages, answerable = shared / "data" / "wiki_mini", defaultdict(tuple), {}
-    for line in (root / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
-        passage = Passage(**json.loads(line))
-        pages[passage.title] += (passage,)
-
-    def reader(problem):
-        titles = problem.metadata["supporting_titles"]
-        text = "\n".join(passage.contents for title in titles for passage in pages[title])
-        answerable[problem.id] = any(contains_answer(text, answer) for answer in problem.golden_answers)
-        return SupportingPassageReader(problem, pages)
-
-    flags = ["--retrieval.method", "bm25", "--retrieval.corpus", root / "corpus.jsonl", "--data.root", root]
-    flags += ["--benchmarks", "2wikimultihopqa,hotpotqa,musique"]
-    result, folder = scripted(reader, *LONG_CONTEXT.split(), *flags)
-    assert {scored.trajectory.problem.id: scored.scores["exact_match"] for scored in read_all(folder)} == answerable
-    assert 0.9 * len(answerable) < sum(answerable.values())
-    averages, benchmarks = result["evaluation"]["averages"], result["evaluation"]["benchmarks"]
-    assert sum(benchmark["questions"] for benchmark in benchmarks.values()) == len(answerable)
-    assert averages["in_distribution"]["f1"]["mean"] == benchmarks["hotpotqa"]["scores"]["f1"]["mean"]
 
 
 def test_all_seven_benchmarks_load_and_run(shared, scripted, capsys):

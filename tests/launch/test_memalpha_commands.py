@@ -10,7 +10,6 @@ from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
 from memsearcher_jax.rl.tokenizer import ChatTokenizer
-from memsearcher_jax.runtime.run_dir import located
 
 SETTINGS = """
     --config tiny_memalpha --agent.completion_tokens 16 --memalpha.answer_tokens 6
@@ -92,15 +91,3 @@ def test_a_document_that_cannot_be_read_is_refused_with_the_way_out_or_left_out(
     (chunk,) = ask.document_chunks(tmp_path, 40, tokenizer, "skip")
     assert chunk.endswith("Ada works for Mill.")
     assert "skipped" in (printed := capsys.readouterr().err) and "latin.txt" in printed
-
-
-@pytest.mark.slow
-def test_ask_answers_from_a_memory_of_documents(tmp_path, capsys):
-    (tmp_path / "notes.txt").write_text("Ada works for Mill.")
-    result = tmp_path / "x.json"
-    model = ["--config", "tiny_memalpha", "--checkpoint", str(located("package:tiny_memalpha"))]
-    ask.main([*model, "--files", str(tmp_path), "--json", str(result), "Who does Ada work for?"])
-    answer = json.loads(result.read_text())
-    assert (answer["stop"], answer["question"]) == ("answered", "Who does Ada work for?")
-    assert answer["answer"] and len(answer["turns"]) == 1
-    assert "Who does Ada work for?" in capsys.readouterr().out

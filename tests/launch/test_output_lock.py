@@ -1,10 +1,6 @@
 """Two commands never write one directory, and a refused command removes only what it made."""
 
 import contextlib
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -50,14 +46,3 @@ def test_the_lock_outlives_the_start(tmp_path):
         with pytest.raises(ValueError, match=BUSY), outputs.output_lock(tmp_path / "a"):
             pass
     assert list((tmp_path / "a").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_of_two_starts_at_once_one_runs(tmp_path, small, fast_compile):
-    command = [sys.executable, Path(tpu_train.__file__), *small, "--out", tmp_path / "run"]
-    starts = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    time.sleep(0.1)
-    errors = [start.communicate()[1] for start in starts]
-    assert sorted(start.returncode for start in starts) == [0, 2], errors
-    assert any("is not empty" in error or BUSY in error for error in errors)
-    assert (tmp_path / "run" / "report.html").is_file()

@@ -107,18 +107,3 @@ def test_the_trainer_replaces_the_start_process_and_gets_its_signals(tmp_path):
         assert process.wait(30) == 85
     assert (pid, argv) == (process.pid, ["--out", "a b"])
     assert soft == hard != lowered
-
-
-def test_a_low_limit_of_locked_memory_is_reported(monkeypatch, capsys):
-    set_to = []
-
-    def refuse(what, limits):
-        if limits[1] == resource.RLIM_INFINITY:
-            raise ValueError("not allowed to raise maximum limit")
-        set_to.append(limits)
-
-    monkeypatch.setattr(start.resource, "getrlimit", lambda what: (1 << 16, 1 << 23))
-    monkeypatch.setattr(start.resource, "setrlimit", refuse)
-    start.raise_locked_memory()
-    assert set_to == [(1 << 23, 1 << 23)]
-    assert "locked memory is limited to 8,388,608 bytes" in capsys.readouterr().err

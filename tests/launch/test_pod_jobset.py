@@ -20,17 +20,12 @@ INPUTS = [
 ]
 # Copied from Google's tables: hosts per slice, chips per host, machine type, label.
 SLICES = {
-    "v4:2x2x1": (1, 4, "ct4p-hightpu-4t", "tpu-v4-podslice"),
     "v4:8x16x16": (512, 4, "ct4p-hightpu-4t", "tpu-v4-podslice"),
     "v5e:1x1": (1, 1, "ct5lp-hightpu-1t", "tpu-v5-lite-podslice"),
-    "v5e:2x2": (1, 4, "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"),
     "v5e:2x4": (1, 8, "ct5lp-hightpu-8t", "tpu-v5-lite-podslice"),
-    "v5e:4x4": (4, 4, "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"),
     "v5e:16x16": (64, 4, "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"),
     "v5p:2x2x2": (2, 4, "ct5p-hightpu-4t", "tpu-v5p-slice"),
-    "v6e:2x4": (1, 8, "ct6e-standard-8t", "tpu-v6e-slice"),
     "v6e:4x8": (8, 4, "ct6e-standard-4t", "tpu-v6e-slice"),
-    "tpu7x:2x2x1": (1, 4, "tpu7x-standard-4t", "tpu7x"),
     "tpu7x:4x4x8": (32, 4, "tpu7x-standard-4t", "tpu7x"),
 }
 
@@ -153,10 +148,8 @@ def outcome(manifest, exit_code, condition, restarts):
         (85, None, 0, "restarts"),
         (85, None, 7, "fails"),
         (1, None, 0, "fails"),  # an exception
-        (2, None, 0, "fails"),  # an invalid flag
         (137, None, 0, "fails"),  # out of memory
         (137, "DisruptionTarget", 0, "restarts"),  # evicted, and killed after the grace period
-        (143, "DisruptionTarget", 6, "restarts"),
         (143, "DisruptionTarget", 7, "fails"),
     ],
 )
@@ -205,35 +198,20 @@ def test_kubectl_gets_the_manifest_and_gives_its_status(fake_program, capsys, re
     assert "kubectl is not installed" in refused(jobset.main, argv())
 
 
-def test_the_error_for_an_unknown_topology_lists_the_known_topologies(refused):
-    line = refused(jobset.main, argv("v6e:3x3"))
-    assert line.startswith("error: --topology v6e:3x3 is none of v6e:1x1, ") and "v5e" not in line
-    line = refused(jobset.main, argv("v9:3x3"))
-    assert all(name in line for name in SLICES)
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
         ("--slices 0", "--slices is 0: it must be at least 1"),
         ("--out runs/a", "--out runs/a: give gs://BUCKET/DIR"),
-        ("--out gs://bucket", "--out gs://bucket: give gs://BUCKET/DIR"),
         ("--name Run", "--name 'Run': use at most 47 lower-case letters"),
         (f"--name {'n' * 47} --slices 11", "use at most 46"),
         ("-- --mesh.tensor 3", "mesh data=1 fsdp=-1 tensor=3 does not fit 32 devices"),
         ("-- --resume", "--resume is not allowed after --: every start resumes the run in --out"),
         ("-- --out=gs://other/a", "--out is not allowed after --: put it before the --"),
-        ("-- --checkpoint d", "--checkpoint is not allowed after --: give the weights with --model.path"),
-        ("-- --help", "--help is not allowed after --"),
     ],
 )
 def test_invalid_flags_are_errors(flags, line, refused):
     assert line in refused(jobset.main, argv("v6e:4x8", *flags.split()))
-
-
-def test_flags_that_tyro_refuses_are_named(misused):
-    assert "--rl.steps" in misused(jobset.main, argv("v6e:4x8", "--rl.steps", "3"))
-    assert "--rl.steps" in misused(jobset.main, argv("v6e:4x8", "--", "--rl.step", "3"))
 
 
 def test_the_longest_name_and_the_largest_mesh_are_valid():

@@ -3,13 +3,12 @@
 import contextlib
 import gc
 from dataclasses import replace
-from pathlib import Path
 
 import fsspec
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import cli, evaluate, export_hf, remote_output, tpu_train
+from memsearcher_jax.launch import cli, export_hf, remote_output, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime.remote_dir import RemoteDir
 from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
@@ -60,9 +59,8 @@ def test_start_or_resume_resumes_only_an_existing_run(stack, tmp_path):
     assert (source, remote) == (replace(given, resume=True), None)
 
 
-@pytest.mark.parametrize("out", [["--out", ADDRESS], [f"--out={ADDRESS}"]])
-def test_a_new_run_in_a_bucket_has_a_temporary_local_directory(out, empty_bucket, stack):
-    given, source, remote = localize(["--start_or_resume", *out], stack)
+def test_a_new_run_in_a_bucket_has_a_temporary_local_directory(empty_bucket, stack):
+    given, source, remote = localize(["--start_or_resume", f"--out={ADDRESS}"], stack)
     assert remote.address == ADDRESS
     assert source == replace(given, out=remote.folder)
     assert remote.folder.is_dir()
@@ -89,14 +87,6 @@ def test_a_run_in_a_bucket_is_resumed_and_never_overwritten(started_run, stack, 
 def test_invalid_flags_are_errors(arguments, line, empty_bucket, refused):
     assert line in refused(tpu_train.main, arguments)
     assert fsspec.filesystem("gs", use_listings_cache=False).find("bucket") == []
-
-
-@pytest.mark.parametrize(("program", "flag"), [(evaluate, "--out"), (export_hf, "--checkpoint")])
-def test_other_commands_need_a_local_copy(program, flag, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    line = refused(program.main, [flag, ADDRESS])
-    assert line.endswith(f"copy the directory first: gcloud storage cp --recursive {ADDRESS} DIR")
-    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.slow

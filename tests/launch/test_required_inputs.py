@@ -36,12 +36,6 @@ def test_only_missing_inputs_are_named(refused, monkeypatch):
     assert f"model needs {QUESTIONS}; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:2], *GIVEN[4:]])
 
 
-@pytest.mark.parametrize("retrieval", ["--retrieval.url http://h:1", "--retrieval.method bm25 --retrieval.corpus c"])
-def test_an_encoder_is_needed_only_where_vectors_are_searched(retrieval):
-    flags = cli.parse(tpu_train.Train, ["--config", "qwen7b", *GIVEN[:4], *retrieval.split()])
-    preconditions.require_inputs(flags.run, questions="data.train")
-
-
 def test_a_smoke_test_needs_nothing():
     run = cli.parse(tpu_train.Train, ["--config", "qwen7b", "--smoke_test"]).run
     preconditions.require_inputs(run, questions="data.train", accelerator=True)

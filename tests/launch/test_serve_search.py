@@ -15,13 +15,11 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli, serve_agent, serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import IDF_BUCKETS, HashingEncoder, TextEncoder
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime.run_dir import located
 
@@ -168,16 +166,6 @@ def test_the_service_searches_the_index_of_a_run(finished, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [], "the index of the run is used"
 
 
-def test_a_text_encoder_searches_the_encyclopedia(tmp_path, monkeypatch):
-    hashing = HashingEncoder(np.ones(IDF_BUCKETS, np.float32), 256)
-    model = TextEncoder("model", hashing, hashing)
-    monkeypatch.setattr("memsearcher_jax.runtime.text_encoder.load", lambda config: model)
-    flags = cli.parse(serve_search.Serve, ["--retrieval.encoder", str(tmp_path), "--retrieval.index_type", "exact"])
-    passage = make_encyclopedia(flags.run.data.encyclopedia).passages[3]
-    searcher = serve_search.make_searcher(flags, tmp_path)
-    assert searcher.search([passage.contents], 1)[0][0].contents == passage.contents
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 @pytest.mark.parametrize(("host", "reached"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
 def test_ipv6_addresses(host, reached):
@@ -188,13 +176,6 @@ def test_ipv6_addresses(host, reached):
     with listener:
         for address in reached:
             socket.create_connection((address, listener.getsockname()[1])).close()
-
-
-def test_a_used_port_is_an_error(refused):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        line = refused(serve_search.main, ["--port", port])
-    assert f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another --host" in line
 
 
 @pytest.mark.parametrize(("program", "package"), [(serve_search, "fastapi"), (serve_agent, "mcp")])

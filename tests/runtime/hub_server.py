@@ -22,7 +22,6 @@ class Hub:
     revisions: dict[str, dict[str, str]] = field(default_factory=dict)
     files: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
-    cut: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes after which the next answers break off
     requests: list[str] = field(default_factory=list)
     token: str = "secret"  # that writes
     broken: bool = False  # whether commits fail
@@ -99,27 +98,18 @@ class Handler(BaseHTTPRequestHandler):
         if file[4] not in files:
             return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         data = files[file[4]]
-        self.send(200, data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, name=file[4])
+        self.send(200, data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'})
 
     def send_json(self, value):
         self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def send(self, status, body, headers, name=""):
-        if requested := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, whole = int(requested[1]), len(body)
-            body, status = body[first : int(requested[2]) + 1 if requested[2] else whole], 206
-            headers |= {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{whole}"}
+    def send(self, status, body, headers):
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self.hub.cut.get(name):
-            self.wfile.write(body[: self.hub.cut[name].pop(0)])
-            self.close_connection = True
-            return
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
 @contextmanager

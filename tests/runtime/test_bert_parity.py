@@ -26,9 +26,6 @@ BASE = {
 ROBERTA = {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 VARIANTS = {
     "e5": ("Bert", {}),
-    "one_head": ("Bert", {"num_attention_heads": 1}),
-    "narrow_heads": ("Bert", {"num_attention_heads": 12}),
-    "one_layer": ("Bert", {"num_hidden_layers": 1}),
     "wide_epsilon": ("Bert", {"layer_norm_eps": 1e-3}),
     "other_padding": ("Bert", {"pad_token_id": 5}),
     **{name: ("Bert", {"hidden_act": name}) for name in ACTIVATIONS if name != "gelu"},
@@ -82,17 +79,3 @@ def test_an_encoder_inside_a_larger_model(tmp_path):
     hidden_BTD, real_BT = their_hidden(model.bert, ids_BT, length_B)
     ours_BTD = np.asarray(bert.hidden_states(params, config, ids_BT, length_B))
     np.testing.assert_allclose(ours_BTD[real_BT], hidden_BTD[real_BT], atol=1e-5)
-
-
-def test_the_shape_of_e5_base(tmp_path):
-    """12 layers of 768 with random weights: rounding errors add up over depth."""
-    torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=2_000)).eval()
-    model.save_pretrained(tmp_path)
-    config, params = bert.load(tmp_path)
-    ids_BT, length_B = np.random.RandomState(3).randint(1, 2_000, (3, 64)), np.array([64, 5, 30])
-    hidden_BTD, real_BT = their_hidden(model, ids_BT, length_B)
-    mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
-    mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
-    ours_BD = np.asarray(jax.jit(bert.encode, static_argnames="config")(params, config, ids_BT, length_B))
-    assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999

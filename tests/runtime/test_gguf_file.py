@@ -187,34 +187,17 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        (
-            "llama",
-            {"without": ["blk.1.ffn_down.weight"]},
-            r"tensor blk\.1\.ffn_down\.weight is missing, but",
-        ),
+        ("llama", {"without": ["blk.1.ffn_down.weight"]}, r"tensor blk\.1\.ffn_down\.weight is missing, but"),
         ("llama", {"without": ["token_embd.weight"]}, r"tensor token_embd\.weight is missing"),
         ("qwen2", {"without": ["blk.0.attn_q.bias"]}, r"tensor blk\.0\.attn_q\.bias is missing"),
-        (
-            "llama",
-            {"extra": {"blk.0.attn_q.bias": (64,)}},
-            r"holds blk\.0\.attn_q\.bias, which a llama model",
-        ),
+        ("llama", {"extra": {"blk.0.attn_q.bias": (64,)}}, r"holds blk\.0\.attn_q\.bias, which a llama model"),
         ("llama", {"extra": {"rope_freqs.weight": (16,)}}, "holds rope_freqs.weight"),
         ("llama", {"extra": {"blk.0.ffn_gate_exps.weight": (4, 96, 64)}}, "holds blk.0.ffn_gate_exps.weight"),
         ("qwen2moe", {}, "general.architecture is 'qwen2moe', expected one of qwen2, qwen3, llama"),
         ("llama", {"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8 is not supported, only 0 is"),
-        (
-            "llama",
-            {"keys": {"llama.rope.scaling.type": "linear"}},
-            "rope.scaling.type = 'linear' is not supported",
-        ),
-        ("llama", {"keys": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type = 'yarn' is not supported"),
+        ("llama", {"keys": {"llama.rope.scaling.type": "linear"}}, "rope.scaling.type = 'linear' is not supported"),
         ("llama", {"keys": {"llama.rope.scaling.factor": 4.0}}, "llama.rope.scaling.factor = 4.0 is not supported"),
-        (
-            "llama",
-            {"keys": {"llama.rope.dimension_count": 16}},
-            "rope.dimension_count = 16 is not supported, only 32",
-        ),
+        ("llama", {"keys": {"llama.rope.dimension_count": 16}}, "dimension_count = 16 is not supported, only 32"),
         ("llama", {"keys": {"llama.attention.sliding_window": 64}}, "sliding_window = 64 is not supported"),
         ("llama", {"keys": {"llama.attention.sinks": 4}}, "the key attention.sinks is not known"),
         ("llama", {"keys": {"tokenizer.ggml.remove_extra_whitespaces": True}}, "remove_extra_whitespaces is not known"),

@@ -42,11 +42,6 @@ def test_no_trace_is_written_without_a_profiled_step(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_step_is_traced_and_ends_its_trace(traces):
-    assert events(traces / "failed_step")
-    assert events(traces / "after_failure")
-
-
 def test_a_profiled_step_outside_the_run_is_an_error():
     check_step(None, 3, 3)
     check_step(3, 3, 4)

@@ -6,7 +6,6 @@ import pytest
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime import remote_dir
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
-from memsearcher_jax.runtime.run_dir import checkpoints_of
 
 
 @pytest.fixture
@@ -63,15 +62,6 @@ def test_send_uploads_the_run_without_partial_files(local_run, address):
     }
 
 
-def test_another_machine_continues_an_uploaded_run(local_run, address, tmp_path):
-    local_run.send()
-    copy = fetch_copy(address, tmp_path)
-    with (copy.folder / "metrics.jsonl").open("a") as file:
-        file.write("2\n")
-    copy.send()
-    assert objects(address)["/metrics.jsonl"] == "1\n2\n"
-
-
 def test_uploaded_trajectories_take_no_disk_and_some_are_fetched_for_the_report(local_run, address, tmp_path):
     for step in range(1, 4):
         (local_run.folder / f"trajectories/step_{step:06d}.jsonl.gz").write_text(str(step))
@@ -114,17 +104,6 @@ def test_fetch_can_be_limited_to_some_files(local_run, address, tmp_path):
     copy = RemoteDir(address, tmp_path / "b")
     copy.fetch(only=("run.json", "tokenizer"))
     assert sorted(path.name for path in copy.folder.iterdir()) == ["run.json", "tokenizer"]
-
-
-def test_fetch_skips_checkpoints(local_run, address, tmp_path):
-    local_run.send()
-    fsspec.filesystem("gs").pipe(f"{address}/checkpoints/3/params/x", b"large")
-    assert not (fetch_copy(address, tmp_path).folder / "checkpoints").exists()
-
-
-def test_a_linked_folder_keeps_its_checkpoints_in_the_bucket(local_run, tmp_path):
-    assert checkpoints_of(local_run.folder) == "gs://bucket/runs/a/checkpoints"
-    assert checkpoints_of(tmp_path / "c") == str(tmp_path / "c" / "checkpoints")
 
 
 def test_metrics_are_uploaded_after_each_step(local_run, address, tmp_path):

@@ -9,64 +9,22 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from memsearcher_jax.model.qwen import param_path
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime import bert, text_encoder
-from memsearcher_jax.runtime.bert import WEIGHTS, EncoderConfig
+from tests.runtime.encoder_files import SMALL, WORDS, word_pieces, write_encoder
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789:?.", "query", "passage", "town"]
-SHAPE = EncoderConfig(vocab_size=64, embed_size=24, ffn_size=40, layers=2, heads=3, positions=96, max_tokens=96)
 SETTINGS = RetrievalConfig(max_passage_tokens=64, max_query_tokens=16)
-
-
-def word_pieces() -> Tokenizer:
-    """A WordPiece tokenizer like that of BERT, with padding and truncation enabled as in published files."""
-    vocab = {word: row for row, word in enumerate([*WORDS, *(f"##{word}" for word in WORDS[4:-3])][:64])}
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])]
-    )
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=5)
-    return tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A Hugging Face folder of a small random encoder, whose name does not contain "e5"."""
+    """The folder of a small encoder, whose name does not contain "e5"."""
     directory = tmp_path / "small"
     directory.mkdir()
-    theirs = {
-        "model_type": "bert",
-        "vocab_size": SHAPE.vocab_size,
-        "hidden_size": SHAPE.embed_size,
-        "intermediate_size": SHAPE.ffn_size,
-        "num_hidden_layers": SHAPE.layers,
-        "num_attention_heads": SHAPE.heads,
-        "max_position_embeddings": SHAPE.positions,
-        "type_vocab_size": 2,
-        "hidden_act": "gelu",
-    }
-    (directory / "config.json").write_text(json.dumps(theirs))
-    word_pieces().save(str(directory / "tokenizer.json"))
-    rng, tensors = np.random.RandomState(0), {}
-    D, F = SHAPE.embed_size, SHAPE.ffn_size
-    file_shapes = {"wq": (D, D), "wk": (D, D), "wv": (D, D), "wo": (D, D), "bq": (D,), "bk": (D,), "bv": (D,)}
-    file_shapes |= {"up": (F, D), "down": (D, F)}
-    for path, weight in jax.tree.leaves_with_path(bert.param_specs(SHAPE)):
-        name = param_path(path)
-        stacked = name.startswith("layers.")
-        shape = file_shapes.get(name.rpartition(".")[2], weight.shape[1:] if stacked else weight.shape)
-        for layer in range(SHAPE.layers if stacked else 1):
-            tensors[WEIGHTS[name][0].format(layer)] = (0.3 * rng.standard_normal(shape)).astype(np.float32)
-    save_file(tensors, directory / "model.safetensors")
+    write_encoder(directory)
     return directory
 
 
@@ -77,7 +35,7 @@ def load(folder, **settings) -> text_encoder.TextEmbedder:
 def test_vectors_do_not_depend_on_the_batch(folder):
     model, texts = load(folder), ["a town", "town? " * 9, "b", "query a passage", "x y z " * 5] * 3
     together = model.passages(texts)
-    assert together.shape == (15, SHAPE.embed_size)
+    assert together.shape == (15, SMALL.embed_size)
     assert together.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
     for text, vector in zip(texts[:5], together, strict=False):
@@ -98,7 +56,7 @@ def test_vectors_equal_those_of_the_encoder(folder):
 def test_empty_long_and_invalid_texts_are_embedded(folder):
     model = load(folder)
     empty = model.passages([])
-    assert empty.shape == (0, SHAPE.embed_size)
+    assert empty.shape == (0, SMALL.embed_size)
     odd = ["", " \n\t", "a" * 5_000, "\ud800 town", "\x00\u202e", "[SEP]", "漢字"]
     vectors = model.passages(odd)
     np.testing.assert_array_equal(vectors.any(axis=1), [False, False, True, True, True, True, True])
@@ -141,14 +99,14 @@ def test_prompts_are_prepended(folder, tmp_path):
     ],
 )
 def test_published_e5_models_get_their_prompts(name, is_e5, tmp_path, capsys):
-    def prompts(choice, config=SHAPE):
+    def prompts(choice, config=SMALL):
         chosen = text_encoder.with_prompts(config, tmp_path / name, choice)
         assert capsys.readouterr().err.count("prefixes of queries and passages: ") == 1
         return chosen.query_prompt, chosen.passage_prompt
 
     assert prompts("auto") == (("query: ", "passage: ") if is_e5 else ("", ""))
     assert prompts("none") == ("", "") and prompts("e5") == ("query: ", "passage: ")
-    assert prompts("auto", replace(SHAPE, query_prompt="a: ")) == ("a: ", ""), "those of the folder"
+    assert prompts("auto", replace(SMALL, query_prompt="a: ")) == ("a: ", ""), "those of the folder"
 
 
 def test_the_embedder_name_depends_on_the_weights(folder):
@@ -230,7 +188,7 @@ def test_real_weights_give_the_embeddings_of_transformers(minilm_folder, shared)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("kind", ["cased", "uncased", "byte_level"])
+@pytest.mark.parametrize("kind", ["uncased", "byte_level"])
 def test_tokenizers_give_the_ids_of_transformers(kind, folder):
     """Token ids equal those of transformers for the same tokenizer.json."""
     transformers = pytest.importorskip("transformers")
@@ -246,7 +204,7 @@ def test_tokenizers_give_the_ids_of_transformers(kind, folder):
         ends = ("<s>", "</s>")
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=kind == "uncased")
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"])
         ends = ("[CLS]", "[SEP]")
