@@ -263,7 +263,7 @@ def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupt
     (source / "checkpoints" / "2").rename(source / "checkpoints" / "4")
     resumed, start = reopened(config, out)
     assert start.initial_step == 3 and checkpoint.latest_step(source / "checkpoints") == 4
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.trainer.reference_params), initial)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.trainer.reference.params), initial)
     shutil.rmtree(source / "checkpoints" / "3")
     with pytest.raises(FileNotFoundError, match=r"source/checkpoints no longer holds step 3, only 4.*: raise rl.keep"):
         reopened(config, out)

@@ -16,6 +16,7 @@ from memsearcher_jax.ranges import (
     parse_duration,
 )
 
+Objective = Literal["grpo", "distill", "grpo+distill"]
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -23,6 +24,9 @@ Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "
 class TrainingConfig:
     """Multi-context GRPO. Defaults: the paper's settings."""
 
+    objective: Objective = "grpo"
+    """What the advantage of a token is: that of its trajectory (grpo), how much more likely the token is for the
+    teacher than for the policy that sampled it (distill: minus the reverse KL divergence), or their sum."""
     seq_len: Count = 8_192
     """Length T of a packed row; every context must fit into one."""
     minibatch_contexts: Count = 640
@@ -69,12 +73,29 @@ class TrainingConfig:
     """Truncated importance sampling: policy losses are weighted by min(trainer / sampler, tis_cap) where the trainer's
     old log-probabilities are used; 0: off."""
     kl_coefficient: NonNegative = 0.001
-    """Weight of the k3 divergence from the initial weights, with LoRA from those in model.path; 0: no reference."""
+    """Weight of the k3 divergence from the initial weights, with LoRA from those in model.path, or from the teacher; 0:
+    none."""
     offload_reference: bool = False
-    """Keep the reference model in the pinned memory of the host between uses. With LoRA it is the frozen base of every
-    update, and stays on the devices."""
+    """Keep the reference model, or the teacher, in the pinned memory of the host between uses. Without a teacher the
+    reference of LoRA is the frozen base of every update, and stays on the devices."""
     entropy_coefficient: NonNegative = 0.001
     """Weight of the entropy bonus; 0: off."""
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """A model whose log-probabilities of the sampled tokens stand in the place of the reference's."""
+
+    path: str = ""
+    """Its weights, which are not trained: a run, a Hugging Face folder or OWNER/NAME on the Hub, of any size, with the
+    vocabulary of the policy. "": none."""
+    hint: bool = False
+    """The teacher is also shown the golden answers and the supporting passages that were found. Without a path it is
+    the policy itself, before the update."""
+    on: Literal["all", "wrong"] = "all"
+    """Which trajectories it teaches: all, or those with a wrong answer (DGPO: arXiv 2508.20324)."""
+    coefficient: NonNegative = 1.0
+    """Weight of its advantage."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class TrainingExample:
     sampled: Sequence[bool] | np.ndarray  # True on the tokens to train
     advantage: float  # of the trajectory
     number: int = 0  # of the context in its trajectory
+    right: bool = False  # the answer of the trajectory is right
+    hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees before the context
 
     def __post_init__(self) -> None:
         lengths = len(self.ids), len(self.logprobs), len(self.sampled)
@@ -47,9 +49,11 @@ class PackedBatch:
     mask_BT: jax.Array  # bool, True on trained tokens
     advantage_BT: jax.Array  # float32
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
-    ref_logprob_BT: jax.Array | None = None  # float32, of the reference; None if not needed
+    ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
     tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
+    pull_BT: jax.Array | None = None  # float32, weight of the teacher's advantage; None without
     number_BT: np.ndarray | None = None  # int32, of the context in its trajectory; on the host only
+    example_BT: np.ndarray | None = None  # int32, index of the token's example; on the host only
 
     def split(self, size: int) -> Iterator[PackedBatch]:
         """Yields batches of `size` consecutive rows."""
@@ -111,7 +115,7 @@ def pack(
     updates = max(updates, -(-num_microbatches // microbatches))
     rows = _assign_rows(trained, updates, micro_rows, microbatches, rng)
     shape = updates * minibatch_rows, seq_len
-    dtypes = PACKED_DTYPES | {"number_BT": np.int32}
+    dtypes = PACKED_DTYPES | {"number_BT": np.int32, "example_BT": np.int32}
     arrays: dict[str, Any] = {name: np.zeros(shape, dtype) for name, dtype in dtypes.items()}
     for row, members, prefix in zip(rows, bins, prefixes, strict=True):
         end = 0
@@ -127,6 +131,7 @@ def pack(
             arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
             arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)
             arrays["number_BT"][place] = example.number
+            arrays["example_BT"][place] = index
     return PackedBatch(**arrays)
 
 

@@ -18,16 +18,35 @@ from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.training import grpo, losses, update
-from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training import grpo, losses, masked, update
+from memsearcher_jax.training.config import Objective, TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 from memsearcher_jax.training.update import TrainState
 
 PINNED_HOST = "pinned_host"  # JAX's kind of memory
+NO_TEACHER = TeacherConfig()
 LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
 LAST_TURN = 10  # with metrics of its own
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A frozen model whose log-probabilities of the rows an objective needs: the initial policy, or the teacher."""
+
+    logprob_fn: LogprobFn
+    params: Params | None  # in compute_dtype; None: those of the policy
+    offloaded: bool = False
+
+    def scores(self, batches: Sequence[PackedBatch], policy: Params) -> list[jax.Array]:
+        """logprob_BT of each batch."""
+        params = policy if self.params is None else self.params
+        if not self.offloaded:
+            return [self.logprob_fn(params, batch) for batch in batches]
+        params = _move(params, "device")
+        # The copy is freed before the first update is dispatched.
+        return jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
 
 
 @dataclass(frozen=True)
@@ -38,8 +57,10 @@ class Trainer:
     mesh: Mesh
     update: Callable[..., tuple[TrainState, Metrics]]
     logprob_fn: LogprobFn
-    reference_params: Params | None  # in compute_dtype; None if neither a KL term nor LoRA needs them
     make_update: Callable[[TrainingConfig], Callable[..., tuple[TrainState, Metrics]]]
+    reference: Reference | None = None  # None if neither a KL term nor the objective needs it
+    teacher: TeacherConfig = NO_TEACHER
+    base: Params | None = None  # LoRA: the frozen weights, in compute_dtype
     merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
 
     def with_learning_rate(self, learning_rate: float) -> Trainer:
@@ -49,9 +70,7 @@ class Trainer:
 
     def weights(self, state: TrainState) -> Params:
         """The weights of the model in this state; with LoRA a merged copy in compute_dtype."""
-        if self.merge is None or self.reference_params is None:
-            return state.params
-        return self.merge(self.reference_params, state.params)
+        return self.merge(self.base, state.params) if self.merge and self.base else state.params
 
     def step(
         self,
@@ -73,27 +92,30 @@ class Trainer:
         packed = self._pack(examples, rng)
         metrics_by_update = []
         with jax.set_mesh(self.mesh):
+            uses_weights = self.config.old_logprobs == "trainer" or (self.reference and self.reference.params is None)
+            params = self.weights(state) if uses_weights else state.params
+            if self.config.objective != "grpo":
+                packed = replace(packed, pull_BT=self._pull(packed, examples))
+            if self.teacher.hint:
+                notify("teacher")
+                packed = replace(packed, ref_logprob_BT=self._hinted_logprobs(packed, examples, params))
             batches = list(packed.split(self.config.minibatch_rows))
             first, sharded = batches[0], list(map(self._shard, batches))
-            params = state.params if self.config.old_logprobs == "sampler" else self.weights(state)
-            batches, sampler_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
+            batches, step_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
+            if self.reference and not self.teacher.hint:
+                notify("teacher" if self.teacher.path else "reference")
+                scores = self.reference.scores(batches, params)
+                batches = [replace(batch, ref_logprob_BT=x) for batch, x in zip(batches, scores, strict=True)]
             del params
-            if self.config.kl_coefficient and self.reference_params is not None:
-                notify("reference")
-                params = self.reference_params
-                if self.config.offload_reference:
-                    params = _move(params, "device")
-                batches = [replace(batch, ref_logprob_BT=self.logprob_fn(params, batch)) for batch in batches]
-                if self.config.offload_reference:  # the copy is freed before the first update is dispatched
-                    batches = jax.block_until_ready(batches)
-                del params
+            if self.config.objective != "grpo":
+                batches, divergences = zip(*(taught(self.config.objective, batch) for batch in batches), strict=True)
+                step_metrics["teacher_kl"] = float(np.mean(jax.device_get(divergences)))
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
-                base = self.reference_params if self.merge else None
-                state, metrics = self.update(state, batch, base, np.int32(training_step))
+                state, metrics = self.update(state, batch, self.base, np.int32(training_step))
                 logprob_BT = metrics.pop("logprob_BT", None)
                 if number == 1 and logprob_BT is not None:
-                    sampler_metrics = mismatch_metrics(first, logprob_BT)
+                    step_metrics |= mismatch_metrics(first, logprob_BT)
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         means = _mean_metrics(metrics_by_update)
         if not means["learning_rate"]:
@@ -103,7 +125,7 @@ class Trainer:
                 "set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
-        return state, means | sampler_metrics
+        return state, means | step_metrics
 
     def sequence_logprobs(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator
@@ -120,6 +142,25 @@ class Trainer:
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
 
+    def _pull(self, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
+        """The weight of the teacher's advantage for each token."""
+        taught_E = np.array([self.teacher.on == "all" or not example.right for example in examples])
+        return np.where(packed.mask_BT, self.teacher.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
+
+    def _hinted_logprobs(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> np.ndarray:
+        """ref_logprob_BT of the rows under a teacher to whom each context is shown behind its hint, which is cut where
+        a row ends."""
+        assert self.reference is not None, "a hint needs a teacher"
+        rows = self._pack([_hinted(example, self.config.seq_len) for example in examples], np.random.default_rng(0))
+        batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
+        scores = [multihost_utils.process_allgather(x, tiled=True) for x in self.reference.scores(batches, policy)]
+        # X: trained tokens. Both packings hold those of each example once, in order.
+        values_X = np.empty(np.count_nonzero(packed.mask_BT), np.float32)
+        values_X[_by_example(packed)] = np.concatenate(scores)[rows.mask_BT][_by_example(rows)]
+        logprob_BT = np.zeros(packed.mask_BT.shape, np.float32)
+        logprob_BT[packed.mask_BT] = values_X
+        return logprob_BT
+
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
         return pack(
@@ -134,7 +175,7 @@ class Trainer:
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""
         batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
-        batch = replace(batch, number_BT=None)
+        batch = replace(batch, number_BT=None, example_BT=None)
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
 
 
@@ -142,32 +183,41 @@ def make_trainer(
     model_config: ModelConfig,
     config: TrainingConfig,
     mesh: Mesh,
-    reference_params: Params,
+    initial_params: Params,
     *,
     method: Literal["grpo", "sft"],
     temperature: float,
     steps: int | None = None,
+    teacher: TeacherConfig = NO_TEACHER,
+    teacher_model: tuple[ModelConfig, Params] | None = None,
 ) -> Trainer:
-    """A trainer whose KL term compares with a copy of `reference_params`; `temperature` is the sampler's.
+    """A trainer whose KL term compares with the teacher in `teacher.path`, or with a copy of `initial_params`.
 
-    `steps`: training steps of the run, of which the learning rate's durations may be shares.
-    With LoRA these weights, in compute_dtype, are also what the adapters are added to, and they are not copied.
+    `temperature`: the sampler's. `steps`: training steps of the run, of which the learning rate's durations may be
+    shares. With LoRA `initial_params`, in compute_dtype, are also what the adapters are added to, and they are not
+    copied. `teacher_model`: that in `teacher.path`, in compute_dtype.
     """
     config = with_plan(update.fit_to_mesh(config, mesh), learning_rate_plan(config, steps))
-    frozen = merge = None
     shardings = sharding.param_shardings(model_config, mesh)
-    if model_config.lora_rank:
-        frozen = reference_params
-        merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings)
-    elif config.kl_coefficient:
-        frozen = sharding.cast_program(shardings)(reference_params, dtype=model_config.compute_dtype)
-        if config.offload_reference:
-            frozen = _move(frozen, PINNED_HOST)
+    base = initial_params if model_config.lora_rank else None
+    merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings) if base else None
     model_config = sharding.select_attention(model_config, mesh)
+    logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
+
+    reference = None
+    if teacher_model:
+        taught_by = sharding.select_attention(teacher_model[0], mesh)
+        reference = Reference(make_logprob_fn(taught_by, config, temperature=temperature), teacher_model[1])
+    elif teacher.hint:
+        reference = Reference(logprob_fn, None)
+    elif config.kl_coefficient:
+        copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
+        reference = Reference(logprob_fn, copy)
+    if reference and reference.params is not None and reference.params is not base and config.offload_reference:
+        reference = replace(reference, params=_move(reference.params, PINNED_HOST), offloaded=True)
 
     make_update = partial(update_program, model_config, mesh, method, temperature)
-    logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
-    return Trainer(config, mesh, make_update(config), logprob_fn, frozen, make_update, merge)
+    return Trainer(config, mesh, make_update(config), logprob_fn, make_update, reference, teacher, base, merge)
 
 
 @lru_cache(maxsize=8)
@@ -258,6 +308,39 @@ def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: j
         tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
     resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
     return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)
+
+
+@partial(jax.jit, static_argnums=0)
+def taught(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
+    """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
+
+    A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, weighted
+    by `pull_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an advantage: Lu
+    et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
+    """
+    assert batch.ref_logprob_BT is not None and batch.pull_BT is not None, "the objective has a teacher"
+    mask_BT = batch.mask_BT
+    log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
+    own_BT = 0 if objective == "distill" else batch.advantage_BT
+    batch = replace(batch, advantage_BT=own_BT - batch.pull_BT * log_ratio_BT, pull_BT=None)
+    batch = jax.tree.map(lambda x: constrain(x, ("batch", None)), batch)
+    return batch, masked.mean(log_ratio_BT, mask_BT)
+
+
+def _hinted(example: TrainingExample, seq_len: int) -> TrainingExample:
+    hint = np.asarray(example.hint, np.int32)[: seq_len - len(example.ids)]
+    return replace(
+        example,
+        ids=np.concatenate([hint, example.ids]),
+        logprobs=np.concatenate([np.zeros(len(hint), np.float32), example.logprobs]),
+        sampled=np.concatenate([np.zeros(len(hint), bool), example.sampled]),
+    )
+
+
+def _by_example(batch: PackedBatch) -> np.ndarray:
+    """The order that sorts the trained tokens of the rows by their example."""
+    assert batch.example_BT is not None, "as packed"
+    return np.argsort(batch.example_BT[batch.mask_BT], kind="stable")
 
 
 def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]:

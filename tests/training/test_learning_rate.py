@@ -78,7 +78,7 @@ def test_a_training_step_at_a_rate_of_zero_is_reported(nano):
     """The number of updates of a step is not known in advance, so a plan in updates cannot be checked before."""
     config = replace(nano.training, decay_steps="800 updates", kl_coefficient=0.0)
     metrics = {"learning_rate": np.float32(0), "skipped": np.float32(0)}
-    trainer = Trainer(config, nano.mesh(), lambda state, *_: (state, dict(metrics)), None, None, None)
+    trainer = Trainer(config, nano.mesh(), lambda state, *_: (state, dict(metrics)), None, None)
     message = (
         r"training step 131 changed nothing: the learning rate is 0, it begins at .* falls to 0 at update 800; set"
     )

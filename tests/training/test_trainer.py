@@ -111,8 +111,8 @@ def test_an_offloaded_reference_is_on_the_device_only_while_it_is_used(examples,
         before, during = device_bytes(), []
         watched = replace(trainer, update=lambda *args: during.append(device_bytes()) or trainer.update(*args))
         _, metrics = watched.step(state, examples, np.random.default_rng(1), lambda message: None, 0)
-    assert {x.sharding.memory_kind for x in jax.tree.leaves(trainer.reference_params)} == {"pinned_host"}
-    assert max(during) < before + 10_000 < before + sum(x.nbytes for x in jax.tree.leaves(trainer.reference_params))
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(trainer.reference.params)} == {"pinned_host"}
+    assert max(during) < before + 10_000 < before + sum(x.nbytes for x in jax.tree.leaves(trainer.reference.params))
     assert metrics == kept and metrics["kl"] > 0
 
 

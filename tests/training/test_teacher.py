@@ -1,0 +1,159 @@
+"""A teacher's advantages against formulas by hand, and the log-probabilities of a teacher that is shown a hint."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memsearcher_jax.model import lora, qwen, sharding
+from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.training import update
+from memsearcher_jax.training.config import TeacherConfig, TrainingConfig
+from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.trainer import make_trainer, taught
+from tests.support import NANO
+
+TRAINING = TrainingConfig(
+    seq_len=48, minibatch_rows=2, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.0, entropy_coefficient=0.0
+)
+BIGGER = replace(NANO, embed_size=2 * NANO.embed_size, layers=NANO.layers + 1, vocab_size=NANO.vocab_size + 8)
+PROMPT = (3, 1, 4, 1, 5)
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """Contexts that begin alike, of two trajectories: the first has a wrong answer."""
+    rng = np.random.default_rng(0)
+
+    def example(right, advantage, length):
+        ids = (*PROMPT, *rng.integers(0, NANO.vocab_size, length))
+        sampled = np.arange(len(ids)) > len(PROMPT) + 1
+        logprobs = np.where(sampled, -rng.random(len(ids)) - 4, 0).astype(np.float32)
+        return TrainingExample(ids, logprobs, sampled, advantage, right=right, hint=(7, 8, 9, int(right)))
+
+    return [example(False, -1.0, 9), example(True, 1.0, 12), example(True, 1.0, 7), example(False, -1.0, 14)]
+
+
+def params(model, seed=0):
+    return jax.jit(qwen.init, static_argnums=1)(jax.random.key(seed), model)
+
+
+def logprobs_of(model, weights, ids):
+    """Of each token but the first, by the whole forward pass of one context."""
+    ids_BT = np.array([ids])
+    position_BT, segment_BT = np.arange(len(ids))[None], np.ones_like(ids_BT)
+    logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(weights, model, ids_BT, position_BT, segment_BT)
+    logprob_TV = jax.nn.log_softmax(logits_BTV[0, :-1])
+    return np.take_along_axis(np.asarray(logprob_TV), ids_BT[0, 1:, None], axis=1)[:, 0]
+
+
+def trained(examples, objective, teacher, model=None, weights=None, student=NANO, **changes):
+    """(the advantages that one step trains on by example, its metrics); the update itself is replaced."""
+    settings = replace(TRAINING, objective=objective, **changes)
+    mesh, seen = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2]), []
+    with jax.set_mesh(mesh):
+        base = params(NANO)
+        other = (model, jax.device_put(weights, sharding.param_shardings(model, mesh))) if model else None
+        settings_of = {"method": "grpo", "temperature": 1.0, "teacher": teacher, "teacher_model": other}
+        trainer = make_trainer(student, settings, mesh, base, **settings_of)
+        adapters = lora.init(jax.random.key(1), student) if student.lora_rank else base
+        state = update.init_state(adapters, student, update.make_optimizer(settings), mesh)
+
+        def spy(state, batch, *_):
+            seen.append(jax.device_get(batch))
+            return trainer.update(state, batch, *_)
+
+        _, metrics = replace(trainer, update=spy).step(state, examples, np.random.default_rng(1), print, 0)
+    assert all(batch.pull_BT is None for batch in seen)
+    found = {}
+    for batch in seen:
+        for row, segment in {(row, batch.segment_BT[row, t]) for row, t in np.argwhere(batch.mask_BT)}:
+            place = (row, batch.mask_BT[row] & (batch.segment_BT[row] == segment))
+            found[tuple(batch.ids_BT[place].tolist())] = batch.advantage_BT[place]
+    sampled = [tuple(np.array(example.ids)[np.array(example.sampled)].tolist()) for example in examples]
+    return [found[ids] for ids in sampled], metrics
+
+
+def expected(examples, model, weights, own, coefficient=1.0, on="all", hinted=False):
+    """own x advantage + coefficient x (teacher - policy), where the teacher teaches."""
+    for example in examples:
+        hint = example.hint if hinted else ()
+        teacher = logprobs_of(model, weights, (*hint, *example.ids))[len(hint) - 1 if hint else 0 :]
+        teacher = teacher if hint else np.append(0, teacher)
+        pull = coefficient * (teacher - example.logprobs) * (on == "all" or not example.right)
+        yield (own * example.advantage + pull)[example.sampled]
+
+
+@pytest.mark.parametrize(
+    ("objective", "teacher"),
+    [
+        ("distill", TeacherConfig("big")),
+        ("grpo+distill", TeacherConfig("big", on="wrong", coefficient=0.5)),
+        ("grpo+distill", TeacherConfig("big", hint=True)),
+    ],
+)
+def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, objective, teacher):
+    """A teacher of another size and a larger table. Contexts share their beginning in a row."""
+    assert (pack(examples, 48, 2, np.random.default_rng(1)).position_BT[:, 20:] > 0).any()
+    weights, own = params(BIGGER, 5), float(objective != "distill")
+    found, metrics = trained(examples, objective, teacher, BIGGER, weights)
+    by_hand = list(expected(examples, BIGGER, weights, own, teacher.coefficient, teacher.on, teacher.hint))
+    for one, other in zip(found, by_hand, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+    pulls = np.concatenate(list(expected(examples, BIGGER, weights, 0.0, hinted=teacher.hint)))
+    np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=0.5)  # a mean over mini-batches
+
+
+def test_the_policy_itself_teaches_when_it_is_shown_a_hint(examples):
+    found, _ = trained(examples, "distill", TeacherConfig(hint=True))
+    for one, other in zip(found, expected(examples, NANO, params(NANO), 0.0, hinted=True), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_adapters_are_taught_and_the_divergence_is_that_from_the_teacher(examples):
+    """New adapters change nothing, so that the policy is its base; the base is neither teacher nor reference."""
+    student, weights = replace(NANO, lora_rank=2), params(BIGGER, 5)
+    changes = {"kl_coefficient": 0.1, "offload_reference": True, "student": student}
+    found, metrics = trained(examples, "distill", TeacherConfig("big"), BIGGER, weights, **changes)
+    for one, other in zip(found, expected(examples, BIGGER, weights, 0.0), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+    assert metrics["kl"] > 0.01
+
+
+def test_the_sum_of_both_objectives_by_hand():
+    example = TrainingExample((1, 2, 3), (0.0, -1.0, -2.0), (False, True, True), 0.5)
+    batch = pack([example], 4, 1, np.random.default_rng(0))
+    batch = replace(batch, ref_logprob_BT=np.array([[0, -1.5, -0.5, 0]]), pull_BT=np.array([[0, 2.0, 2.0, 0]]))
+    for objective, own in (("distill", 0.0), ("grpo+distill", 0.5)):
+        with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])):
+            result, divergence = taught(objective, jax.tree.map(jnp.asarray, replace(batch, number_BT=None)))
+        np.testing.assert_allclose(result.advantage_BT, [[0, own - 1.0, own + 3.0, 0]])
+        np.testing.assert_allclose(divergence, (0.5 - 1.5) / 2)
+
+
+def test_learning_from_a_teacher_comes_nearer_to_it():
+    """On tokens that the policy samples: the divergence from a fixed teacher falls."""
+    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    settings = replace(TRAINING, objective="distill", learning_rate=1e-2, minibatch_rows=8)
+    rng, divergences = np.random.default_rng(0), []
+    with jax.set_mesh(mesh):
+        other = NANO, params(NANO, 5)
+        settings_of = {"method": "grpo", "temperature": 1.0, "teacher": TeacherConfig("t"), "teacher_model": other}
+        trainer = make_trainer(NANO, settings, mesh, params(NANO), **settings_of)
+        state = update.init_state(params(NANO), NANO, update.make_optimizer(settings), mesh)
+        position_BT, segment_BT = np.tile(np.arange(8), (32, 1)), np.ones((32, 8), np.int32)
+        forward = jax.jit(qwen.forward, static_argnums=1)
+        for step in range(12):
+            ids_BT = np.full((32, 8), 3)
+            logprob_BT = np.zeros((32, 8), np.float32)
+            for t in range(1, 8):
+                logits_BTV, _ = forward(state.params, NANO, ids_BT, position_BT, segment_BT)
+                logprob_BV = np.asarray(jax.nn.log_softmax(logits_BTV[:, t - 1]))
+                ids_BT[:, t] = (logprob_BV + rng.gumbel(size=logprob_BV.shape)).argmax(axis=1)
+                logprob_BT[:, t] = logprob_BV[np.arange(32), ids_BT[:, t]]
+            rows = [TrainingExample(*pair, np.arange(8) > 0, 0.0) for pair in zip(ids_BT, logprob_BT, strict=True)]
+            state, metrics = trainer.step(state, rows, rng, lambda message: None, step)
+            divergences.append(metrics["teacher_kl"])
+    assert np.mean(divergences[-3:]) < 0.7 * np.mean(divergences[:3])
