@@ -72,19 +72,14 @@ INVALID = {
         ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
         ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a packaged set (brief, "),
         ("--agent.prompts system_only", "system_only lacks turn.txt"),
-        ("--agent.prompts brief_react", "agent.workflow is memsearcher: choose brief"),
         ("--agent.completion_tokens 170", "agent.rewrite_tokens 170), but sampling.context_tokens is 768: raise it or"),
-        ("--mesh.fsdp 4", "mesh data=1 fsdp=4 tensor=1 does not fit 8 devices"),
-        ("--sampling.tensor 3", "sampling.tensor 3 does not divide the 8 devices of a host"),
         ("--sampling.slots 12", "sampling.slots 12 does not divide over the 8 samplers of a host: choose"),
         ("--sampling.slots 8000000", "lower sampling.slots or sampling.context_tokens"),
         ("--model.param_dtype bfloat16", "model.param_dtype bfloat16 loses nearly all updates to rounding: set it to"),
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: choose a directory"),
-        ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
         ("--join_timeout 0", "--join_timeout is 0: it must be at least 1 and at most 604,800"),
         ("--json folder", "--json folder is a directory: choose a file"),
-        ("--json file/x.json", "--json file/x.json cannot be written"),
         ("--resume", "--resume needs --out"),
         ("--resume --out none", "none holds no run: there is no run.json in it"),
     ],
@@ -92,9 +87,7 @@ INVALID = {
     evaluate: [
         ("--config nano", "--checkpoint is missing: give a run directory or a Hugging Face directory"),
         (f"{EVALUATED} --benchmarks nq,quiz --data.root .", "--benchmarks: no benchmark 'quiz': choose from"),
-        (f"{EVALUATED} --benchmarks nq,nq --data.root .", "--benchmarks: nq is listed twice"),
         (f"{EVALUATED} --benchmarks nq", "set data.root to the folder that holds nq/test.jsonl"),
-        (f"{EVALUATED} --benchmarks hotpotqa --data.root .", "hotpotqa/dev.jsonl: no such file"),
         (f"{EVALUATED} --benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
         (f"{EVALUATED} --evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
         (f"{EVALUATED} --workflow rag --agent.prompts mine", "agent.prompts 'mine' is not a packaged set"),
@@ -118,7 +111,6 @@ INVALID = {
     serve_search: [
         ("--port 70000", "--port is 70000: it must be at least 0 and at most 65,535"),
         ("--port 0 --host no.such.host.invalid", "cannot listen on no.such.host.invalid:0"),
-        ("--limits.request_timeout nan", "--limits.request_timeout is nan: it must be above 0"),
         ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
     ],
     serve_agent: [
@@ -133,12 +125,10 @@ INVALID = {
     ],
     build_index: [
         ("--verify", "--out is missing: give the index to verify"),
-        ("--verify --out i", "i: is not an index folder"),
         ("--out i", "--retrieval.corpus is missing"),
         ("--retrieval.corpus corpus.jsonl", "--out is missing"),
         ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
-        ("--retrieval.corpus corpus.jsonl --out i --shard_rows 0", "--shard_rows is 0: it must be at least 1"),
     ],
     build_corpus: [
         ("none", "none: no such directory"),
@@ -235,13 +225,4 @@ def test_a_damaged_run_file_is_an_error(text, line, workdir, refused, snapshot):
     before = snapshot(workdir)
     for argv in (["--resume", "--out", "folder"], ["--checkpoint", "folder"]):
         assert line in refused(tpu_train.main, argv)
-    assert snapshot(workdir) == before
-
-
-def test_missing_test_questions_are_an_error(finished, workdir, refused, snapshot):
-    before = snapshot(workdir)
-    flags = ["--checkpoint", finished, "--out", "out"]
-    assert "set retrieval.corpus" in refused(evaluate.main, [*flags, "--data", "good.jsonl"])
-    flags += ["--data.train", "good.jsonl", "--retrieval.corpus", "corpus.jsonl"]
-    assert "there are no test questions: set data.test" in refused(evaluate.main, flags)
     assert snapshot(workdir) == before

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +14,6 @@ from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make
 from memsearcher_jax.launch import ask, evaluate, export_hf, outputs, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.run_facts import read_facts
-from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.runtime import run_dir
 from memsearcher_jax.training import checkpoint
 
@@ -71,12 +69,6 @@ def test_resume_writes_the_report_that_a_stop_prevented(run):
         (run / name).unlink()
     tpu_train.main(["--resume", "--out", str(run)])
     assert (run / "report.html").is_file() and read_facts(run).results["steps"] == 2
-
-
-def test_results_are_strict_json_without_surrogates(tmp_path):
-    outputs.write_json(tmp_path / "x.json", {"reward": math.nan, "answers": ["a\ud800"]})
-    written = (tmp_path / "x.json").read_text(encoding="utf-8")
-    assert json.loads(written, parse_constant=pytest.fail) == {"reward": "NaN", "answers": ["a?"]}
 
 
 @pytest.mark.parametrize(
@@ -162,15 +154,6 @@ def test_an_evaluation_resumes_only_with_its_settings(finished, run, tmp_path, r
     error = refused(evaluate.main, ["--resume", "--out", out])
     assert f"{out} evaluates step 2 of {run}, whose newest checkpoint is now step 1" in error
     assert snapshot(out) == before
-
-
-def test_evaluation_of_an_export_on_a_question_file(small, exported, questions, corpus, tmp_path):
-    file, out = questions("asked.jsonl", "Which town has nine mills?", "Which town has two?"), tmp_path / "out"
-    flags = [*small, "--checkpoint", exported, "--data", file, "--retrieval.corpus", corpus, "--out", out]
-    evaluate.main([str(flag) for flag in flags])
-    (shard,) = (out / "trajectories").iterdir()
-    asked = [scored.trajectory.problem.question for scored in read_trajectories(shard)]
-    assert sorted(asked) == ["Which town has nine mills?", "Which town has two?"]
 
 
 def test_an_export_contains_the_weights_of_the_run(small, finished, exported, tmp_path, capsys, refused, snapshot):

@@ -130,26 +130,6 @@ def test_settings_that_differ_are_listed(cwd, capsys):
     assert "setting that differs" not in capsys.readouterr().out
 
 
-def test_show_limits_the_printed_questions(cwd, capsys):
-    compare.main(["a", "b", "--show", "2"])
-    output = capsys.readouterr().out
-    assert "Who is number 5?" in output and "Who is number 6?" not in output
-    assert "… 6 more: --show 8, or --json FILE for all" in output
-
-
-def test_untrusted_text_has_no_effect_on_the_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    answer = "[red]x[/] \x1b[31m \ud800"
-    write(Path("a"), [question(1, False, answer=answer)])
-    write(Path("b"), [question(1, True, stop=StopReason.MAX_TURNS)])
-    result = run("a", "b")
-    assert result["won"][0]["first"]["answer"] == "[red]x[/] \x1b[31m ?"
-    output = capsys.readouterr().out
-    assert "[red]x[/]" in output
-    assert "\x1b" not in output
-    assert "max_turns" in output
-
-
 @pytest.mark.parametrize(
     ("shards", "results", "line"),
     [

@@ -1,7 +1,6 @@
 """Commands with Mem-alpha: a short training run, evaluations with each reader, and early errors."""
 
 import json
-import re
 
 import pytest
 
@@ -67,19 +66,6 @@ def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, 
     limits = {"long_context": min(summary["stream_tokens"], 128), "rag": summary["stream_tokens"]}
     assert reader == "memory" or 0 < summary["memory_tokens"] <= limits[reader]
     assert "generated, 5 chunks" in capsys.readouterr().out
-
-
-def test_documents_are_cut_into_chunks_without_losing_text(tmp_path):
-    sentences = [f"Number {n} is {'very ' * (n % 7)}odd." for n in range(40)] + ["word " * 70 + "end."]
-    (tmp_path / "b.md").write_text("# Later\n\nThe last one.")
-    (tmp_path / "a.txt").write_text(" ".join(sentences))
-    tokenizer = ChatTokenizer.load(PACKAGED_TOKENIZER)
-    for limit in (40, 120):
-        chunks = ask.document_chunks(tmp_path, limit, tokenizer, "error")
-        assert all(0 < tokenizer.count(chunk) <= limit for chunk in chunks)
-        assert "The last one." in chunks[-1]
-        text = re.sub(r'\s|"a"', "", "".join(chunks))
-        assert text.startswith(re.sub(r"\s", "", "".join(sentences)))
 
 
 def test_a_document_that_cannot_be_read_is_refused_with_the_way_out_or_left_out(tmp_path, capsys):

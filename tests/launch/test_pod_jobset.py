@@ -212,13 +212,3 @@ def test_kubectl_gets_the_manifest_and_gives_its_status(fake_program, capsys, re
 )
 def test_invalid_flags_are_errors(flags, line, refused):
     assert line in refused(jobset.main, argv("v6e:4x8", *flags.split()))
-
-
-def test_the_longest_name_and_the_largest_mesh_are_valid():
-    """A label has at most 63 letters: name, -train-, slice, hyphen, host, and a suffix of six from Kubernetes.
-
-    A mesh has all devices of all slices.
-    """
-    for arguments in (argv(name="n" * 47), argv("tpu7x:2x2x2", "--slices", "2", "--", "--mesh.fsdp", "32")):
-        flags, trainers = cli.split_passthrough(arguments)
-        jobset.check(cli.parse_flags(jobset.Jobset, flags), trainers)

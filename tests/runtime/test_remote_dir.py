@@ -99,13 +99,6 @@ def test_send_uploads_only_changed_files(local_run, address, tmp_path, monkeypat
     assert sent[-1] == []  # all files were just fetched
 
 
-def test_fetch_can_be_limited_to_some_files(local_run, address, tmp_path):
-    local_run.send()
-    copy = RemoteDir(address, tmp_path / "b")
-    copy.fetch(only=("run.json", "tokenizer"))
-    assert sorted(path.name for path in copy.folder.iterdir()) == ["run.json", "tokenizer"]
-
-
 def test_metrics_are_uploaded_after_each_step(local_run, address, tmp_path):
     (local_run.folder / "metrics.jsonl").unlink()
     with UploadingWriter(local_run) as writer:

@@ -6,15 +6,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.runtime import bert, text_encoder
-from tests.runtime.encoder_files import SMALL, WORDS, word_pieces, write_encoder
+from memsearcher_jax.runtime import text_encoder
+from tests.runtime.encoder_files import SMALL, word_pieces, write_encoder
 
 SETTINGS = RetrievalConfig(max_passage_tokens=64, max_query_tokens=16)
 
@@ -40,17 +39,6 @@ def test_vectors_do_not_depend_on_the_batch(folder):
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
     for text, vector in zip(texts[:5], together, strict=False):
         np.testing.assert_allclose(model.passages([text])[0], vector, atol=1e-6)
-
-
-def test_vectors_equal_those_of_the_encoder(folder):
-    model, text = load(folder), "passage town 7"
-    ids = word_pieces()
-    ids.no_padding()
-    ids.no_truncation()
-    ids_BT = np.array([ids.encode(text).ids])
-    assert ids_BT[0, 0] == WORDS.index("[CLS]") and ids_BT[0, -1] == WORDS.index("[SEP]")
-    expected = bert.encode(jax.device_get(model.params), model.config, ids_BT, np.array([ids_BT.shape[1]]))
-    np.testing.assert_allclose(model.passages([text]), expected, atol=1e-6)
 
 
 def test_empty_long_and_invalid_texts_are_embedded(folder):
