@@ -1,7 +1,7 @@
-"""Rollouts of training by the values of one setting, such as rl.carry_over or sampling.speculative_tokens.
+"""Rollouts of training by the values of one setting, such as rl.carry_over or sampling.slots.
 
 python benchmarks/settings.py --setting rl.carry_over=0,1,2 --search-delay 2 -- --config tiny
-python benchmarks/settings.py --setting sampling.speculative_tokens=0,2,4,8 -- --config tiny --sampling.slots 1
+python benchmarks/settings.py --setting sampling.decode_steps_per_call=8,16,32 -- --config tiny
 
 Trains for a few steps with each value, at a learning rate that changes no weight, so that all values sample alike.
 Prints, over the steps after the first --skip, trajectories and tokens per second of rollout, the share of idle slots,

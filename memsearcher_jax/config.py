@@ -28,7 +28,7 @@ from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfi
 from memsearcher_jax.runtime.health import HealthConfig
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sft.config import SFTConfig
-from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
+from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class RunConfig:
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -191,9 +192,9 @@ def _check_sampling(config: RunConfig) -> None:
         f"sampling.decode_batch_sizes is {' '.join(map(str, batch_sizes))}: give numbers of slots, ascending",
     )
     _require(
-        sampling.decode_steps_per_call + sampling.speculative_tokens <= sampling.context_tokens,
-        f"sampling.decode_steps_per_call {sampling.decode_steps_per_call} and speculative_tokens "
-        f"{sampling.speculative_tokens} are more than sampling.context_tokens {sampling.context_tokens}: lower them",
+        sampling.decode_steps_per_call <= sampling.context_tokens,
+        f"sampling.decode_steps_per_call {sampling.decode_steps_per_call} is more than sampling.context_tokens "
+        f"{sampling.context_tokens}: lower it",
     )
     _require(
         chunk <= sampling.context_tokens,
@@ -233,8 +234,22 @@ def _check_training(config: RunConfig) -> None:
         f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs sampler the ratio compares with the "
         "sampler already: choose trainer",
     )
+    teacher, teaches = config.teacher, training.objective != "grpo"
     _require(
-        not (config.model.adapter and config.model.lora_rank and training.kl_coefficient),
+        not teaches or bool(teacher.path or teacher.hint),
+        f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True",
+    )
+    _require(
+        teaches or not (teacher.hint or (teacher.path and not training.kl_coefficient)),
+        "the teacher teaches nothing: set training.objective to distill or grpo+distill",
+    )
+    _require(
+        not teaches or (rl.keep_constant_reward_groups and not rl.refill),
+        f"training.objective {training.objective} learns also where all rewards of a group are equal: set "
+        "rl.keep_constant_reward_groups to True and rl.refill to 0",
+    )
+    _require(
+        not (not teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient),
         "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter that "
         "training begins with: set it to 0",
     )

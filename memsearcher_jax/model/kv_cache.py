@@ -147,39 +147,22 @@ class CacheView:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeBuffer:
-    """New tokens of B rows that are not in the cache yet: J entries per row, in order, with gaps.
+    """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many.
 
-    All rows write at the same entry: one slice update per step instead of one per row. A decode loop collects its
-    tokens here and appends them to the cache once, at its end.
+    So a step writes one slice, not one per row. A decode loop collects its tokens here and appends them to the cache
+    once, at its end.
     """
 
     k_LBKJH: Array  # `as_bits` of compute_dtype, with rotary positions applied
     v_LBKJH: Array  # the same
-    visible_BJ: Array  # int32: 0 in gaps and in unwritten entries, else 1
-    used: Array  # int32: entries written, gaps included
+    used: Array  # int32
 
     @classmethod
     def empty(cls, cache: Cache, rows: int, entries: int) -> DecodeBuffer:
         """Room for `entries` entries of each of `rows` contexts."""
         L, _, K, _, H = cache.v_LPKEH.shape
         zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LPKEH.dtype), CACHE_AXES)
-        return cls(zeros_LBKJH, zeros_LBKJH, jnp.zeros((rows, entries), jnp.int32), jnp.int32(0))
-
-    def with_visible(self, visible_BT: Array, at: Array) -> DecodeBuffer:
-        """The buffer with the visibility of the T entries from `at` on replaced."""
-        visible_BT = visible_BT.astype(jnp.int32)
-        return replace(self, visible_BJ=jax.lax.dynamic_update_slice(self.visible_BJ, visible_BT, (0, at)))
-
-    def compact(self) -> DecodeBuffer:
-        """The same tokens in order with all gaps moved to the end, where `CacheView.append` expects padding."""
-        order_BJ = jnp.argsort(-self.visible_BJ, axis=1, stable=True)
-        order_1B1J1 = order_BJ[None, :, None, :, None]
-        return replace(
-            self,
-            k_LBKJH=jnp.take_along_axis(self.k_LBKJH, order_1B1J1, axis=3),
-            v_LBKJH=jnp.take_along_axis(self.v_LBKJH, order_1B1J1, axis=3),
-            visible_BJ=jnp.take_along_axis(self.visible_BJ, order_BJ, axis=1),
-        )
+        return cls(zeros_LBKJH, zeros_LBKJH, jnp.int32(0))
 
 
 @jax.tree_util.register_dataclass
@@ -199,7 +182,7 @@ class DecodeCache:
         buffer = self.buffer
         k_BKJH, v_BKJH = (from_bits(x_LBKJH[layer]) for x_LBKJH in (buffer.k_LBKJH, buffer.v_LBKJH))
         k_BKHJ = jnp.swapaxes(k_BKJH, 2, 3)
-        mask_B1J = buffer.visible_BJ[:, None, :] > 0
+        mask_B1J = jnp.broadcast_to(jnp.arange(k_BKHJ.shape[3]) < buffer.used, (len(k_BKHJ), 1, k_BKHJ.shape[3]))
         sources = [
             partial(self.view.attend_cached, layer),
             lambda q_BKGTH: partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J),
@@ -213,16 +196,15 @@ class DecodeCache:
             return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
-        axes = (angles, angles, heads, kv, kv, *[CACHE_AXES] * 4, TABLE_AXES, (), TABLE_AXES, CHUNK_AXES)
+        axes = (angles, angles, heads, kv, kv, *[CACHE_AXES] * 4, (), (), TABLE_AXES, CHUNK_AXES)
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
         view, buffer, cache = self.view, self.buffer, self.view.cache
-        arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH, buffer.visible_BJ)
-        return attention(*rotation, *qkv, *arrays, layer, view.page_table_AN, view.length_A)
+        arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH)
+        return attention(*rotation, *qkv, *arrays, layer, buffer.used, view.page_table_AN, view.length_A)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
-        """The buffer with T more entries, visible where the segment is not 0."""
-        buffer = self.buffer.with_visible(segment_BT > 0, at=self.buffer.used)
-        at = (0, 0, 0, buffer.used, 0)
+        """The buffer with T more entries."""
+        buffer, at = self.buffer, (0, 0, 0, self.buffer.used, 0)
         return replace(
             buffer,
             k_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.k_LBKJH, k_LBKTH, at), CACHE_AXES),

@@ -39,13 +39,12 @@ HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 class NewTokens(NamedTuple):
     """What no page holds yet, for a group of R chunks."""
 
-    cos_RWh: Any
-    sin_RWh: Any
-    k_RKWH: Any  # the chunk's own tokens
-    v_RKWH: Any
+    cos_R1h: Any
+    sin_R1h: Any
+    k_RK1H: Any  # the chunk's own token
+    v_RK1H: Any
     k_RKJH: Any  # the decode buffer
     v_RKJH: Any
-    visible_R1J: Any  # int32
 
 
 def paged_attention(
@@ -63,68 +62,71 @@ def paged_attention(
     Values must be finite everywhere. The softmax of a chunk with length 0 has the maximum NEG_INF, so that
     `attention.combine` ignores it.
     """
-    return _attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, page_table_AN, length_A, None, interpret)
+    where = (layer, page_table_AN, length_A, jnp.int32(0))
+    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, k_LPKHE, v_LPKEH, where, None, interpret)
+    shape = q_AKGWH.shape
+    return OnlineSoftmax(max_AKM1.reshape(shape[:4]), sum_AKM1.reshape(shape[:4]), acc_AKMH.reshape(shape))
 
 
 def decode_attention(
     rotation: tuple[Array, Array],
-    q_AKGWH: Array,
-    k_AKWH: Array,
-    v_AKWH: Array,
+    q_AKG1H: Array,
+    k_AK1H: Array,
+    v_AK1H: Array,
     k_LPKHE: Array,
     v_LPKEH: Array,
     k_LAKJH: Array,
     v_LAKJH: Array,
-    visible_AJ: Array,  # int32
     layer: Array,
+    used: Array,
     page_table_AN: Array,
     length_A: Array,
     *,
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """(out_AKGWH, k_AKWH, v_AKWH): as `paged_attention`, also over the decode buffer and the chunk's own tokens.
+    """(out_AKG1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
 
-    Of its own tokens each query sees those up to itself. Queries and keys are rotated by (cos_AWh, sin_AWh) first, and
-    values masked; the keys and values returned are those of the own tokens, as `kv_cache.mask_nonfinite_values` and
+    Of the decode buffer the first `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first,
+    and values masked; the keys and values returned are those of the own token, as `kv_cache.mask_nonfinite_values` and
     `attention.apply_rope` make them.
     """
-    new = NewTokens(*rotation, k_AKWH, v_AKWH, k_LAKJH, v_LAKJH, visible_AJ[:, None])
-    return _attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, page_table_AN, length_A, new, interpret)
+    new = NewTokens(*rotation, k_AK1H, v_AK1H, k_LAKJH, v_LAKJH)
+    where = (layer, page_table_AN, length_A, used)
+    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, k_LPKHE, v_LPKEH, where, new, interpret)
+    return out_AKMH.reshape(q_AKG1H.shape), k_AK1H, v_AK1H
 
 
 def _attention(
     q_AKGWH: Array,
     k_LPKHE: Array,
     v_LPKEH: Array,
-    layer: Array,
-    page_table_AN: Array,
-    length_A: Array,
+    where: tuple[Array, Array, Array, Array],
     new: NewTokens | None,
     interpret: bool,
-) -> Any:
+) -> list[Array]:
+    layer, page_table_AN, length_A, used = where
     A, K, G, W, H = q_AKGWH.shape
     N, E, M = page_table_AN.shape[1], k_LPKHE.shape[4], G * W
     v_LPK = _as_stored(v_LPKEH, H)
     limit = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // M))
     R = next(rows for rows in range(limit, 0, -1) if A % rows == 0)
     block_pages = max(1, min(BLOCK_ENTRIES // E, N))
-    scalars = (layer.reshape(1), page_table_AN.reshape(-1), length_A)
+    scalars = (jnp.stack([layer, used]), page_table_AN.reshape(-1), length_A)
 
     def rows(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((R, *shape), lambda group, *_: (group, *[0] * len(shape)))
 
     def rows_of_layer(*shape: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, R, *shape), lambda group, layer, *_: (layer[0], group, *[0] * len(shape)))
+        return pl.BlockSpec((None, R, *shape), lambda group, at, *_: (at[0], group, *[0] * len(shape)))
 
     if new is None:
         new_specs, results, dtype = None, [(M, 1), (M, 1), (M, H)], jnp.float32
     else:
-        J, own = new.visible_R1J.shape[2], rows(K, W, H)
-        buffer = rows_of_layer(K, J, H)
-        new_specs = NewTokens(rows(W, H // 2), rows(W, H // 2), own, own, buffer, buffer, rows(1, J))
-        results, dtype = [(M, H), (W, H), (W, H)], q_AKGWH.dtype
+        own, buffer = rows(K, 1, H), rows_of_layer(K, new.k_RKJH.shape[3], H)
+        new_specs = NewTokens(rows(1, H // 2), rows(1, H // 2), own, own, buffer, buffer)
+        results, dtype = [(M, H), (1, H), (1, H)], q_AKGWH.dtype
     (out,) = pl.pallas_call(
-        partial(_attention_kernel, W=W, N=N, block_pages=block_pages),
+        partial(_attention_kernel, N=N, block_pages=block_pages),
         out_shape=([jax.ShapeDtypeStruct((A, K, *shape), dtype) for shape in results],),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -144,14 +146,11 @@ def _attention(
         interpret=interpret,
         name="paged_attention" if new is None else "decode_attention",
     )(*scalars, q_AKGWH.reshape(A, K, M, H), k_LPKHE, v_LPK, new)
-    if new is not None:
-        return out[0].reshape(q_AKGWH.shape), *out[1:]
-    max_AKGW1, sum_AKGW1, acc_AKGWH = (x.reshape(A, K, G, W, x.shape[3]) for x in out)
-    return OnlineSoftmax(max_AKGW1[..., 0], sum_AKGW1[..., 0], acc_AKGWH)
+    return out
 
 
 def _attention_kernel(
-    layer_1: Any,
+    at_2: Any,  # the layer, and the entries of the decode buffer
     page_table: Any,  # the rows of page_table_AN, one after the other
     length_A: Any,
     q_RKMH: Any,
@@ -168,11 +167,10 @@ def _attention_kernel(
     buffer_1: Any,
     copied_2: Any,
     *,
-    W: int,
     N: int,
     block_pages: int,
 ):
-    R, _, M, H = q_RKMH.shape
+    R, _, _, H = q_RKMH.shape
     E = k_LPKHE.shape[4]
     group, groups = pl.program_id(0), pl.num_programs(0)
 
@@ -195,7 +193,7 @@ def _attention_kernel(
 
             @pl.when(number * E < length_A[chunk])
             def _():
-                source = layer_1[0], page_table[chunk * N + number]
+                source = at_2[0], page_table[chunk * N + number]
                 for pool, buffers in ((k_LPKHE, k_buffers), (v_LPK, v_buffers)):
                     act(pltpu.make_async_copy(pool.at[source], buffers.at[buffer, r, page], copied_2.at[buffer]))
 
@@ -234,23 +232,22 @@ def _attention_kernel(
     sum_RKM1[...] = jnp.zeros_like(sum_RKM1)
     acc_RKMH[...] = jnp.zeros_like(acc_RKMH)
     if new is not None:
-        token_MW = jax.lax.broadcasted_iota(jnp.int32, (M, W), 1)
-        query_MW = jax.lax.rem(jax.lax.broadcasted_iota(jnp.int32, (M, W), 0), W)
-        out_RKMH, k_RKWH, v_RKWH = results
+        out_RKMH, k_RK1H, v_RK1H = results
+        J = new.k_RKJH.shape[2]
+        is_used_1J = jax.lax.broadcasted_iota(jnp.int32, (1, J), 1) < at_2[1]
         for r in range(R):
-            cos_WH = jnp.concatenate([new.cos_RWh[r]] * 2, axis=-1)
-            sin_WH = jnp.concatenate([-new.sin_RWh[r], new.sin_RWh[r]], axis=-1)
-            value_KWH = new.v_RKWH[r]
-            is_finite_KWH = jnp.abs(value_KWH.astype(jnp.float32)) < jnp.inf
-            is_finite_KW1 = jnp.min(is_finite_KWH.astype(jnp.float32), axis=-1, keepdims=True) > 0
-            key_KWH = jnp.where(is_finite_KW1, _rotate(new.k_RKWH[r], cos_WH, sin_WH), jnp.nan).astype(k_RKWH.dtype)
-            value_KWH = jnp.where(is_finite_KW1, value_KWH.astype(jnp.float32), 0.0).astype(value_KWH.dtype)
-            k_RKWH[r], v_RKWH[r] = key_KWH, value_KWH
-            cos_MH, sin_MH = (jnp.concatenate([x_WH] * (M // W)) if W > 1 else x_WH for x_WH in (cos_WH, sin_WH))
-            rotated_RKMH[r] = _rotate(q_RKMH[r], cos_MH, sin_MH).astype(rotated_RKMH.dtype)
-            attend(r, einsum_f32("KMH,KWH->KMW", rotated_RKMH[r], key_KWH), token_MW <= query_MW, [value_KWH])
+            cos_1H = jnp.concatenate([new.cos_R1h[r]] * 2, axis=-1)
+            sin_1H = jnp.concatenate([-new.sin_R1h[r], new.sin_R1h[r]], axis=-1)
+            value_K1H = new.v_RK1H[r]
+            is_finite_K1H = jnp.abs(value_K1H.astype(jnp.float32)) < jnp.inf
+            is_finite_K11 = jnp.min(is_finite_K1H.astype(jnp.float32), axis=-1, keepdims=True) > 0
+            key_K1H = jnp.where(is_finite_K11, _rotate(new.k_RK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_RK1H.dtype)
+            value_K1H = jnp.where(is_finite_K11, value_K1H.astype(jnp.float32), 0.0).astype(value_K1H.dtype)
+            k_RK1H[r], v_RK1H[r] = key_K1H, value_K1H
+            rotated_RKMH[r] = _rotate(q_RKMH[r], cos_1H, sin_1H).astype(rotated_RKMH.dtype)
+            attend(r, einsum_f32("KMH,KWH->KMW", rotated_RKMH[r], key_K1H), jnp.full((1, 1), True), [value_K1H])
             score_KMJ = einsum_f32("KMH,KJH->KMJ", rotated_RKMH[r], new.k_RKJH[r])
-            attend(r, score_KMJ, new.visible_R1J[r] > 0, [new.v_RKJH[r]])
+            attend(r, score_KMJ, is_used_1J, [new.v_RKJH[r]])
         q_RKMH = rotated_RKMH
 
     blocks, following = blocks_of(group), first_with_pages(group + 1)

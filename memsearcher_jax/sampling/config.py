@@ -38,8 +38,7 @@ class SamplingConfig:
     page_tokens: Count = 128
     """Tokens of a page of the KV cache; a multiple of 128 on TPUs."""
     decode_steps_per_call: Count = 32
-    """Maximum tokens that one device call decodes for a slot before the host handles finished generations; at least the
-    1 + speculative_tokens of one decoding step."""
+    """Maximum tokens that one device call decodes for a slot before the host handles finished generations."""
     decode_batch_sizes: tuple[Count, ...] = ()
     """Extra compiled batch sizes per replica, ascending, used when few slots are active. Useful where decoding is
     compute-bound, as on a CPU. Sizes not below a replica's slots are ignored."""
@@ -49,8 +48,6 @@ class SamplingConfig:
     """Compiled widths of a prefill call in tokens per replica, ascending; a call packs chunks of several contexts."""
     prefill_tokens_per_step: Count = 8_192
     """Tokens per replica after which prefill lets the active contexts decode; the rest follows in the next step."""
-    speculative_tokens: CountOrZero = 0
-    """Draft tokens per decoding step, looked up in the context itself; 0 disables speculative decoding."""
     temperature: Positive = 1.0
     """Sampling temperature of training rollouts, above 0; evaluation has its own, where 0 is greedy."""
     top_k: CountOrZero = 10_000
@@ -67,11 +64,6 @@ class SamplingConfig:
     def context_pages(self) -> int:
         """Pages of a full context."""
         return -(-self.context_tokens // self.page_tokens)
-
-    @property
-    def tokens_per_call(self) -> int:
-        """Most tokens that one device call adds to a context."""
-        return max(self.decode_steps_per_call, 1 + self.speculative_tokens)
 
     def pages_per_replica(self, replicas: int) -> int:
         """Pages of one replica's KV cache. Raises ValueError if they are too few for one context."""

@@ -96,11 +96,10 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
 def _programs(
     model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh
 ) -> dict[type, Wrapped]:
-    decode_settings = (settings.decode_steps_per_call, settings.speculative_tokens, stop_ids)
     return {
         CopyPages: _program(copy_pages, mesh),
         Prefill: _program(prefill, mesh, model),
-        Decode: _program(decode, mesh, model, *decode_settings),
+        Decode: _program(decode, mesh, model, settings.decode_steps_per_call, stop_ids),
     }
 
 

@@ -143,7 +143,7 @@ class Replica:
 
     def _needed_pages(self, context: Context) -> int:
         """Pages for all of the context's tokens and for those of its next decoding call, but for the last one."""
-        new_tokens = min(self._settings.tokens_per_call, context.remaining)
+        new_tokens = min(self._settings.decode_steps_per_call, context.remaining)
         return self.pool.pages_for(context.length - 1 + new_tokens)
 
     def _preempt(self, context: Context) -> None:

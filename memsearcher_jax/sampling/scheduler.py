@@ -284,7 +284,6 @@ class Scheduler:
         temperature_A, top_p_A = np.ones((2, A), np.float32)
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
         page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
-        ids_AC = np.zeros((A, self.settings.context_tokens), np.int32) if self.settings.speculative_tokens else None
         for row, context in contexts.items():
             token_A[row], length_A[row] = context.ids_C[context.length - 1], context.length
             remaining_A[row], rng_stream_A2[row] = context.remaining, context.rng_stream
@@ -292,10 +291,8 @@ class Scheduler:
             temperature_A[row] = params.temperature if params.temperature >= LEAST_TEMPERATURE else 0.0
             top_k_A[row], top_p_A[row] = params.top_k, max(params.top_p, LEAST_TOP_P)
             page_table_AN[row, : len(context.pages)] = context.pages
-            if ids_AC is not None:
-                ids_AC[row] = context.ids_C
         rules = (temperature_A, top_k_A, top_p_A)
-        return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN, ids_AC)
+        return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN)
 
     def _group(self, group: int) -> list[Replica]:
         return self._replicas[group * self._group_size :][: self._group_size]

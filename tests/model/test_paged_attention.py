@@ -85,40 +85,37 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attenti
     np.testing.assert_allclose(with_others(softmax, *keys), with_others(expected, *keys), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "W"), [(HEADS["one"], 1), (HEADS["two"], 3), (HEADS["0.5B"], 1), (HEADS["full"], 1)])
-def test_decoding_also_reads_the_decode_buffer_and_its_own_tokens(heads, W, random):
-    (K, G, H), lengths, J = heads, LENGTHS["ragged"], 4
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, random):
+    (K, G, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
     A, length_A = len(lengths), np.array(lengths)
-    q_AKGWH, pool, table_AN = random(A, K, G, W, H), pools(random, A, K, H), page_table(A)
-    own, buffer = (random(A, K, W, H), random(A, K, W, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
-    own[1][2, :, W - 1, 0] = np.inf
-    rotation = rope_rotation(length_A[:, None] + np.arange(W), H, 10_000.0)
-    # A key that is NaN says nothing to those who do not see it.
-    visible_AJ = (np.random.default_rng(2).random((A, J)) < 0.5).astype(np.int32)
-    visible_AJ[:, 1], buffer[0][:, :, :, 1] = 0, np.nan
-    k_AKWH, v_AKWH = np.array(apply_rope(own[0], rotation)), own[1].copy()
-    k_AKWH[2, :, W - 1], v_AKWH[2, :, W - 1] = np.nan, 0
+    q_AKG1H, pool, table_AN = random(A, K, G, 1, H), pools(random, A, K, H), page_table(A)
+    own, buffer = (random(A, K, 1, H), random(A, K, 1, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
+    own[1][2, :, 0, 0] = np.inf
+    rotation = rope_rotation(length_A[:, None], H, 10_000.0)
+    buffer[0][:, :, :, used:] = np.nan  # a key that is NaN says nothing to those who do not see it
+    k_AK1H, v_AK1H = np.array(apply_rope(own[0], rotation)), own[1].copy()
+    k_AK1H[2], v_AK1H[2] = np.nan, 0
 
     @jax.jit
-    def plain(q_AKGWH):
-        rotated_AKGWH = apply_rope(q_AKGWH.reshape(A, K * G, W, H), rotation).reshape(q_AKGWH.shape)
-        causal_AWW = jnp.broadcast_to(jnp.tril(jnp.ones((W, W), bool)), (A, W, W))
-        visible_AWJ = jnp.broadcast_to(visible_AJ[:, None] > 0, (A, W, J))
-        parts = [
-            attention_to_pages(rotated_AKGWH, *pool, table_AN, length_A),
-            partial_attention(rotated_AKGWH, jnp.swapaxes(k_AKWH, 2, 3), v_AKWH, causal_AWW),
-            partial_attention(rotated_AKGWH, jnp.swapaxes(buffer[0][LAYER], 2, 3), buffer[1][LAYER], visible_AWJ),
-        ]
-        return normalize(combine(parts))
+    def plain(q_AKG1H):
+        rotated_AKG1H = apply_rope(q_AKG1H.reshape(A, K * G, 1, H), rotation).reshape(q_AKG1H.shape)
+        k_AKCH, v_AKCH = (
+            np.concatenate([old[LAYER, :, :, :used], new], axis=2)
+            for old, new in zip(buffer, (k_AK1H, v_AK1H), strict=True)
+        )
+        every_A1C = np.ones((A, 1, used + 1), bool)
+        others = partial_attention(rotated_AKG1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH, every_A1C)
+        return normalize(combine([attention_to_pages(rotated_AKG1H, *pool, table_AN, length_A), others]))
 
-    where = (jnp.int32(LAYER), with_unread_pages_unknown(table_AN, length_A), length_A)
+    where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AN, length_A), length_A)
     kernel = jax.jit(partial(kernels.decode_attention, interpret=True))
-    out_AKGWH, *new = kernel(rotation, q_AKGWH, *own, *pool, *buffer, visible_AJ, *where)
-    out_AKGWH = np.asarray(out_AKGWH)
-    np.testing.assert_allclose(out_AKGWH, plain(q_AKGWH), rtol=1e-4, atol=1e-5)
-    assert np.isnan(out_AKGWH[2, :, :, W - 1]).all() and np.isnan(out_AKGWH).sum() == K * G * H
-    np.testing.assert_allclose(new[0], k_AKWH, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(new[1], v_AKWH)
+    out_AKG1H, *new = kernel(rotation, q_AKG1H, *own, *pool, *buffer, *where)
+    out_AKG1H = np.asarray(out_AKG1H)
+    np.testing.assert_allclose(out_AKG1H, plain(q_AKG1H), rtol=1e-4, atol=1e-5)
+    assert np.isnan(out_AKG1H[2]).all() and np.isnan(out_AKG1H).sum() == K * G * H
+    np.testing.assert_allclose(new[0], k_AK1H, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(new[1], v_AK1H)
 
 
 @pytest.mark.parametrize(("K", "H"), [(2, 16), (2, 64), (1, 128)])
@@ -172,11 +169,11 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, mon
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named_sharding(mesh, ()))
 
-    def step(k_LPKHE, v_LPKEH, rotation, chunk_q, q_AKGWH, own, buffer, visible_AJ, table, layer, start_A):
+    def step(k_LPKHE, v_LPKEH, rotation, chunk_q, q_AKGWH, own, buffer, table, layer, start_A):
         """A prefill chunk, a token, and the end of a call."""
         prefill = kernels.paged_attention(chunk_q, k_LPKHE, v_LPKEH, layer, table[:16], start_A[:16])
         pools = k_LPKHE, v_LPKEH
-        decode = kernels.decode_attention(rotation, q_AKGWH, *own, *pools, *buffer, visible_AJ, layer, table, start_A)
+        decode = kernels.decode_attention(rotation, q_AKGWH, *own, *pools, *buffer, layer, layer, table, start_A)
         return kernels.append_to_pages(*pools, *buffer, table, start_A, start_A), prefill, decode
 
     A, int32 = 64, jnp.int32
@@ -188,7 +185,7 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, mon
             array(16, K, G, 64, H),
             array(A, K, G, 1, H),
         ),
-        *((array(A, K, 1, H),) * 2, (array(L, A, K, J, H),) * 2, array(A, J, dtype=int32)),
+        *((array(A, K, 1, H),) * 2, (array(L, A, K, J, H),) * 2),
         *(array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)),
     ]
     with jax.set_mesh(mesh):

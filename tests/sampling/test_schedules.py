@@ -86,7 +86,7 @@ class FakeModelRunner:
                 self.write(shard, call.page_table_AN[row], start, values)
 
     def decode(self, call):
-        A, J = len(call.length_A), self.settings.tokens_per_call
+        A, J = len(call.length_A), self.settings.decode_steps_per_call
         token_AJ, logprob_AJ = np.zeros((A, J), np.int32), np.zeros((A, J), np.float32)
         count_A, remaining_A = np.zeros((2, A), np.int32)
         for row in np.flatnonzero(call.remaining_A):
@@ -176,8 +176,7 @@ def random_settings(rng) -> SamplingConfig:
         prefill_tokens_per_step=int(rng.integers(1, 30)),
     )
     least = settings.context_pages * replicas
-    settings = replace(settings, kv_tokens=int(rng.integers(least, 2 * least)) * page_tokens)
-    return replace(settings, speculative_tokens=int(rng.integers(0, 9)))
+    return replace(settings, kv_tokens=int(rng.integers(least, 2 * least)) * page_tokens)
 
 
 def run_schedule(seed: int, monkeypatch):
