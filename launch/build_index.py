@@ -3,6 +3,7 @@
 python launch/build_index.py --retrieval.corpus FILE --retrieval.encoder DIR --out DIR
 python launch/build_index.py ... --embeddings e5_Flat.index     # published vectors, nothing is embedded
 python launch/build_index.py ... --shard 3/8                    # one of eight hosts on a shared disk; 0/8 finishes
+python launch/build_index.py --audit nq hotpotqa --data.root DIR --retrieval.index DIR --out DIR    # answers in it?
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class BuildIndex(cli.Command):
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
     verify: bool = False
     """Build nothing: compare the files of the index in --out with their checksums."""
+    audit: Annotated[tuple[str, ...], tyro.conf.arg(metavar="QUESTIONS")] = ()
+    """Search for the answers of these questions with the settings of a run, and write hopeless.jsonl to --out: the
+    questions that the passages cannot answer. Entries as in data.test; train or test: those of the settings."""
 
 
 class BuildProgress(contextlib.ExitStack):
@@ -88,10 +92,15 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(
                 f"--out is missing: give the {'index to verify' if flags.verify else 'directory to write'}"
             )
-        if flags.verify:
+        if flags.audit:
+            from memsearcher_jax.launch.corpus_audit import audit_questions
+
+            with BuildProgress() as progress:
+                result: dict[str, Any] = audit_questions(hub.local(flags.run), flags.audit, flags.out, progress)
+        elif flags.verify:
             size = verify_index(flags.out)
             print(f"{flags.out}: all checksums agree ({size / 1e9:,.3g} GB)")
-            result: dict[str, Any] = {"verified_bytes": size}
+            result = {"verified_bytes": size}
         else:
             if not config.corpus:
                 raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")

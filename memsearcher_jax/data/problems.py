@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
+from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object
 from memsearcher_jax.types import Problem
 
 
@@ -37,6 +38,9 @@ class DataConfig:
     questions: QuestionKind = "all"
     """Questions of the files to use: all; choice: those answered by yes, no or an option in the question, which can be
     guessed; or span: the others."""
+    exclude: str = ""
+    """JSONL file of {"id"} of training problems to leave out, such as hopeless.jsonl of launch/build_index.py
+    --audit."""
     malformed: Literal["error", "skip"] = "error"
     """What to do with a malformed row: raise an error, or skip and count it."""
     synthetic: Literal["encyclopedia", "streams"] = "encyclopedia"
@@ -90,6 +94,17 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     # Imported here because it takes most of a second and reading a config must be fast.
     from memsearcher_jax.data.tfds_builder import FILE_SPLIT, open_split, skip_report, write_file, write_splits
 
+    excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset()
+
+    def kept(problems: Sequence[Problem], excluded: Collection[str] = ()) -> Sequence[Problem]:
+        if config.questions == "all" and not excluded:
+            return problems  # on disk
+        return [one for one in problems if one.id not in excluded and of_kind(one, config.questions)]
+
+    def check_excluded(problems: Sequence[Problem]) -> None:
+        if excluded and not any(one.id in excluded for one in problems):
+            raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
+
     if config.is_synthetic:
         if config.synthetic == "streams":
             splits = make_streams(config.streams)
@@ -97,7 +112,9 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
             encyclopedia = make_encyclopedia(config.encyclopedia)
             splits = {"train": encyclopedia.train, "test": encyclopedia.test}
         dataset = write_splits(splits, directory)
-        return ProblemSplits(open_split([dataset], "train"), open_split([dataset], "test"))
+        problems = open_split([dataset], "train")
+        check_excluded(problems)
+        return ProblemSplits(kept(problems, excluded) if excluded else problems, open_split([dataset], "test"))
     # Every entry is resolved before the first file is read.
     files = [
         [resolve(entry, split, config.root) for entry in entries]
@@ -111,22 +128,21 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     train, test = ([write_file(*file, directory, skip_malformed=skip) for file in split] for split in files)
     reports = [skip_report(dataset) for dataset in (*train, *test)]
 
-    def read(datasets: Sequence[Any]) -> Sequence[Problem]:
-        problems = open_split(datasets, FILE_SPLIT)
-        if config.questions == "all":
-            return problems
-        return [problem for problem in problems if of_kind(problem, config.questions)]
-
-    sizes = [len(read([dataset])) for dataset in train] if weights else []
+    sizes = [len(kept(open_split([dataset], FILE_SPLIT), excluded)) for dataset in train] if weights else []
     if empty := [name for name, size in zip(weights, sizes, strict=True) if not size]:
         raise ValueError(f"data.mixture {empty[0]}: no question is one of data.questions {config.questions}")
+    check_excluded(open_split(train, FILE_SPLIT))
     return ProblemSplits(
-        read(train),
-        read(test),
+        kept(open_split(train, FILE_SPLIT), excluded),
+        kept(open_split(test, FILE_SPLIT)),
         tuple(zip(sizes, weights.values(), strict=True)),
         tuple(message for report in reports for message in report["skipped"]),
         sum(report["skipped_count"] for report in reports),
     )
+
+
+def _read_ids(path: Path) -> frozenset[str]:
+    return frozenset(id_field(where, parse_object(where, line)) for where, line in numbered_lines(path))
 
 
 @dataclass(frozen=True)

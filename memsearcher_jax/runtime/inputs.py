@@ -134,6 +134,8 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
         hashes["retrieval.corpus"] = fingerprint([corpus])
     if weights and model.path and not hub.is_repository(model.path):  # a repository is named with its commit
         hashes["model.path"] = _weights(model.path, step)
+    if (teacher := config.teacher.path) and not hub.is_repository(teacher):
+        hashes["teacher.path"] = _weights(teacher, None)
     if weights and model.adapter and not hub.is_repository(model.adapter):
         hashes["model.adapter"] = fingerprint(located(model.adapter).glob("*.safetensors"))
     return hashes
@@ -153,7 +155,7 @@ def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | No
             raise ValueError(f"{folder / copy} was changed: restore it, or start a new run")
         if kept in read and now.get(original, "") != stored.hashes[original]:
             notes.append(f"{original} has changed since the run began, which goes on with its own copy")
-    for name in ("retrieval.corpus", "model.path", "model.adapter"):
+    for name in ("retrieval.corpus", "model.path", "model.adapter", "teacher.path"):
         changed = name in stored.hashes and now.get(name, "") != stored.hashes[name]
         if name == "retrieval.corpus" and own.retrieval.corpus != config.retrieval.corpus:
             if changed:
@@ -186,6 +188,8 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
         found[prompts] = {file.name: file for file in sorted(Path(prompts).glob("*.txt"))}
     found |= {file: {Path(file).name: Path(file)} for file in own_code(config) if Path(file).is_file()}
     data, root = config.data, hub.local_root(config.data.root)
+    if Path(data.exclude).is_file():
+        found[data.exclude] = {Path(data.exclude).name: Path(data.exclude)}
     for split, entries in (("train", data.train_entries), ("test", data.test)):
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -219,8 +223,16 @@ def _with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
             replay=change(config.agent.replay),
         ),
         reward=replace(config.reward, function=_code(config.reward.function, change)),
-        data=replace(data, train=entries(data.train), test=entries(data.test), root=change(data.root), mixture=mixture),
+        data=replace(
+            data,
+            train=entries(data.train),
+            test=entries(data.test),
+            root=change(data.root),
+            mixture=mixture,
+            exclude=change(data.exclude),
+        ),
         model=replace(model, path=path(model.path), tokenizer=path(model.tokenizer), adapter=path(model.adapter)),
+        teacher=replace(config.teacher, path=path(config.teacher.path)),
         retrieval=replace(
             retrieval,
             corpus=path(retrieval.corpus),

@@ -290,3 +290,18 @@ def test_tfds_is_imported_lazily_and_tensorflow_never(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\nTrue False False\n", "nothing else may be printed either"
+
+
+def test_problems_of_a_file_are_left_out_of_training(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(b"".join(row(id=str(number)) for number in range(4)))
+    (tmp_path / "hopeless.jsonl").write_text('{"id": "1", "reasons": []}\n{"id": 3}\n')
+    files = (str(tmp_path / "q.jsonl"),)
+    config = DataConfig(train=files, test=files, exclude=str(tmp_path / "hopeless.jsonl"))
+    splits = load(config, tmp_path / "data")
+    assert ([one.id for one in splits.train], len(splits.test)) == (["0", "2"], 4)
+    generated = load(DataConfig(encyclopedia=SMALL), tmp_path / "data").train
+    (tmp_path / "hopeless.jsonl").write_text('{"id": "train_5"}\n')
+    left = load(DataConfig(encyclopedia=SMALL, exclude=str(tmp_path / "hopeless.jsonl")), tmp_path / "data").train
+    assert [one.id for one in left] == [one.id for one in generated if one.id != "train_5"]
+    with pytest.raises(ValueError, match=r"data.exclude .*hopeless.jsonl: none of its 1 ids is a training problem"):
+        load(config, tmp_path / "data")

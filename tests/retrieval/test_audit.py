@@ -1,0 +1,104 @@
+"""Does the corpus hold the answer?"""
+
+import json
+
+import pytest
+
+from memsearcher_jax.launch import build_index
+from memsearcher_jax.retrieval.audit import audit, oracle_query, summarize
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.types import Passage, Problem
+
+PASSAGES = [
+    Passage("0", '"Oslo"\nThe capital of Norway is Oslo.'),
+    Passage("1", '"Ibsen"\nHenrik Ibsen wrote Peer Gynt.'),
+    Passage("2", '"東京"\n東京は日本の首都。'),
+]
+
+
+def problem(id, question, answers, titles=()):
+    return Problem(id, question, tuple(answers), {"supporting_titles": list(titles)} if titles else {})
+
+
+PROBLEMS = [
+    problem("whole words", "Who wrote Peer Gynt?", ["A henrik  IBSEN!"], ["Ibsen"]),
+    problem("part of a word", "What is it?", ["Norw", "Os"]),
+    problem("missing title", "Where is Oslo?", ["Norway"], ["Oslo", "Norway"]),
+    problem("yes", "Is Oslo in Norway?", ["yes"], ["Oslo"]),
+    problem("no spaces", "日本の首都は?", ["日本"]),
+]
+
+
+def searcher(tmp_path, passages):
+    return open_searcher(RetrievalConfig(method="bm25"), tmp_path / "index", passages)
+
+
+def test_answers_and_titles_are_found(tmp_path):
+    found = audit(PROBLEMS, searcher(tmp_path, PASSAGES), PASSAGES)
+    assert [one.in_corpus for one in found] == [True, False, True, None, True]
+    assert [one.missing_titles for one in found] == [(), (), ("Norway",), (), ()]
+    assert [one.is_hopeless for one in found] == [False, True, True, False, False]
+    assert found[0].answer_rank == {"question": 0, "oracle": 0}
+    assert found[2].title_ranks["oracle"] == (0, None)
+    assert found[2].row()["reasons"] == ["no passage has the title 'Norway'"]
+    numbers = summarize(found)
+    assert (numbers["questions"], numbers["with_titles"], numbers["hopeless"]) == (5, 3, 2)
+    assert numbers["answers"]["corpus"] == 3 / 4 and numbers["titles"]["corpus"] == pytest.approx(2.5 / 3)
+    assert oracle_query(PROBLEMS[2]) == "Oslo Norway Norway"
+
+
+def test_of_a_service_only_the_results_are_known(tmp_path):
+    found = audit(PROBLEMS, searcher(tmp_path, PASSAGES), None)
+    assert not any(one.is_hopeless for one in found)
+    numbers = summarize(found)
+    assert numbers["answers"]["corpus"] is numbers["titles"]["corpus"] is None
+    assert numbers["answers"]["oracle@5"] > 0
+
+
+BY_HAND = {
+    "nq": {
+        **dict.fromkeys(("test_135", "test_2884", "test_3500", "test_457", "test_231", "test_3284"), True),
+        **dict.fromkeys(("test_718", "test_3210", "test_885", "test_3593"), False),
+    },
+    "hotpotqa": {
+        **dict.fromkeys(("dev_1213", "dev_2966", "dev_5315", "dev_4494"), True),
+        **dict.fromkeys(("dev_1242", "dev_3415", "dev_5831", "dev_132", "dev_1665", "dev_3759"), False),
+    },
+}
+"""Twenty questions of benchmarks, searched for by hand in the 9,002 passages."""
+
+
+def test_twenty_questions_that_were_checked_by_hand(shared, tmp_path):
+    problems, expected = [], []
+    for name, checked in BY_HAND.items():
+        file = next((shared / "data" / "benchmarks" / name).glob("*.jsonl"))
+        rows = {row["id"]: row for row in map(json.loads, file.read_text().splitlines())}
+        problems += [problem(id, rows[id]["question"], rows[id]["golden_answers"]) for id in checked]
+        expected += checked.values()
+    corpus = read_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
+    found = audit(problems, searcher(tmp_path, PASSAGES), corpus)
+    assert [one.in_corpus for one in found] == expected
+
+
+def test_the_command_writes_what_training_leaves_out(tmp_path, capsys):
+    questions = [
+        {"id": one.id, "question": one.question, "golden_answers": one.golden_answers, "metadata": one.metadata}
+        for one in PROBLEMS
+    ]
+    corpus = [{"id": passage.id, "contents": passage.contents} for passage in PASSAGES]
+    for name, rows in (("q.jsonl", questions), ("corpus.jsonl", corpus)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--retrieval.corpus", str(tmp_path / "corpus.jsonl"), "--retrieval.method", "bm25", "--out", str(tmp_path)]
+    build_index.main(["--audit", str(tmp_path / "q.jsonl"), *flags])
+    rows = [json.loads(line) for line in (tmp_path / "hopeless.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["part of a word", "missing title"]
+    output = capsys.readouterr().out
+    assert "questions  question          5         2    75.0" in output and "--data.exclude" in output
+
+
+def test_the_synthetic_encyclopedia_answers_its_questions(tmp_path, capsys):
+    build_index.main(["--audit", "test", "--retrieval.method", "bm25", "--out", str(tmp_path)])
+    assert (tmp_path / "hopeless.jsonl").read_text() == ""
+    assert "questions  oracle          120         0   100.0" in capsys.readouterr().out
