@@ -89,3 +89,20 @@ def search_r1_3b() -> RunConfig:
         rl=replace(base.rl, steps=500, prompts_per_step=512),
         evaluation=replace(base.evaluation, max_turns=5),
     )
+
+
+def mem1_7b() -> RunConfig:
+    """MEM1's search agent, on the devices of `qwen7b`, with GRPO in place of its PPO: the base model, questions joined
+    in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as the reward.
+    """
+    base, search_r1 = qwen7b(), search_r1_3b()
+    agent = replace(search_r1.agent, workflow="mem1", prompts="mem1", max_turns=6)
+    return replace(
+        base,
+        agent=replace(agent, completion_tokens=1_000, observation_tokens=1_000),
+        reward=search_r1.reward,
+        sampling=replace(base.sampling, top_k=0, top_p=1.0),
+        training=replace(base.training, warmup_steps="5%"),
+        rl=replace(base.rl, steps=500, prompts_per_step=128),
+        evaluation=replace(base.evaluation, max_turns=20),
+    )

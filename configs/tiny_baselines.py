@@ -27,6 +27,11 @@ def tiny_search_r1() -> RunConfig:
     return replace(_baseline(tiny_react(), "search_r1"), reward=search_r1_3b().reward)
 
 
+def tiny_mem1() -> RunConfig:
+    """MEM1: one internal state, in the tags and from the weights of Search-R1."""
+    return replace(_baseline(tiny(), "mem1"), reward=search_r1_3b().reward)
+
+
 def tiny_rag() -> RunConfig:
     """RAG: one search for the question, one passage as in every search of `tiny`, one answer."""
     return _baseline(tiny(), "rag")

@@ -21,7 +21,7 @@ from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())
 STREAMS = [name for name in PRESETS if "memalpha" in name]
-HISTORIES = [name for name in PRESETS if cli.load_preset(name).agent.workflow in ("react", "search_r1")]
+HISTORIES = [name for name in PRESETS if cli.load_preset(name).agent.workflow in ("react", "search_r1", "mem1")]
 
 # Qwen/Qwen2.5-0.5B, -3B and -7B, and Qwen3-4B: config.json, and their numbers of parameters.
 PUBLISHED = {
@@ -40,6 +40,7 @@ DEVICES = {
     "smollm2_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
+    "tiny_mem1": [(1, 1), (8, 8)],
     "tiny_rag": [(1, 1), (8, 8)],
     "tiny_direct": [(1, 1), (8, 8)],
     "tiny_baselines_warmstart": [(1, 1), (8, 8)],
@@ -52,6 +53,7 @@ DEVICES = {
     "memalpha_4b": [(16, 4), (16, 8)],
     "memalpha_qwen3b": [(16, 4), (16, 8)],
     "search_r1_3b": [(16, 4), (16, 8)],
+    "mem1_7b": [(32, 4), (32, 8)],
 }
 
 

@@ -40,8 +40,9 @@ class AgentConfig:
 
     workflow: str = "memsearcher"
     """The agent: a compact memory (memsearcher), the complete history (react), the complete history in the protocol of
-    Search-R1 (search_r1), one reply without a search (direct), one reply after a search for the question (rag), a
-    memory that is filled from a stream, then queried (memalpha), or one's own: FILE.py (docs/extend.md)."""
+    Search-R1 (search_r1), one state that every turn rewrites (mem1), one reply without a search (direct), one reply
+    after a search for the question (rag), a memory that is filled from a stream, then queried (memalpha), or one's own:
+    FILE.py (docs/extend.md)."""
     tools: tuple[str, ...] = ()
     """Tools of one's own, besides the search: FILE.py, whose public functions they are, mcp:http://HOST/mcp or
     mcp:COMMAND (docs/extend.md)."""

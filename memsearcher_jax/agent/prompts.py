@@ -36,6 +36,13 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
         "observation": ("passages",),  # the text after a search
         "invalid": (),  # the text after a reply without an action
     },
+    "mem1": {
+        "system": (),
+        "turn": ("question",),
+        "passage": ("number", "title", "text"),
+        "observation": ("passages",),
+        "invalid": (),
+    },
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
     "memalpha": {

@@ -40,7 +40,7 @@ _WELL_FORMED = re.compile(
     rf"{_THOUGHT}<answer>((?!</?answer>).)*</answer>\s*",
     re.DOTALL,
 )
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def parse_answer(transcript: str) -> tuple[str | None, str]:
     search and its results, the last one by the answer."""
     reply = transcript.partition(ASSISTANT)[2]
     written = re.sub(_INFORMATION, "", reply, flags=re.DOTALL)  # a page may contain tags
-    answers = [content for action, content in _ACTION.findall(written) if action == "answer"]
+    answers = [content for action, content in ACTION.findall(written) if action == "answer"]
     if not answers:
         return None, "bad format: no answer"
     return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
@@ -98,7 +98,7 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
         turn = Turn(memory="", reply=completion.text)
         if completion.finish is FinishReason.FORGED_TURN:
             return outcome(StopReason.FORGED_TURN, turn)
-        match = _ACTION.search(completion.text)
+        match = ACTION.search(completion.text)
         action, content = match.groups() if match else ("", "")
         if action == "answer":
             return outcome(StopReason.ANSWERED, turn, answer=content.strip())

@@ -13,7 +13,7 @@ from tests.agent.conftest import agent_of
 SETS = {name: "memsearcher" for name in ("memsearcher", "brief", "terse")} | {
     style + workflow: workflow for workflow in ("react", "direct", "rag") for style in ("", "brief_", "terse_")
 }
-SEARCH_R1 = ("search_r1", "brief_search_r1", "terse_search_r1")
+SEARCH_R1 = tuple(style + name for name in ("search_r1", "mem1") for style in ("", "brief_", "terse_"))
 TAUGHT = [name for name in SETS if not name.startswith("terse")]  # sets that explain the protocol to any model
 CALLING = ("memsearcher", "react")  # workflows with a tool
 
@@ -47,11 +47,13 @@ def test_initial_prompt(name):
         assert f"<|im_end|>\n<|im_start|>user\n<question> who? </question>{memory}<|im_end|>" in text
 
 
-@pytest.mark.parametrize("workflow", ["memsearcher", "react", "search_r1", "direct", "rag"])
+@pytest.mark.parametrize("workflow", ["memsearcher", "react", "search_r1", "mem1", "direct", "rag"])
 @pytest.mark.parametrize("style", ["memsearcher", "brief", "terse"])
 def test_each_style_has_a_set_for_each_workflow(workflow, style):
     mine = prompts.packaged_variant(workflow, style)
-    assert (SETS | dict.fromkeys(SEARCH_R1, "search_r1"))[mine] == workflow
+    assert (SETS | {name: name.split("_", 1)[-1] if name[:5] in ("brief", "terse") else name for name in SEARCH_R1})[
+        mine
+    ] == workflow
     assert mine.startswith(style if style != "memsearcher" else workflow)
     assert all(
         prompts.packaged_variant(workflow, other) == mine for other in (mine, prompts.packaged_variant("rag", style))
@@ -88,7 +90,7 @@ def test_adjacent_trusted_spans_are_merged():
 
 @pytest.mark.parametrize("name", SEARCH_R1)
 def test_template_tokens_of_search_r1_bound_a_turn(name, token_counter):
-    chosen = agent_of("search_r1", prompts=name).prompts
+    chosen = agent_of(name.removeprefix("brief_").removeprefix("terse_"), prompts=name).prompts
     spans = (*chosen.initial_prompt("").segments, *chosen.information(""))
     bound = chosen.template_tokens(1, token_counter)
     assert sum(token_counter.count(span.text) for span in spans if span.trusted) <= bound

@@ -1,0 +1,94 @@
+"""The MEM1 workflow: one internal state that every turn rewrites, and nothing else of earlier turns (arXiv 2506.15841).
+
+A turn's context holds the question, the state of the turn before with its search, and what that found. The policy
+writes the next state, a thought that also is its memory, and searches or answers; then the older state is dropped. Tags
+are those of Search-R1, as in the authors' code, where a state is a `<think>`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+
+from memsearcher_jax.agent.base import QuestionAgent
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER, load
+from memsearcher_jax.agent.search_r1 import ACTION, END_OF_ACTION, SearchR1Prompts, parse_answer
+from memsearcher_jax.agent.tools import fit_results
+from memsearcher_jax.types import (
+    FinishReason,
+    Generate,
+    Outcome,
+    Prompt,
+    Query,
+    Search,
+    SearchResult,
+    StopReason,
+    TokenCounter,
+    Turn,
+    Workflow,
+)
+
+
+class Mem1Prompts(SearchR1Prompts):
+    """A template set of this protocol: that of Search-R1, whose reply continues after the state."""
+
+    def initial_prompt(self, question: str, memory: str = "") -> Prompt:
+        before, after = self.turn
+        opening, bridge = f"{SYSTEM}{self.system}{END}{USER}{before}", f"{after}{END}{ASSISTANT}"
+        return Prompt.of(opening, ("question", question), bridge, ("memory", memory), "")
+
+
+def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_counter: TokenCounter) -> Workflow:
+    """Yields `Generate` and `Search`, returns an `Outcome`. A search in the last turn is not run."""
+    state, turns = "", list[Turn]()
+    counts = Counter(invalid_actions=0, passages_clipped=0, memory_tokens=0)
+
+    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
+        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
+
+    for number in range(1, config.max_turns + 1):
+        completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
+        if completion.finish is FinishReason.CONTEXT_FULL:
+            return outcome(StopReason.CONTEXT_FULL)
+        turn = Turn(state, completion.text)
+        if completion.finish is FinishReason.FORGED_TURN:
+            return outcome(StopReason.FORGED_TURN, turn)
+        match = ACTION.search(completion.text)
+        action, content = match.groups() if match else ("", "")
+        if action == "answer":
+            return outcome(StopReason.ANSWERED, turn, answer=content.strip())
+        counts["invalid_actions"] += not action
+        if number == config.max_turns:
+            return outcome(StopReason.MAX_TURNS, turn)
+
+        shown = prompts.invalid[0]
+        if action:
+            query, result = content.strip(), SearchResult()
+            if query:  # search services refuse an empty one
+                queries = (Query(query, config.default_top_n),)
+                (result,) = yield Search(queries)
+                turn = replace(turn, calls=(query,), queries=queries, results=(result,))
+            if result.error and config.on_search_error == "stop":
+                return outcome(StopReason.SEARCH_FAILED, turn, error=result.error)
+            ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+            counts["passages_clipped"] += clipped["passages_clipped"]
+            shown = "".join(span.text for span in prompts.information(passages))
+        state = completion.text + shown
+        counts["memory_tokens"] = token_counter.count(completion.text)
+        turns.append(replace(turn, observation=shown, new_memory=completion.text))
+    raise AssertionError("the last turn returns")
+
+
+class Mem1(QuestionAgent):
+    """The agent of MEM1."""
+
+    workflow = staticmethod(mem1)
+    searches = True
+    keeps_memory = True
+    parse_answer = staticmethod(parse_answer)
+
+    @cached_property
+    def prompts(self) -> Mem1Prompts:
+        return load(self.config, Mem1Prompts)
