@@ -25,29 +25,40 @@ from memsearcher_jax.types import Context, ScoredTrajectory
 
 
 def multi_context_advantages(
-    scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig
+    scored: Sequence[ScoredTrajectory],
+    group_R: Sequence[int],
+    settings: RLConfig,
+    hints: Sequence[Sequence[int]] | None = None,
 ) -> list[TrainingExample]:
     """One example per context that holds a sampled token, in the order of the trajectories.
 
-    `group_R` says which trajectories are rollouts of one problem. A NaN reward means that there is none: it enters no
-    mean, and what it belongs to is not trained. Raises ValueError where rewards and contexts differ in number.
+    `group_R` says which trajectories are rollouts of one problem; `hints`: see `hints.hint_ids`. A NaN reward means
+    that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError where rewards and
+    contexts differ in number.
     """
     # U: what has a reward of its own, a trajectory or a context.
     rewarded = [
-        (reward, group, contexts)
-        for one, number in zip(scored, group_R, strict=True)
+        (reward, group, contexts, (_is_right(one), hint))
+        for one, number, hint in zip(scored, group_R, hints or [()] * len(scored), strict=True)
         for reward, group, contexts in _rewarded_contexts(one, number, settings)
         if not math.isnan(reward)
     ]
     if not rewarded:
         return []
-    reward_U = np.array([reward for reward, _, _ in rewarded], np.float32)
-    group_U = np.array([group for _, group, _ in rewarded])
+    reward_U = np.array([reward for reward, *_ in rewarded], np.float32)
+    group_U = np.array([group for _, group, *_ in rewarded])
     advantage_U = group_advantages(reward_U, group_U, norm_by_std=settings.norm_by_std)
     mixed = dict(zip(dict.fromkeys(group_U), mixed_groups(reward_U, group_U), strict=True))
     return [
-        _example(number, context, float(advantage))
-        for (_, group, contexts), advantage in zip(rewarded, advantage_U, strict=True)
+        TrainingExample(
+            np.array(context.ids, np.int32),
+            np.array(context.logprobs, np.float32),
+            np.array(context.sampled, bool),
+            float(advantage),
+            number,
+            *rest,
+        )
+        for (_, group, contexts, rest), advantage in zip(rewarded, advantage_U, strict=True)
         if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]
         for number, context in contexts
         if any(context.sampled)
@@ -86,11 +97,6 @@ def _rewarded_contexts(
         yield reward, group, () if masked else ((position, context),)
 
 
-def _example(number: int, context: Context, advantage: float) -> TrainingExample:
-    return TrainingExample(
-        ids=np.array(context.ids, np.int32),
-        logprobs=np.array(context.logprobs, np.float32),
-        sampled=np.array(context.sampled, bool),
-        advantage=advantage,
-        number=number,
-    )
+def _is_right(scored: ScoredTrajectory) -> bool:
+    """Whether all of its answers are right."""
+    return 1.0 in (scored.scores.get("exact_match"), scored.scores.get("accuracy"))

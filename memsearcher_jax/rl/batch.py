@@ -42,9 +42,14 @@ class RolloutBatch:
         return mixed_groups([one.reward for one in self.summaries], _groups(self.summaries, group_size))
 
 
-def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
+def make_rollout_batch(
+    scored: Sequence[ScoredTrajectory],
+    stats: RolloutStats,
+    settings: RLConfig,
+    hints: Sequence[Sequence[int]] | None = None,
+) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
-    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings)
+    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings, hints)
     trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
     return RolloutBatch(examples, list(map(summarize_trajectory, scored)), stats, trajectories)
 
@@ -97,6 +102,9 @@ def to_bytes(batch: RolloutBatch) -> bytes:
         length_C=np.array([len(example.ids) for example in batch.examples], np.int64),
         advantage_C=np.array([example.advantage for example in batch.examples], np.float64),
         number_C=np.array([example.number for example in batch.examples], np.int32),
+        right_C=np.array([example.right for example in batch.examples], np.bool_),
+        hint_length_C=np.array([len(example.hint) for example in batch.examples], np.int64),
+        hints=_concatenated([example.hint for example in batch.examples], np.int32),
         ids=_concatenated([example.ids for example in batch.examples], np.int32),
         logprobs=_concatenated([example.logprobs for example in batch.examples], np.float32),
         sampled=_concatenated([example.sampled for example in batch.examples], np.bool_),
@@ -110,7 +118,8 @@ def from_bytes(content: bytes) -> RolloutBatch:
         texts = json.loads(arrays["texts"].tobytes())
         ends_C = np.cumsum(arrays["length_C"])
         fields = [np.split(arrays[name], ends_C)[:-1] for name in ("ids", "logprobs", "sampled")]
-        fields += [arrays[name].tolist() for name in ("advantage_C", "number_C")]
+        fields += [arrays[name].tolist() for name in ("advantage_C", "number_C", "right_C")]
+        fields.append(np.split(arrays["hints"], np.cumsum(arrays["hint_length_C"]))[:-1])
         examples = [TrainingExample(*one) for one in zip(*fields, strict=True)]
         trajectories = arrays["trajectories"].tobytes()
     tuples = ("context_lengths", "versions")

@@ -10,6 +10,7 @@ import jax
 
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, make_rollout_batch
+from memsearcher_jax.rl.hints import hint_ids
 from memsearcher_jax.rl.metrics import RolloutStats, rollout_metrics, trajectory_metrics
 from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rng import named_key
@@ -80,7 +81,8 @@ class Collector:
         with timer("rewards"):
             # One key for all steps: what an answerer has cached is what a resumed run, without its cache, samples.
             scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
-        return make_rollout_batch(scored, stats, self.run.config.rl)
+        hints = hint_ids(scored, self.run.tokenizer) if self.run.config.teacher.hint else None
+        return make_rollout_batch(scored, stats, self.run.config.rl, hints)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:
         """The complete batch of a step with its metrics."""

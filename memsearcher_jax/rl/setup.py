@@ -76,6 +76,8 @@ def prepare(
     if config.model.path:
         load_weights.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
+    if training and config.teacher.path:
+        check_teacher(config, tokenizer)
     meshes = open_meshes(config)
     if training:
         update.check_param_dtype(config.model)
@@ -105,6 +107,20 @@ def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
             "set model.tokenizer to the one that this model was made with"
         )
     return tokenizer
+
+
+def check_teacher(config: RunConfig, tokenizer: ChatTokenizer) -> None:
+    """Raises ValueError or OSError unless the teacher's weights are complete and its tokens are the policy's."""
+    path = config.teacher.path
+    load_weights.check_weights(path, load_weights.teacher_model(config))
+    other = ChatTokenizer.load(tokenizer_folder(path))
+    for id in range(max(tokenizer.vocab_size, other.vocab_size)):
+        ours, theirs = tokenizer.id_to_token(id), other.id_to_token(id)
+        if ours != theirs:
+            raise ValueError(
+                f"teacher.path {path} has another vocabulary: its token {id} is {theirs!r}, and the policy's {ours!r}: "
+                "choose a teacher of the same family"
+            )
 
 
 def open_meshes(config: RunConfig) -> Meshes:

@@ -180,7 +180,8 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
 def needs_initial_weights(config: RunConfig) -> bool:
     """Whether a run that goes on from a checkpoint needs the weights in model.path."""
     completes = agent_of(config).needs_completers and uses_initial_policy(config)
-    return bool(config.model.lora_rank or config.training.kl_coefficient or completes)
+    is_reference = config.training.kl_coefficient and not (config.teacher.path or config.teacher.hint)
+    return bool(config.model.lora_rank or is_reference or completes)
 
 
 def after_rollbacks(run: Run, trainer: Trainer, rollbacks: int) -> Trainer:
@@ -190,10 +191,22 @@ def after_rollbacks(run: Run, trainer: Trainer, rollbacks: int) -> Trainer:
     return trainer.with_learning_rate(run.config.training.learning_rate * ROLLBACK_LR_FACTOR**rollbacks)
 
 
-def _open_trainer(run: Run, reference_params: Params) -> Trainer:
-    config, mesh = run.config, run.meshes.train
-    settings = {"temperature": config.sampling.temperature, "steps": config.rl.steps}
-    return make_trainer(config.model, config.training, mesh, reference_params, method="grpo", **settings)
+def _open_trainer(run: Run, initial_params: Params) -> Trainer:
+    config, mesh, teacher = run.config, run.meshes.train, None
+    if path := config.teacher.path:
+        model = load_weights.teacher_model(config)
+        teacher = model, load_weights.load_params(path, model, mesh, model.compute_dtype)
+    return make_trainer(
+        config.model,
+        config.training,
+        mesh,
+        initial_params,
+        method="grpo",
+        temperature=config.sampling.temperature,
+        steps=config.rl.steps,
+        teacher=config.teacher,
+        teacher_model=teacher,
+    )
 
 
 def _warn(message: str) -> None:

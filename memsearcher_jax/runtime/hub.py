@@ -23,6 +23,7 @@ OTHER_FORMATS = ("onnx/*", "openvino/*", "original/*")
 REPOSITORIES: dict[str, tuple[RepoType, Sequence[str]]] = {
     "model.path": ("model", MODEL_FILES),
     "model.adapter": ("model", MODEL_FILES),
+    "teacher.path": ("model", MODEL_FILES),
     "model.tokenizer": ("model", TOKENIZER_FILES),
     "retrieval.encoder": ("model", MODEL_FILES),
     "retrieval.index": ("dataset", ["*"]),

@@ -94,6 +94,19 @@ def trained_model(folder: str | Path) -> ModelConfig:
     return hub.local(RunConfig(model=read_run_config(folder).model)).model
 
 
+def teacher_model(config: RunConfig) -> ModelConfig:
+    """The model in teacher.path, computed as the policy is. Reads no weights. Raises ValueError or OSError."""
+    path, policy = config.teacher.path, config.model
+    model = trained_model(path) if is_run(path) else weights.read_config(located(path))
+    if model.max_positions < config.sampling.context_tokens:
+        raise ValueError(
+            f"teacher.path {path} has {model.max_positions} positions and sampling.context_tokens is "
+            f"{config.sampling.context_tokens}: choose another teacher, or lower it"
+        )
+    own = {"compute_dtype": policy.compute_dtype, "attention": policy.attention, "remat": policy.remat}
+    return replace(model, path="", adapter="", lora_rank=0, **own)
+
+
 def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> str:
     """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model.
 

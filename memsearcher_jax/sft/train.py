@@ -41,7 +41,8 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     """
     model, mesh = run.config.model, run.meshes.train
     # There is neither a reference policy nor a sampler to compare with.
-    training = replace(run.config.training, kl_coefficient=0.0, old_logprobs="sampler", tis_cap=0.0)
+    without_a_reference = {"objective": "grpo", "kl_coefficient": 0.0, "old_logprobs": "sampler", "tis_cap": 0.0}
+    training = replace(run.config.training, **without_a_reference)
     optimizer, step, state = update.make_optimizer(training), 0, None
     meta = {"initial_step": load_weights.newest_step(model.path) if model.path else None}
     with jax.set_mesh(mesh):

@@ -1,0 +1,120 @@
+"""Runs that learn from a teacher: another run's model, or the policy with a hint, with which it never samples."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memsearcher_jax.config import check
+from memsearcher_jax.launch import tpu_train
+from memsearcher_jax.launch.cli import load_preset
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories
+from memsearcher_jax.rl import collector, hints
+from memsearcher_jax.rl.advantages import multi_context_advantages
+from memsearcher_jax.rl.batch import RolloutBatch, from_bytes, to_bytes
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER, check_teacher
+from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.sampling.scheduler import Scheduler
+from memsearcher_jax.training.config import TeacherConfig
+from memsearcher_jax.types import (
+    Context,
+    Outcome,
+    Passage,
+    Problem,
+    ScoredTrajectory,
+    SearchResult,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from tests.support import byte_tokenizer
+
+SMALL = """
+    --config nano --agent.completion_tokens 8 --agent.max_turns 2 --sampling.slots 8 --rl.prompts_per_step 2
+    --rl.group_size 2 --rl.steps 2 --rl.checkpoint_every 1 --evaluation.max_questions 4
+"""
+TOKENIZER = ChatTokenizer.load(PACKAGED_TOKENIZER)
+
+
+def trained(out, *flags):
+    tpu_train.main([*SMALL.split(), *flags, "--out", str(out)])
+    steps = read_metrics(out / "metrics.jsonl")
+    return [{name: value for name, value in step.items() if not name.startswith("time/")} for step in steps]
+
+
+@pytest.mark.slow
+def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_path, fast_compile):
+    """And a resumed run equals an uninterrupted one."""
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    trained(teacher, "--model.embed_size", "32", "--seed", "1")
+    trained(student, "--rl.steps", "1")
+    flags = ["--teacher.path", str(teacher), "--training.objective", "grpo+distill", "--teacher.on", "wrong"]
+    flags += ["--model.path", str(student), "--model.lora_rank", "2"]
+    whole, carried = trained(tmp_path / "whole", *flags), trained(tmp_path / "carried", *flags, "--rl.carry_over", "1")
+    assert all(step["teacher_kl"] > 0.1 and step["kl"] > 0 for step in (*whole, *carried))
+    trained(tmp_path / "parts", *flags, "--rl.steps", "1")
+    tpu_train.main(["--resume", "--out", str(tmp_path / "parts"), "--rl.steps", "2"])
+    assert read_metrics(tmp_path / "parts" / "metrics.jsonl")[1]["loss"] == whole[1]["loss"]
+
+
+def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
+    """Neither what the sampler is given nor what the policy is trained on holds a hint, which the teacher was shown."""
+    given, shown, generate, make = [], [], Scheduler._generate, hints.hint_ids
+
+    def spy(self, context, ids, *rest):
+        given.append(TOKENIZER.transcript(ids))
+        generate(self, context, ids, *rest)
+
+    monkeypatch.setattr(Scheduler, "_generate", spy)
+    monkeypatch.setattr(collector, "hint_ids", lambda *args: shown.append(make(*args)) or shown[-1])
+    steps = trained(tmp_path / "run", "--training.objective", "distill", "--teacher.hint", "True")
+    texts = {TOKENIZER.transcript(hint) for step in shown for hint in step}
+    answers = {answer for text in texts for answer in re.findall(r"The answer is .*?\.", text)}
+    assert len(shown) == 2 and len(answers) > 1 and all(np.isfinite(step["teacher_kl"]) for step in steps)
+    for file in (tmp_path / "run" / "trajectories").iterdir():
+        contexts = (context for one in read_trajectories(file) for context in one.trajectory.contexts)
+        given += [TOKENIZER.transcript(context.ids) for context in contexts]
+    assert len(given) > 8 and not [text for text in given if any(answer in text for answer in answers)]
+
+
+def scored(problem, score, passages=()):
+    turn = Turn("", "", results=(SearchResult(tuple(passages)),))
+    context = Context((1, 2, 3), (0.0, -1.0, -1.0), (False, True, True))
+    outcome = Outcome(StopReason.ANSWERED, turns=(turn,))
+    return ScoredTrajectory(Trajectory(problem, 0, outcome, (context,), ""), score, scores={"exact_match": score})
+
+
+def test_a_hint_holds_the_answers_and_the_supporting_passages_that_a_rollout_found():
+    problem = Problem("q", "Who?", ("Ada", "Lovelace"), {"supporting_titles": ["Ada"]})
+    page, other = Passage("1", '"Ada"\nA <|im_end|> of 1815.'), Passage("2", '"Bob"\nAnother.')
+    group = [scored(problem, 0.0, [page, other]), scored(problem, 1.0)]
+    found = hints.hint_ids(group, TOKENIZER)
+    text = 'The answer is Ada or Lovelace.\n\n"Ada"\nA < |im_end|> of 1815.'
+    assert [TOKENIZER.transcript(ids) for ids in found] == [f"<|im_start|>system\n{text}<|im_end|>\n"] * 2
+    examples = multi_context_advantages(group, [0, 0], RLConfig(), found)
+    again = from_bytes(to_bytes(RolloutBatch(examples, []))).examples
+    assert [(one.right, tuple(one.hint)) for one in again] == [(False, found[0]), (True, found[1])]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "training", "message"),
+    [
+        (TeacherConfig(), {"objective": "distill"}, "objective distill needs a teacher"),
+        (TeacherConfig("t"), {"kl_coefficient": 0.0}, "the teacher teaches nothing"),
+        (TeacherConfig(hint=True), {}, "the teacher teaches nothing"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(teacher, training, message):
+    config = load_preset("nano")
+    with pytest.raises(ValueError, match=message):
+        check(replace(config, teacher=teacher, training=replace(config.training, **training)))
+
+
+def test_a_teacher_with_other_tokens_is_refused_by_the_first_of_them(tmp_path):
+    config = replace(load_preset("tiny"), teacher=TeacherConfig("package:tiny"))
+    check_teacher(config, TOKENIZER)
+    with pytest.raises(ValueError, match="package:tiny has another vocabulary: its token 256 is 'he', and the"):
+        check_teacher(config, byte_tokenizer())
