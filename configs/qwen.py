@@ -100,6 +100,7 @@ def mem1_7b() -> RunConfig:
     return replace(
         base,
         agent=replace(agent, completion_tokens=1_000, observation_tokens=1_000),
+        data=replace(base.data, objectives=2),
         reward=search_r1.reward,
         sampling=replace(base.sampling, top_k=0, top_p=1.0),
         training=replace(base.training, warmup_steps="5%"),

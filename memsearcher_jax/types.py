@@ -19,6 +19,7 @@ class StreamQuestion:
     text: str
     answer: Any  # golden answers as the data holds them: text, a list of texts or an object
     kind: str = ""  # question type in the data; accuracy is also reported by it
+    evidence: tuple[str, ...] = ()  # the texts of the stream that hold the answer, where the data names them
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,13 @@ class Stream:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Stream:
         """The inverse of `dataclasses.asdict`, also after a JSON round trip."""
-        questions = tuple(StreamQuestion(**question) for question in fields["questions"])
+        asked = (question | {"evidence": tuple(question.get("evidence", ()))} for question in fields["questions"])
+        questions = tuple(StreamQuestion(**question) for question in asked)
         return cls(fields["source"], tuple(fields["chunks"]), questions)
+
+
+class Objectives(tuple[tuple[str, ...], ...]):
+    """Golden answers of several questions that one problem joins. Semicolons separate the answers."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ class Problem:
     golden_answers: tuple[str, ...]
     metadata: dict[str, Any] = field(default_factory=dict)
     stream: Stream | None = None
+
+    @property
+    def golden(self) -> tuple[str, ...] | Objectives:
+        """What an answer is scored by."""
+        joined = self.metadata.get("objectives")
+        return Objectives(map(tuple, joined)) if joined else self.golden_answers
 
     @property
     def supporting_titles(self) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ class QuestionAgent(Agent):
     def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
         outcome, problem, transcript = trajectory.outcome, trajectory.problem, trajectory.transcript
-        golden, titles, parse = problem.golden_answers, problem.supporting_titles, type(self).parse_answer
+        golden, titles, parse = problem.golden, problem.supporting_titles, type(self).parse_answer
         earned = answers.trajectory_reward(outcome, transcript, golden, self.reward, parse, titles)
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)

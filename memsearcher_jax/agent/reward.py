@@ -6,6 +6,7 @@ answers are one string or several; None among them is ignored, other values are 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.config import PAPER_REWARD, RewardConfig
-from memsearcher_jax.types import Outcome, StopReason, plain_title
+from memsearcher_jax.types import Objectives, Outcome, StopReason, plain_title
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -76,8 +77,13 @@ def token_overlap(prediction: str | None, golden_answers: Sequence[str] | str) -
     return Overlap(*map(max, zip(*overlaps, strict=True))) if overlaps else Overlap()
 
 
-def answer_scores(answer: str | None, golden_answers: Sequence[str] | str) -> dict[str, float]:
-    """Every metric of an answer, in [0, 1]; all are 0 without one."""
+def answer_scores(answer: str | None, golden_answers: Sequence[str] | Objectives | str) -> dict[str, float]:
+    """Every metric of an answer, in [0, 1]; all are 0 without one. Of several questions, their means."""
+    if isinstance(golden_answers, Objectives):
+        parts = [] if answer is None else [part.strip() for part in answer.split(";")]
+        pairs = itertools.zip_longest(parts[: len(golden_answers)], golden_answers)
+        each = [answer_scores(part, golden) for part, golden in pairs]
+        return {name: sum(scores[name] for scores in each) / len(each) for name in each[0]}
     overlap = token_overlap(answer, golden_answers)
     return {
         "exact_match": exact_match(answer, golden_answers),
@@ -108,7 +114,7 @@ def parse_boxed(transcript: str) -> Parsed:
 def trajectory_reward(
     outcome: Outcome,
     transcript: str,
-    golden_answers: Sequence[str] | str,
+    golden_answers: Sequence[str] | Objectives | str,
     settings: RewardConfig = PAPER_REWARD,
     parse: Callable[[str], Parsed] = parse_boxed,
     supporting_titles: Sequence[str] = (),
@@ -159,7 +165,7 @@ def _parse(transcript: str, *, visible: Callable[[str], str]) -> Parsed:
 
 
 def _answer_reward(
-    answer: str | None, error: str, golden_answers: Sequence[str] | str, settings: RewardConfig
+    answer: str | None, error: str, golden_answers: Sequence[str] | Objectives | str, settings: RewardConfig
 ) -> Reward:
     if answer is None or (error and settings.require_format):
         return Reward(0.0, error)

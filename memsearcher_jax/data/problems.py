@@ -12,9 +12,12 @@ import numpy as np
 
 from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
+from memsearcher_jax.data.readers import CHUNK_WORDS
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object
+from memsearcher_jax.ranges import Count
+from memsearcher_jax.ranges import Count
 from memsearcher_jax.types import Problem
 
 
@@ -38,9 +41,13 @@ class DataConfig:
     questions: QuestionKind = "all"
     """Questions of the files to use: all; choice: those answered by yes, no or an option in the question, which can be
     guessed; or span: the others."""
+    objectives: Count = 1
+    """Questions that one problem joins, as in MEM1; semicolons separate them, and their answers. A rest is left out."""
     exclude: str = ""
     """JSONL file of {"id"} of training problems to leave out, such as hopeless.jsonl of launch/build_index.py
     --audit."""
+    chunk_words: Count = CHUNK_WORDS
+    """Words of a chunk of a conversation of LongMemEval or LoCoMo (.json), at most: its sessions are divided."""
     malformed: Literal["error", "skip"] = "error"
     """What to do with a malformed row: raise an error, or skip and count it."""
     synthetic: Literal["encyclopedia", "streams"] = "encyclopedia"
@@ -71,6 +78,8 @@ class DataConfig:
             if not name or name in weights or not 0 < weight < math.inf:
                 raise ValueError(f"data.mixture has {part!r}: write each source once, as nq=0.5,hotpotqa=0.5")
             weights[name] = weight
+        if weights and self.objectives > 1:
+            raise ValueError("data.objectives joins questions of data.train: leave data.mixture empty")
         if weights and self.train:
             raise ValueError("data.mixture and data.train both name training data: leave one of them empty")
         return weights
@@ -101,6 +110,9 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
             return problems  # on disk
         return [one for one in problems if one.id not in excluded and of_kind(one, config.questions)]
 
+    def joined(problems: Sequence[Problem]) -> Sequence[Problem]:
+        return problems if config.objectives == 1 else JoinedProblems(problems, config.objectives)
+
     def check_excluded(problems: Sequence[Problem]) -> None:
         if excluded and not any(one.id in excluded for one in problems):
             raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
@@ -114,7 +126,8 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
         dataset = write_splits(splits, directory)
         problems = open_split([dataset], "train")
         check_excluded(problems)
-        return ProblemSplits(kept(problems, excluded) if excluded else problems, open_split([dataset], "test"))
+        problems = kept(problems, excluded) if excluded else problems
+        return ProblemSplits(joined(problems), joined(open_split([dataset], "test")))
     # Every entry is resolved before the first file is read.
     files = [
         [resolve(entry, split, config.root) for entry in entries]
@@ -124,8 +137,8 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     for name, (path, _) in zip(weights, files[0], strict=False):
         if not path.is_file():
             raise FileNotFoundError(f"data.mixture {name}: neither a benchmark ({', '.join(SPLITS)}) nor a file")
-    skip = config.malformed == "skip"
-    train, test = ([write_file(*file, directory, skip_malformed=skip) for file in split] for split in files)
+    options = {"skip_malformed": config.malformed == "skip", "chunk_words": config.chunk_words}
+    train, test = ([write_file(*file, directory, **options) for file in split] for split in files)
     reports = [skip_report(dataset) for dataset in (*train, *test)]
 
     sizes = [len(kept(open_split([dataset], FILE_SPLIT), excluded)) for dataset in train] if weights else []
@@ -133,12 +146,41 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
         raise ValueError(f"data.mixture {empty[0]}: no question is one of data.questions {config.questions}")
     check_excluded(open_split(train, FILE_SPLIT))
     return ProblemSplits(
-        kept(open_split(train, FILE_SPLIT), excluded),
-        kept(open_split(test, FILE_SPLIT)),
+        joined(kept(open_split(train, FILE_SPLIT), excluded)),
+        joined(kept(open_split(test, FILE_SPLIT))),
         tuple(zip(sizes, weights.values(), strict=True)),
         tuple(message for report in reports for message in report["skipped"]),
         sum(report["skipped_count"] for report in reports),
     )
+
+
+@dataclass(frozen=True)
+class JoinedProblems(Sequence[Problem]):
+    """Each problem joins `count` of the questions, which are at equal distances among all."""
+
+    problems: Sequence[Problem]
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.problems and self.problems[0].stream:
+            raise ValueError("data.objectives joins questions, and these problems are streams: set it to 1")
+
+    def __len__(self) -> int:
+        return len(self.problems) // self.count
+
+    def __getitem__(self, index: int) -> Problem:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        parts = [self.problems[index + number * len(self)] for number in range(self.count)]
+        metadata = {"objectives": [list(one.golden_answers) for one in parts]}
+        if source := parts[0].metadata.get("source"):
+            metadata["source"] = source
+        return Problem(
+            "; ".join(one.id for one in parts),
+            "; ".join(one.question for one in parts),
+            ("; ".join(one.golden_answers[0] for one in parts),),
+            metadata,
+        )
 
 
 def _read_ids(path: Path) -> frozenset[str]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.config import RewardConfig
-from memsearcher_jax.types import Outcome, StopReason, Turn
+from memsearcher_jax.types import Outcome, Problem, StopReason, Turn
 
 METRICS = {
     "em": reward.exact_match,
@@ -168,6 +168,15 @@ def test_evidence_is_the_share_of_supporting_titles_in_the_last_memory():
     rewritten = Outcome(StopReason.MAX_TURNS, turns=(Turn(memory="", reply="", new_memory="Oslo"),))
     unanswered = reward.trajectory_reward(rewritten, text, ["x"], RewardConfig(evidence=0.3), supporting_titles=titles)
     assert unanswered.value == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"), [("Ada; b", 1.0), ("ada", 0.5), ("b; Ada", 0.0), ("x; B; c", 0.5), (None, 0.0), ("", 0.0)]
+)
+def test_answers_to_joined_questions_are_scored_one_by_one(answer, value):
+    golden = Problem("q", "?; ?", ("Ada; b",), {"objectives": [["Ada"], ["a", "B"]]}).golden
+    scores = reward.answer_scores(answer, golden)
+    assert scores["exact_match"] == scores["f1"] == value
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "\\boxed{x}", "\\boxed ", "x"])))

@@ -126,6 +126,18 @@ def test_load_benchmark_by_name(shared, tmp_path, name):
     assert [p.id for p in as_file] == [r["id"] for r in rows], "a file keeps its ids"
 
 
+def test_questions_are_joined(tmp_path):
+    """Those at equal distances; what is left over is not asked."""
+    file = tmp_path / "q.jsonl"
+    file.write_bytes(b"".join(row(id=str(n), question=f"{n}?", golden_answers=[f"a{n}", "b"]) for n in range(5)))
+    config = DataConfig(train=(str(file),), test=(str(file),), objectives=2)
+    problems = load(config, tmp_path / "data")
+    assert [(one.id, one.question) for one in problems.train] == [("0; 2", "0?; 2?"), ("1; 3", "1?; 3?")]
+    assert list(problems.test) == list(problems.train)
+    assert problems.train[0].golden == (("a0", "b"), ("a2", "b"))
+    assert problems.train[0].golden_answers == ("a0; a2",)
+
+
 @pytest.fixture
 def flashrag(tmp_path):
     """A folder of benchmarks. As in the published files, ids repeat between them."""
