@@ -7,6 +7,11 @@ python launch/ask.py --human "Who directed the film ...?"          # you write t
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import sys
 import tempfile
@@ -237,7 +242,3 @@ def show_workflow(
             with generated(request) as asked:
                 response = yield asked
             show.show_rewrite(memory, protocol.memory(response.text), response.text, console)
-
-
-if __name__ == "__main__":
-    cli.run(main)

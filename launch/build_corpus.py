@@ -5,6 +5,11 @@ python launch/build_corpus.py DIR --out passages.jsonl
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import json
 import logging
 import statistics
@@ -94,7 +99,3 @@ def build(flags: BuildCorpus) -> dict[str, object]:
         f"index them with launch/build_index.py --retrieval.corpus {flags.out} --out DIR"
     )
     return {"passages": len(rows), "documents": read, "skipped": unreadable, "empty": empty, "median_words": words}
-
-
-if __name__ == "__main__":
-    cli.run(main)

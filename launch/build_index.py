@@ -8,6 +8,11 @@ python launch/build_index.py --audit nq hotpotqa --data.root DIR --retrieval.ind
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import json
 import shlex
@@ -150,7 +155,3 @@ def search_flags(config: RetrievalConfig, index: Path) -> str:
     values = {"index": index, "encoder": config.encoder}
     values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
     return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -94,12 +94,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without Unicode
-    interrupts.end_on_signals()
     try:
-        main(sys.argv[1:])
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        interrupts.end()
+        with interrupts.one_line_end():
+            main(sys.argv[1:])
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
 
@@ -128,7 +126,10 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _new(command, source, words)
     _require_local_paths(flags)
     check(flags.run)
-    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run)))
+    try:
+        flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run)))
+    except (ValueError, OSError) as error:  # as it was typed
+        raise type(error)(str(error).replace("model.path", "--checkpoint")) if flags.checkpoint else error from error
     if flags.compile_cache:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = flags.compile_cache
     _set_cpu_devices(flags.run.mesh.cpu_devices)

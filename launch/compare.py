@@ -6,6 +6,11 @@ python launch/compare.py runs/A runs/B --by f1 --json FILE
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +49,3 @@ def main(argv: Sequence[str]) -> None:
         comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
         outputs.write_json(flags.json, comparison | {"seed": flags.seed})
     show_comparison(comparison, Console(highlight=False), max_questions=flags.show)
-
-
-if __name__ == "__main__":
-    cli.run(main)

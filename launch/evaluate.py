@@ -11,6 +11,11 @@ which share the questions.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import itertools
 import json
@@ -224,7 +229,3 @@ def require_same_evaluation(out: Path, config: RunConfig) -> None:
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, stored, given in differences(read_run_config(out), config):
         raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -7,6 +7,11 @@ python launch/export_hf.py --checkpoint runs/NAME --out DIR --push_to_hub OWNER/
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +78,3 @@ def main(argv: Sequence[str]) -> None:
     print(f"{out}: {flags.dtype} {written}")
     if address:
         print(f"{out}: uploaded to {address}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

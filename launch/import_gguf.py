@@ -5,6 +5,11 @@ python launch/import_gguf.py MODEL.gguf --out DIR
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +41,3 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"{out}: a {config.family} model of {config.layers} layers, its tokenizer and chat template; --model.path {out}"
     )
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -9,22 +9,53 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 INTERRUPTED = 130  # exit status, as in a shell
 UNWIND_SECONDS = 3.0  # in which the main thread may clean up
 
 
-def end_on_signals() -> None:
-    """Raises KeyboardInterrupt in the main thread; ends the process where that does not return from C++ in time."""
+def end_at_once() -> None:
+    """Ends the process at a signal: for the imports of a command, which leave nothing behind."""
+    _handle(lambda number, frame: end())
+
+
+@contextlib.contextmanager
+def one_line_end() -> Iterator[None]:
+    """Raises KeyboardInterrupt in the block at a signal; ends the process where that does not return from C++ in time.
+
+    Whatever the block makes of it, the process ends with one line.
+    """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    came = threading.Event()
+
+    def watch(_: socket.socket) -> None:
+        while receiver.recv(1)[0] not in (signal.SIGINT, signal.SIGTERM):
+            pass
+        time.sleep(UNWIND_SECONDS)
+        end()
+
+    def interrupt(number: int, frame: Any) -> NoReturn:
+        came.set()
+        raise KeyboardInterrupt
+
+    _handle(interrupt)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    # The thread keeps the sender open.
-    threading.Thread(target=_watch, args=(receiver, sender), daemon=True).start()
+    sys.unraisablehook = _ignore_interrupts  # a callback of an import or of a destructor cannot raise it
+    threading.Thread(target=watch, args=(sender,), daemon=True).start()  # which keeps the sender open
+    try:
+        yield
+    except KeyboardInterrupt:
+        end()
+    except Exception:  # of a library that was interrupted
+        if came.is_set():
+            end()
+        raise
 
 
 def end() -> NoReturn:
@@ -34,8 +65,12 @@ def end() -> NoReturn:
     os._exit(INTERRUPTED)
 
 
-def _watch(receiver: socket.socket, _: socket.socket) -> None:
-    while receiver.recv(1)[0] not in (signal.SIGINT, signal.SIGTERM):
-        pass
-    time.sleep(UNWIND_SECONDS)
-    end()
+def _handle(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell ignores it for background jobs
+        signal.signal(signal.SIGINT, handler)
+
+
+def _ignore_interrupts(unraisable: Any) -> None:
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)

@@ -10,8 +10,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import interrupts
 
 # The subcommands, and the modules whose name differs; only the module of the chosen one is imported.
 COMMANDS = (
@@ -22,7 +23,20 @@ MODULES = {"train": "tpu_train", "jobset": "pod.jobset", "queued_resource": "pod
 
 
 def main() -> None:
+    interrupts.end_at_once()
+    from memsearcher_jax.launch import cli
+
     cli.run(run_command)
+
+
+def run_file(file: str) -> NoReturn:
+    """Runs the command of a file in launch/, and exits. It is imported again, by its name in the package."""
+    interrupts.end_at_once()
+    from memsearcher_jax.launch import cli
+
+    package = "memsearcher_jax.launch.pod" if Path(file).parent.name == "pod" else "memsearcher_jax.launch"
+    cli.run(importlib.import_module(f"{package}.{Path(file).stem}").main)
+    raise SystemExit
 
 
 def run_command(argv: Sequence[str]) -> None:

@@ -11,6 +11,11 @@ those of the roofline: every chip runs at its peak rate and never waits.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -237,7 +242,3 @@ def print_estimate(
     )
     times = [phase._asdict() | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases]
     return {"phases": times, **estimate, "workload": asdict(workload)}
-
-
-if __name__ == "__main__":
-    cli.run(main)

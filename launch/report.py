@@ -7,6 +7,11 @@ python launch/report.py runs/MEMSEARCHER --compare runs/REACT   # both in the ta
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import sys
 import time
 from collections.abc import Sequence
@@ -65,7 +70,3 @@ def main(argv: Sequence[str]) -> None:
         counts = write()
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")
-
-
-if __name__ == "__main__":
-    cli.run(main)

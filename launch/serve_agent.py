@@ -6,6 +6,11 @@ python launch/serve_agent.py --checkpoint runs/NAME --api_key_env AGENT_KEY   # 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import tempfile
 from collections.abc import Sequence
@@ -78,7 +83,3 @@ def open_agent(flags: ServeAgent, scratch: Path) -> AgentService:
         begin("opening the model's files and the index")
         run = setup.prepare(flags.run, scratch, training=False, questions=[problem], index=index)
         return AgentService(run, flags.limits, begin)
-
-
-if __name__ == "__main__":
-    cli.run(main)

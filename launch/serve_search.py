@@ -7,6 +7,11 @@ python launch/serve_search.py --checkpoint runs/NAME                     # the c
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import os
 import signal
@@ -112,7 +117,3 @@ def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     print("stopped", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -6,6 +6,11 @@ python launch/sft.py --resume --out runs/NAME                             # cont
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -90,7 +95,3 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
         hint = f"; read {out}/report.html" if write_report(out, out) else ""
         outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
         print(f"{out}: step {data.steps} done, {format_metrics(last)}{hint}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

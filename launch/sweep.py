@@ -10,6 +10,11 @@ OUT/rl.credit=last_context/test/   the evaluation of a training run on its test 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import os
 import signal
 import subprocess
@@ -88,7 +93,3 @@ def start(program: str, folder: Path, words: Sequence[str], environment: Mapping
         raise
     if status:
         raise SystemExit(status)
-
-
-if __name__ == "__main__":
-    cli.run(main)

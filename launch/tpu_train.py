@@ -8,6 +8,11 @@ python launch/tpu_train.py --resume --out runs/NAME                       # cont
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import contextlib
 import json
 import math
@@ -105,6 +110,9 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if done is not None and done >= steps:
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
+                    every, last = config.rl.evaluate_every, read_metrics(out / METRICS_FILE)[-1:]
+                    if every and steps % every == 0 and not any(name.startswith("test/") for name in dict(*last)):
+                        print(f"{place}: its last evaluation was stopped: launch/evaluate.py --checkpoint {place}")
                     if not has_ended(out):  # a stop came between the last checkpoint and the report
                         finish(out, place, remote, config.rl)
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
@@ -131,6 +139,9 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 rate = learning_rate_plan(run.config.training, steps)
                 where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
                 print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
+                if config.retrieval.method == "bm25" and config.retrieval.corpus and not config.retrieval.index:
+                    reads = f"reads {config.retrieval.corpus} at every start: an index of words holds no passages"
+                    print(f"{place}: {reads}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
@@ -200,7 +211,3 @@ def write_report(out: Path, place: object) -> bool:
         print(f"{place}: no report ({reason}); {hint}", file=sys.stderr, flush=True)
         return False
     return True
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -9,6 +9,11 @@ JobSet, jobset.yaml filled in, for `kubectl create -f FILE`.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import json
 import re
 import string
@@ -115,7 +120,3 @@ def as_yaml(value: object) -> str:
     """The value as JSON, which is YAML as well if characters that YAML would interpret are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -10,6 +10,11 @@ Each action runs gcloud once. --dry_run prints the command, quoted for a shell, 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
+    from memsearcher_jax.launch.main import run_file
+
+    run_file(__file__)
+
 import re
 import shlex
 from collections.abc import Sequence
@@ -93,7 +98,3 @@ def requested(flags: QueuedResource) -> list[str]:
         *([] if flags.provisioning == "on_demand" else [f"--{flags.provisioning}"]),
         *([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else []),
     ]
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -29,13 +29,28 @@ def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("waits", ["time.sleep(60)", "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"])
-def test_an_interrupt_ends_a_command_with_one_line(number, waits):
-    """Also while it waits in C, as for a compiler."""
-    source = (
-        "import hashlib, time; from memsearcher_jax.launch import cli\n"
-        f"cli.run(lambda argv: (print('started', flush=True), {waits}))"
-    )
+@pytest.mark.parametrize(
+    "runs",
+    [
+        "cli.run(lambda argv: (print('started', flush=True), time.sleep(60)))",
+        "cli.run(lambda argv: (print('started', flush=True), hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)))",
+        "cli.run(swallowed)",
+        "interrupts.end_at_once(); print('started', flush=True); time.sleep(60)",
+    ],
+)
+def test_an_interrupt_ends_a_command_with_one_line(number, runs):
+    """Also while it waits in C, as for a compiler, while it imports, and where a library makes another error of it."""
+    source = f"""
+import hashlib, time
+from memsearcher_jax.launch import cli, interrupts
+def swallowed(argv):
+    try:
+        print('started', flush=True)
+        time.sleep(60)
+    except BaseException as error:
+        raise ImportError from error
+{runs}
+"""
     # Whoever starts the tests in the background ignores SIGINT, and a child inherits that.
     heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-c", source]
