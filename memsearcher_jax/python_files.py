@@ -27,16 +27,17 @@ class _Content(importlib.abc.SourceLoader):
         return self.content
 
 
-def load_named(file: str | Path, setting: str) -> Any:
-    """What a file defines under its own name: `my_agent` of my_agent.py.
+def load_named(file: str | Path, setting: str, *names: str) -> Any:
+    """What a file defines under the first of these names that it has, the last being its own: my_agent of my_agent.py.
 
     Raises ValueError or OSError in one line with the setting, the file and, for an error in it, the line.
     """
-    path, name = Path(file).absolute(), Path(file).stem
-    module = load(path, setting)
-    if not hasattr(module, name):
-        raise ValueError(f"{setting} {path}: defines no {name}: it must have the name of its file")
-    return getattr(module, name)
+    path = Path(file).absolute()
+    module, names = load(path, setting), (*names, path.stem)
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ValueError(f"{setting} {path}: defines no {' or '.join(names)}")
 
 
 def load(file: str | Path, setting: str) -> ModuleType:

@@ -27,8 +27,8 @@ class RewardConfig:
     """Process reward: added times the fraction of the question's supporting titles that the last memory names. Needs a
     workflow with a memory; a question without supporting titles adds 0."""
     function: str = ""
-    """A reward of one's own: FILE.py with a function of the file's name, which gets the trajectories of one problem and
-    returns a number for each, or a number for each of its contexts (docs/extend.md). The agent's metrics stay."""
+    """A reward of one's own: FILE.py with a function `reward`, or of the file's name. It gets the trajectories of one
+    problem and returns a number for each, or one for each of its contexts (docs/extend.md). Metrics stay the agent's."""
 
 
 PAPER_REWARD = RewardConfig()
@@ -44,8 +44,8 @@ class AgentConfig:
     after a search for the question (rag), a memory that is filled from a stream, then queried (memalpha), or one's own:
     FILE.py (docs/extend.md)."""
     tools: tuple[str, ...] = ()
-    """Tools of one's own, besides the search: FILE.py, whose public functions they are, mcp:http://HOST/mcp or
-    mcp:COMMAND (docs/extend.md)."""
+    """Tools of one's own, besides the search: FILE.py, whose functions they are, or those in its list TOOLS;
+    mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
     replay: str = ""
     """A run whose recorded results answer the calls of its tools, which need not be there."""
     tool_timeout: Positive = 30.0

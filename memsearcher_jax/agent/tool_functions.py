@@ -29,17 +29,14 @@ class Tool:
 
 
 def file_tools(file: str) -> list[Tool]:
-    """The public functions that a file defines, which may be coroutine functions.
+    """The functions in the list TOOLS of a file, or its public ones, which may be coroutine functions.
 
     `function.batch`, if it is set, is a function that takes the arguments of all calls that wait, as a list of
     dictionaries, and returns their results. Raises ValueError or OSError in one line with the file and the line.
     """
     module = load(file, "agent.tools")
-    functions = [
-        one
-        for name, one in vars(module).items()
-        if inspect.isfunction(one) and one.__module__ == module.__name__ and not name.startswith("_")
-    ]
+    public = [one for name, one in vars(module).items() if inspect.isfunction(one) and not name.startswith("_")]
+    functions = getattr(module, "TOOLS", [one for one in public if one.__module__ == module.__name__])
     batches = [getattr(one, "batch", None) for one in functions]
     tools = [_tool(one, batch) for one, batch in zip(functions, batches, strict=True) if one not in batches]
     if not tools:

@@ -58,7 +58,7 @@ class RewardFn:
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
     """The trajectories with the rewards of a user's function; those lost before have none."""
-    function, rewarded = load_named(file, "reward.function"), list[ScoredTrajectory]()
+    function, rewarded = load_named(file, "reward.function", "reward"), list[ScoredTrajectory]()
     for _, group in groupby(scored, lambda one: one.trajectory.problem.id):
         group = list(group)
         try:
