@@ -28,7 +28,7 @@ class RewardConfig:
     workflow with a memory; a question without supporting titles adds 0."""
     function: str = ""
     """A reward of one's own: FILE.py with a function `reward`, or of the file's name. It gets the trajectories of one
-    problem and returns a number for each, or one for each of its contexts (docs/extend.md). Metrics stay the agent's."""
+    problem and returns a number for each, or one for each of its contexts (docs/extend.md). The metrics stay."""
 
 
 PAPER_REWARD = RewardConfig()
