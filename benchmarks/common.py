@@ -59,26 +59,32 @@ def write_json(value: Any, file: Path | None) -> None:
         file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def run_child(script: str | Path, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
+def run_child(
+    script: str | Path,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+    stop: bool = False,
+) -> str:
     """The output of a Python script in another process, with these environment variables besides our own.
 
-    Raises SystemExit with the output of a script that fails.
+    With `stop` a script that takes longer gets SIGTERM, and half a minute to save what it has. Raises SystemExit with
+    the output of a script that fails or takes too long.
     """
-    process = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | (environment or {}),
-    )
-    if process.returncode:
-        raise SystemExit(f"{script} {' '.join(map(str, arguments))} failed:\n{process.stdout}{process.stderr}")
-    return process.stdout
-
-
-def memory_mb(process: int | Literal["self"], kind: Literal["VmRSS", "RssAnon"]) -> float:
-    """Megabytes of resident memory of a process: all of it, or the anonymous part, without mapped files."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) * 1_024 / 1e6
+    words, own = [sys.executable, str(script), *map(str, arguments)], os.environ | (environment or {})
+    late = False
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=30 if late else seconds)
+                break
+            except subprocess.TimeoutExpired:
+                process.terminate() if stop and not late else process.kill()
+                late = True
+    if process.returncode and not (stop and late):
+        why = f"took more than {seconds:.0f} s" if late else f"ended with status {process.returncode}"
+        raise SystemExit(f"{Path(script).name} {' '.join(map(str, arguments))} {why}:\n{output}{errors}")
+    return output
 
 
 def model_of(size: Size, dtype: str) -> ModelConfig:
@@ -89,11 +95,11 @@ def model_of(size: Size, dtype: str) -> ModelConfig:
     return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none", path="", adapter="", lora_rank=0)
 
 
-def mesh_of(tensor: int, *, fsdp: bool = False):
-    """A mesh of all devices, `tensor` of them for each copy of the weights, or all of them for one copy."""
+def mesh_of(*, fsdp: bool = False):
+    """A mesh of all devices, each with a copy of the weights, or all of them with one copy."""
     from memsearcher_jax.model import sharding
 
-    return sharding.make_mesh(MeshConfig(data=1 if fsdp else -1, fsdp=-1 if fsdp else 1, tensor=tensor))
+    return sharding.make_mesh(MeshConfig(data=1 if fsdp else -1, fsdp=-1 if fsdp else 1))
 
 
 def random_params(model: ModelConfig, mesh) -> dict:
@@ -109,7 +115,7 @@ def random_params(model: ModelConfig, mesh) -> dict:
 def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
     """generate(prompts, new_tokens, **settings) -> the new ids of each prompt; prompts are padded on the left.
 
-    By the same architecture in transformers, with random weights. Needs the extra `parity`.
+    By the same architecture in transformers with random weights, on a GPU if torch has one. Needs torch.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -119,7 +125,9 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
     torch.manual_seed(0)
     settings = config_json(model) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    torch_model = AutoModelForCausalLM.from_config(config).to(getattr(torch, model.param_dtype)).eval()
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, model.param_dtype)
+    with torch.device(device):
+        torch_model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
 
     @torch.inference_mode()
     def generate(prompts: Sequence[Sequence[int]], new_tokens: int, **settings: Any) -> list[list[int]]:
@@ -129,8 +137,8 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
             ids_BT[row, width - len(ids) :] = ids
             mask_BT[row, width - len(ids) :] = 1
         lengths = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-        mask = torch.from_numpy(mask_BT)
-        generated_BT = torch_model.generate(torch.from_numpy(ids_BT), attention_mask=mask, **lengths, **settings)
+        ids, mask = (torch.from_numpy(array).to(device) for array in (ids_BT, mask_BT))
+        generated_BT = torch_model.generate(ids, attention_mask=mask, **lengths, **settings)
         assert generated_BT.shape[1] == width + new_tokens
         return generated_BT[:, width:].tolist()
 

@@ -1,4 +1,4 @@
-"""ScaNN against FAISS: queries/s at equal recall on one core, and memory.
+"""ScaNN against FAISS: queries/s at equal recall on one core.
 
 pip install -e '.[bench]'
 python benchmarks/retrieval.py --rows 200000 1000000
@@ -47,8 +47,6 @@ class Flags:
     """Folder for the built indexes."""
     json: Path | None = None
     """Also write the results to this file."""
-    memory_of: tuple[str, Path] | None = None
-    """Internal: a library and an index; print the memory that loading it adds."""
 
 
 class Dataset(NamedTuple):
@@ -63,7 +61,6 @@ class Engine(NamedTuple):
     name: str
     search: Search
     recall: float
-    memory_mb: float
 
 
 def clustered(rows: int) -> Dataset:
@@ -105,7 +102,7 @@ def scann_engine(data: Dataset, cache: Path) -> Engine:
     tree = scann_index.tune(tree, data.queries_QD, exact(data), RECALL)
     s = tree.settings
     name = f"ScaNN, {s.leaves_searched} of {s.leaves} leaves, {s.candidates} candidates"
-    return Engine(name, lambda queries: tree.search(queries, TOP)[0], s.recall, memory_of("scann", folder))
+    return Engine(name, lambda queries: tree.search(queries, TOP)[0], s.recall)
 
 
 def faiss_engines(data: Dataset, cache: Path, links: Sequence[int]) -> Iterator[Engine]:
@@ -140,23 +137,8 @@ def _tuned(
         recall = recall_at_n(index.search(data.queries_QD, TOP)[1], expected_QN)
         if recall >= RECALL:
             search = lambda queries: index.search(queries, TOP)[1]  # noqa: E731
-            return Engine(f"{name}, {parameter} {value}", search, recall, memory_of("faiss", file))
+            return Engine(f"{name}, {parameter} {value}", search, recall)
     raise ValueError(f"{name} reaches a recall of {recall:.3f} only")
-
-
-def memory_of(kind: str, path: Path) -> float:
-    """Megabytes of a process that loads the index."""
-    return float(common.run_child(__file__, "--memory-of", kind, path))
-
-
-def print_memory(kind: str, path: Path) -> None:
-    """Print the anonymous memory that loading the index adds, without mapped files."""
-    import scann
-
-    before = common.memory_mb("self", "RssAnon")
-    loaded = faiss.read_index(str(path)) if kind == "faiss" else scann.scann_ops_pybind.load_searcher(str(path))
-    print(common.memory_mb("self", "RssAnon") - before)
-    del loaded
 
 
 def compare(data: Dataset, cache: Path, links: Sequence[int]) -> list[dict]:
@@ -174,18 +156,15 @@ def compare(data: Dataset, cache: Path, links: Sequence[int]) -> list[dict]:
     print(f"\n{data.name}, recall@{TOP} at least {RECALL}, batches of {BATCH}, one core")
     for engine in engines:
         speed = len(data.queries_QD) / statistics.median(seconds for seconds, _ in runs[engine.name])
-        print(f"{engine.name:44} {engine.recall:.3f} {speed:10,.0f} queries/s {engine.memory_mb:8,.0f} MB")
+        print(f"{engine.name:44} {engine.recall:.3f} {speed:10,.0f} queries/s")
         result = {"dataset": data.name, "engine": engine.name, "recall": engine.recall}
-        results.append(result | {"queries_per_second": speed, "memory_mb": engine.memory_mb})
+        results.append(result | {"queries_per_second": speed})
     ratio = results[0]["queries_per_second"] / max(result["queries_per_second"] for result in results[1:])
-    memory = results[0]["memory_mb"] / min(result["memory_mb"] for result in results[1:])
-    print(f"ScaNN: {ratio:.2f} x the queries/s of the fastest FAISS index, {memory:.2f} x the memory of the smallest\n")
+    print(f"ScaNN: {ratio:.2f} x the queries/s of the fastest FAISS index\n")
     return results
 
 
 def main(flags: Flags) -> None:
-    if flags.memory_of:
-        return print_memory(*flags.memory_of)
     # By default FAISS uses matrix products for small batches of exact search: ten times slower on few cores.
     faiss.cvar.distance_compute_blas_threshold = 1
     flags.cache.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,12 @@
 """Rollouts of search trajectories: the engine, the same sampler with static batches, and transformers with them.
 
 python benchmarks/rollout.py --size small --repeats 1
-python benchmarks/rollout.py --equal 256 128 --trajectories 16 --slots 16 --programs static transformers    # decoding
 
-Runs one seeded workload with four programs: "engine", the rollout of training with one engine per device; "static", the
-same sampler with one program for all devices in the loop of the published trainer, where every generation continues
-until the longest row has ended and every prompt is prefilled completely; "transformers", `generate` in that loop; and
-"static-tuned", as "static", but a row that has ended is not computed any more, and devices synchronise only at the end
-of a generation. Lengths are forced and weights random. Prints trajectories and generated tokens per second, the
-prefilled prompt tokens, the share of slots in use, and the ratios.
+Runs one seeded workload with three programs: "engine", the rollout of training with one engine per device; "static",
+the same sampler with one program for all devices in the loop of the published trainer, where every generation continues
+until the longest row has ended and every prompt is prefilled completely; and "transformers", `generate` in that loop.
+Lengths are forced and weights random. Prints trajectories and generated tokens per second, the prefilled prompt tokens,
+the share of slots in use, and the ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import common
 import jax
@@ -49,11 +46,7 @@ class Flags(common.Flags):
     """Data type of weights, activations and cache."""
     cpu_devices: int = os.cpu_count() or 1
     """Devices that a CPU is split into: XLA runs most of a decoding step on one core."""
-    tensor: int = 1
-    """Devices that share one copy of the weights."""
-    equal: tuple[int, int] | None = None
-    """Prompt tokens and new tokens of every trajectory, all of one turn, in place of the workload."""
-    programs: tuple[str, ...] = ("engine", "static", "transformers", "static-tuned")
+    programs: tuple[str, ...] = ("engine", "static", "transformers")
     """Programs to run; transformers needs the extra `parity`."""
 
 
@@ -61,14 +54,7 @@ def main(flags: Flags) -> None:
     jax.config.update("jax_num_cpu_devices", flags.cpu_devices)
     model = common.model_of(flags.size, flags.dtype)
     load = workload.make_workload(flags.trajectories, flags.rollouts, model.vocab_size)
-    if flags.equal:
-        load = workload.equal_workload(flags.trajectories, *flags.equal, model.vocab_size)
-    makers = {
-        "engine": engine_program,
-        "static": static_program,
-        "transformers": transformers_program,
-        "static-tuned": partial(static_program, tuned=True),
-    }
+    makers = {"engine": engine_program, "static": static_program, "transformers": transformers_program}
     runs = common.alternate({name: makers[name](model, load, flags) for name in flags.programs}, flags.repeats)
     rows = {name: summary(repeats, load) for name, repeats in runs.items()}
     for name, row in rows.items():
@@ -91,10 +77,9 @@ def summary(runs: Sequence[tuple[float, SamplerStats]], load: workload.Workload)
 
 
 def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple[int, ...] = ()) -> SamplingConfig:
-    replicas = jax.device_count() // flags.tensor
+    replicas = jax.device_count()
     return SamplingConfig(
         slots=flags.slots,
-        tensor=flags.tensor,
         engine_per_replica=True,
         context_tokens=context_tokens,
         decode_steps_per_call=STEPS_PER_CALL,
@@ -108,9 +93,9 @@ def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple
 
 def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
     """The rollout as training runs it."""
-    mesh = common.mesh_of(flags.tensor)
+    mesh = common.mesh_of()
     params = common.random_params(model, mesh)
-    slots = flags.slots * flags.tensor // jax.device_count()  # of one replica
+    slots = flags.slots // jax.device_count()  # of one replica
     settings = sampling_config(flags, workload.CONTEXT, tuple(slots * quarter // 4 for quarter in (1, 2, 3)))
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)
@@ -125,13 +110,11 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
     return run
 
 
-def static_program(
-    model: ModelConfig, load: workload.Workload, flags: Flags, tuned: bool = False
-) -> Callable[[], SamplerStats]:
-    """The sampler with static batches, which continue until their longest row has ended unless `tuned`."""
-    mesh = common.mesh_of(flags.tensor)
+def static_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
+    """The sampler with static batches, which continue until their longest row has ended."""
+    mesh = common.mesh_of()
     params = common.random_params(model, mesh)
-    settings = replace(sampling_config(flags, workload.CONTEXT + 1), engine_per_replica=tuned)
+    settings = replace(sampling_config(flags, workload.CONTEXT + 1), engine_per_replica=False)
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)
     batches: list[SamplerStats] = []
@@ -139,9 +122,9 @@ def static_program(
     def generate(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
         engine.start(params, jax.random.key(0))
         slots = engine.scheduler.free_slots[: len(prompts)]
-        for slot, ids, count in zip(slots, prompts, counts, strict=True):
+        for slot, ids in zip(slots, prompts, strict=True):
             # The first token differs, so that no prompt shares a prefix with another.
-            engine.scheduler.open_context(slot, [slot, *ids], (slot, 0), count if tuned else max(counts))
+            engine.scheduler.open_context(slot, [slot, *ids], (slot, 0), max(counts))
         while engine.scheduler.active:
             engine.step()
         contexts = [engine.scheduler.pop_context(slot).ids for slot in slots]

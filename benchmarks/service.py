@@ -109,24 +109,19 @@ def measure(load: Load, questions: Sequence[str], url: str, server: int) -> dict
         print(f"error: {error}", file=sys.stderr)
     if not len(seconds_R):
         raise SystemExit("no request succeeded")
-    p50, p90, p99, max_latency = (1_000 * np.percentile(seconds_R, (50, 90, 99, 100))).tolist()
+    latencies = (1_000 * np.percentile(seconds_R, (50, 90, 99, 100))).tolist()
     return {
-        "requests": len(results),
-        "errors": len(failures),
-        "requests_per_second": len(seconds_R) / took,
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "max_latency": max_latency,
-        "memory_middle": middle,
-        "memory_end": end,
+        **{"requests": len(results), "errors": len(failures), "requests_per_second": len(seconds_R) / took},
+        **dict(zip(("p50", "p90", "p99", "max_latency"), latencies, strict=True)),
+        **{"memory_middle": middle, "memory_end": end},
     }
 
 
 def memory_mb(server: int) -> float:
-    """Of the service and the process that searches for it."""
+    """Resident memory of the service and the process that searches for it."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return sum(common.memory_mb(process, "VmRSS") for process in (server, *map(int, children)))
+    statuses = (Path(f"/proc/{process}/status").read_text() for process in (server, *children))
+    return sum(int(status.partition("VmRSS:")[2].split()[0]) for status in statuses) * 1_024 / 1e6
 
 
 def run_client(address: str, load: Load, questions: Sequence[str], deadline: float, number: int) -> list[float | str]:

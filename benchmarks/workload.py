@@ -84,12 +84,6 @@ def make_workload(trajectories: int, rollouts: int, vocab_size: int, seed: int =
     return Workload(system, bridge, suffix, plans)
 
 
-def equal_workload(trajectories: int, prompt: int, new: int, vocab_size: int) -> Workload:
-    """Trajectories of one turn with as many tokens each: decoding without anything around it."""
-    ids = np.random.default_rng(0).integers(0, vocab_size, (trajectories, prompt)).tolist()
-    return Workload((), (), (), tuple(Plan(tuple(row), (Turn(new, (), 0),)) for row in ids))
-
-
 def problems(workload: Workload) -> list[Problem]:
     """One problem for each trajectory, with its plan."""
     plans = enumerate(workload.plans)

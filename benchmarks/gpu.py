@@ -1,0 +1,338 @@
+"""What a GPU does, as one table, in at most --minutes. Nothing is downloaded.
+
+python benchmarks/gpu.py --smollm2 DIR --train FILE ... --test FILE --corpus FILE
+python benchmarks/gpu.py --small                        # all of it at tiny sizes, also on a CPU: a rehearsal
+
+numerics   logits, log-probabilities and gradients against the CPU, in float32 without TensorFloat-32; what the engine
+           samples against the CPU, against each context alone, and against the full forward pass; compilations
+decode     tokens/s of the engine by slots, without the prefill, random weights in bfloat16; beside transformers'
+           generate (sdpa, static cache, not compiled) and the time in which the GPU reads weights and KV cache
+update     the optimiser step of update.py; beside TRL's loss on torch with sdpa, and the peak FLOP/s
+train      --config smollm2 with 64 problems x 8 rollouts: seconds of a step by phase, as many steps as there is time
+           for, and exact match on held-out questions before and after
+
+`ratio` is ours over torch, `share` that of the peak rates in planning/roofline.py. Every part has processes of its own.
+What cannot run, or has no time left, is left out in one line.
+
+A machine with CUDA and jax[cuda12] also needs the package's own dependencies and, for the columns of torch, torch and
+transformers: pip install -e . and pip install torch, whose default wheel on Linux is for CUDA. Run --small there first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.planning.roofline import CHIPS, Chip
+
+PROMPT, NEW = 256, 128  # tokens of a decoded context
+LIMITS = {"numerics": 75, "engine": 60, "transformers": 45, "update": 75, "evaluate": 45}  # seconds of a process
+TRAIN_SECONDS = 150  # of the time are kept for the last part
+SMALL = ("--rl.prompts_per_step", "4", "--rl.group_size", "4", "--evaluation.max_questions", "8")
+LARGE = (  # slots and rows that fill a GPU; the preset has two cores in mind
+    *("--rl.prompts_per_step", "64", "--rl.group_size", "8", "--sampling.slots", "256"),
+    *("--training.minibatch_rows", "64", "--training.grad_accum_steps", "4", "--evaluation.max_questions", "200"),
+)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What to measure."""
+
+    smollm2: Path | None = None
+    """Folder of SmolLM2-135M, from launch/import_gguf.py."""
+    train: tuple[Path, ...] = ()
+    """Question files to train on."""
+    test: tuple[Path, ...] = ()
+    """Question files to test on, before and after."""
+    corpus: Path | None = None
+    """Passages to search."""
+    minutes: float = 8.0
+    """Time for everything."""
+    small: bool = False
+    """Tiny models and one step; also without a GPU."""
+    json: Path | None = None
+    """Also write the rows to this file."""
+    child: str = ""
+    """Internal: a key of CHILDREN, to run in this process."""
+    size: common.Size = "tiny"
+    """Internal: the model of a child process."""
+
+    @property
+    def model(self) -> ModelConfig:
+        return common.model_of(self.size, "float32" if self.small or self.child == "numerics" else "bfloat16")
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (1, 4) if self.small else (1, 16, 64, 256)
+
+
+@dataclass
+class Report:
+    """The rows, each printed as soon as it is measured, and the time that is left."""
+
+    flags: Flags
+    folder: Path
+    end: float  # of time.monotonic
+    console: Console = field(default_factory=lambda: Console(highlight=False, width=120))
+    rows: list[tuple[str, ...]] = field(default_factory=list)  # part, what, ours, torch, ratio, share
+    chip: Chip | None = None
+
+    def add(self, part: str, what: str, *cells: str) -> None:
+        self.rows.append((part, what, *cells, *[""] * (4 - len(cells))))
+        self.console.print("  ".join(filter(None, self.rows[-1])), style="dim", markup=False)
+
+    def compare(self, part: str, what: str, own: float | None, other: float | None, bound: float | None) -> None:
+        if own or other:
+            ratio, share = own and other and own / other, own and bound and own / bound
+            numbers = (f"{value:,.0f}" if value else "" for value in (own, other))
+            self.add(part, what, *numbers, f"{ratio:.2f}" if ratio else "", f"{share:.0%}" if share else "")
+
+    def run(self, part: str, what: str, *command: object, limit: float, stop: bool = False) -> str | None:
+        """The output of a script; None, and a row that says why, if it fails or has no time."""
+        # A process has the GPU alone; later ones find the programs that earlier ones compiled.
+        environment = {"JAX_COMPILATION_CACHE_DIR": str(self.folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92"}
+        left = self.end - time.monotonic() - (0 if part == "train" else TRAIN_SECONDS)
+        seconds = min(4 * limit if self.flags.small else limit, left)
+        try:
+            if seconds < 1:
+                raise SystemExit("no time is left")
+            return common.run_child(*command, environment=environment, seconds=seconds, stop=stop)
+        except SystemExit as error:
+            first, *others = str(error).strip().splitlines()
+            self.add(part, f"{what} left out: {first[-60:]} {' '.join(others[-1:])}")
+            return None
+
+    def child(self, part: str, name: str, size: str) -> Any:
+        """What `CHILDREN[name]` returns in another process, or None."""
+        words = ["--child", name, "--size", size, *(["--small"] if self.flags.small else [])]
+        output = self.run(part, f"{size}, {name}", __file__, *words, limit=LIMITS[name])
+        return output and json.loads(output.splitlines()[-1])
+
+
+def main(flags: Flags) -> None:
+    if flags.child:
+        print(json.dumps(CHILDREN[flags.child](flags)))
+        return
+    if missing := [str(file) for file in (*flags.train, *flags.test, flags.corpus) if file and not file.exists()]:
+        raise SystemExit(f"no such file: {', '.join(missing)}")
+    started, sizes = time.monotonic(), ("tiny",) if flags.small else ("smollm2", "qwen05b", "qwen3b")
+    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+        report = Report(flags, Path(folder), started + 60 * flags.minutes)
+        found = report.child("numerics", "numerics", sizes[0]) or {"device": "unknown", "rows": {}}
+        for what, value in found["rows"].items():
+            report.add("numerics", what, value)
+        device, torch = found["device"], importlib.util.find_spec("torch") is not None
+        report.chip = next((chip for name, chip in CHIPS.items() if name in device.lower()), None)
+        if report.chip is None:
+            report.add("", f"shares left out: planning/roofline.py has no rates of {device}")
+        if not torch:
+            report.add("", "torch left out: it is not installed")
+        for measure in (decode, update):
+            for size in sizes:
+                measure(report, size, torch)
+        train(report)
+    table = Table("part", "", "ours", "torch", "ratio", "share", box=None, header_style="bold", pad_edge=False)
+    for row in report.rows:
+        table.add_row(*row)
+    report.console.print(f"\n{device}", table, f"{time.monotonic() - started:.0f} s")
+    common.write_json({"device": device, "rows": report.rows}, flags.json)
+
+
+def numerics(flags: Flags) -> dict[str, Any]:
+    """The name of the device, and rows of the table. The CPU computes in the same process."""
+    if (platforms := os.environ.get("JAX_PLATFORMS")) and "cpu" not in platforms:
+        os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"
+    import jax
+
+    device = jax.devices()[0]
+    if device.platform == "cpu" and not flags.small:
+        raise SystemExit("there is no GPU: --small rehearses on a CPU")
+    with jax.default_matmul_precision("highest"):  # TensorFloat-32 otherwise
+        cpu, own = (on_device(flags.model, one) for one in (jax.devices("cpu")[0], device))
+    rows = {}
+    for name in ("logits", "log-probabilities", "gradients"):
+        largest = max(float(np.abs(a).max()) for a in cpu[name])
+        difference = max(float(np.abs(a - b).max()) for a, b in zip(cpu[name], own[name], strict=True))
+        rows[f"{name}: difference from the CPU over the largest value"] = f"{difference / largest:.1e}"
+    for what, other in (("on the CPU", cpu["sampled"]), ("alone", own["alone"])):
+        equal = sum(a == b for a, b in zip(own["sampled"], other, strict=True))
+        rows[f"contexts that are sampled as {what}"] = f"{equal} of {len(other)}"
+    rows["log-probabilities: engine and full forward pass"] = f"{own['engine']:.1e}"
+    rows["programs compiled after the warm-up"] = str(own["compiled"])
+    return {"device": device.device_kind, "rows": rows}
+
+
+def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
+    """What a device computes for the same weights: sampled ids, and lists of arrays."""
+    import jax
+
+    from memsearcher_jax.model import qwen, sharding
+    from memsearcher_jax.training.logprobs import token_logprobs
+    from memsearcher_jax.training.packing import TrainingExample, pack
+
+    mesh, host = (sharding.make_mesh(MeshConfig(1, 1, 1), [one]) for one in (device, jax.devices("cpu")[0]))
+    model = sharding.select_attention(model, mesh)
+    params = jax.device_put(common.random_params(model, host), sharding.param_shardings(model, mesh))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]
+    generate, events = open_engine(model, mesh, params, (1, 8), top_k=50), list[str]()
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.append(event))
+    contexts = generate(prompts, NEW // 4)
+    alone = [generate([prompt], NEW // 4, first=number)[0].ids for number, prompt in enumerate(prompts)]
+    compiled = events.count("/jax/core/compile/backend_compile_duration")
+    examples = [TrainingExample(one.ids, one.logprobs, one.sampled, 1.0) for one in contexts]
+    batch = pack(examples, 2 * (PROMPT + NEW), 1, np.random.default_rng(0))
+
+    def total(params: Any) -> tuple[Any, Any]:
+        logprob_BT, _ = token_logprobs(params, model, batch, chunk=128, temperature=1.0)
+        return logprob_BT.sum(), logprob_BT
+
+    (_, logprob_BT), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+    packed = (x[:1] for x in (batch.ids_BT, batch.position_BT, batch.segment_BT))
+    logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(params, model, *packed)
+    return {
+        "logits": [np.asarray(logits_BTV)[batch.segment_BT[:1] > 0]],
+        "log-probabilities": [np.asarray(logprob_BT)],
+        "gradients": list(map(np.asarray, jax.tree.leaves(gradients))),
+        **{"sampled": [one.ids for one in contexts], "alone": alone, "compiled": compiled},
+        "engine": float(np.abs(np.asarray(logprob_BT) - batch.old_logprob_BT)[batch.mask_BT].max()),
+    }
+
+
+def open_engine(model: ModelConfig, mesh: Any, params: Any, sizes: Sequence[int], top_k: int) -> Callable[..., list]:
+    """generate(prompts, new tokens, first number of the draws) -> contexts; compiled for these numbers of slots."""
+    import jax
+
+    from memsearcher_jax.sampling.config import SamplingConfig
+    from memsearcher_jax.sampling.engine import Engine
+
+    settings = SamplingConfig(
+        **{"slots": sizes[-1], "decode_batch_sizes": tuple(sizes[:-1]), "context_tokens": PROMPT + NEW},
+        **{"prefill_buckets": (256, 1_024, 8_192), "top_k": top_k, "top_p": 1.0},
+    )
+    engine = Engine(model, settings, (), mesh)
+    engine.warm_up(params)
+
+    def generate(prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list:
+        engine.start(params, jax.random.key(0))
+        slots = engine.scheduler.free_slots[: len(prompts)]
+        for number, (slot, ids) in enumerate(zip(slots, prompts, strict=True), first):
+            engine.scheduler.open_context(slot, ids, (number, 0), new)
+        while engine.scheduler.active:
+            engine.step()
+        return [engine.scheduler.pop_context(slot) for slot in slots]
+
+    return generate
+
+
+def engine(flags: Flags) -> dict[str, Any]:
+    """Tokens/s by slots, and the bytes that one step has to read."""
+    import jax
+
+    model, mesh = flags.model, common.mesh_of()
+    params = common.random_params(model, mesh)
+    generate = open_engine(model, mesh, params, flags.slots, top_k=0)
+    weights = sum(x.nbytes for x in jax.tree.leaves(params)) - (0 if model.tie_embeddings else params["embed"].nbytes)
+    cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)
+    return {"speed": speeds(generate, flags), "bytes": [weights + slots * cache for slots in flags.slots]}
+
+
+def transformers(flags: Flags) -> dict[str, Any]:
+    """Tokens/s by slots. Compiling `generate` takes a minute for each number of slots."""
+    generate = common.transformers_generate(flags.model)
+    static = {"cache_implementation": "static", "disable_compile": True, "do_sample": False}
+    return {"speed": speeds(lambda prompts, new: generate(prompts, new, **static), flags)}
+
+
+def speeds(generate: Callable[..., Any], flags: Flags) -> list[float]:
+    """Decoded tokens/s by slots: what `NEW` tokens take longer than one, in the second of two runs."""
+    speed, rng = [], np.random.default_rng(1)
+    for slots in flags.slots:
+        prompts, seconds = rng.integers(0, flags.model.vocab_size, (slots, PROMPT)).tolist(), []
+        for new in (1, NEW, 1, NEW):
+            started = time.perf_counter()
+            generate(prompts, new)
+            seconds.append(time.perf_counter() - started)
+        speed.append(slots * (NEW - 1) / max(seconds[3] - seconds[2], 1e-9))
+    return speed
+
+
+CHILDREN = {"numerics": numerics, "engine": engine, "transformers": transformers}
+
+
+def decode(report: Report, size: str, torch: bool) -> None:
+    own = report.child("decode", "engine", size)
+    other = report.child("decode", "transformers", size) if torch else None
+    for number, slots in enumerate(report.flags.slots):
+        speeds = (found and found["speed"][number] for found in (own, other))
+        bound = own and report.chip and slots * report.chip.hbm_bandwidth / own["bytes"][number]
+        report.compare("decode", f"{size}, {slots} slots, tokens/s", *speeds, bound)
+
+
+def update(report: Report, size: str, torch: bool) -> None:
+    file, small = report.folder / f"{size}.json", report.flags.small
+    words = ["--sizes", size, "--dtype", "float32" if small else "bfloat16", "--contexts", 4 if small else 32]
+    words += ["--repeats", 1, "--torch-contexts", 4, "--tolerance", 0.1, "--json", file]
+    words += [] if torch else ["--no-torch"]
+    script = Path(__file__).with_name("update.py")
+    if report.run("update", size, script, *words, limit=LIMITS["update"]) is not None:
+        (row,) = json.loads(file.read_text())
+        own = row["ours tokens/s"]
+        bound = report.chip and own * report.chip.flops / (1e12 * row["ours TFLOP/s"])
+        report.compare("update", f"{size}, tokens/s", own, row.get("torch tokens/s"), bound)
+
+
+def train(report: Report) -> None:
+    """Training ends when the time for it is over."""
+    flags, launch, out = report.flags, common.REPOSITORY / "launch", report.folder / "run"
+    preset, weights, words, steps = "tiny", common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny", [*SMALL], 1
+    if not flags.small:
+        if not (flags.smollm2 and flags.train and flags.test and flags.corpus):
+            report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
+            return
+        preset, weights, words, steps = "smollm2", flags.smollm2, [*LARGE, "--retrieval.corpus", flags.corpus], 1_000
+        words += ["--data.train", *flags.train, "--data.test", *flags.test]
+    words, exact = ["--config", preset, *words], []
+    for name, checkpoint in (("before", [*words, "--checkpoint", weights]), ("after", ["--checkpoint", out])):
+        if name == "after":
+            training = [*words, "--model.path", weights, "--rl.steps", steps, "--out", out]
+            report.run(
+                "train",
+                "training",
+                launch / "tpu_train.py",
+                *training,
+                limit=report.end - time.monotonic() - 40,
+                stop=True,
+            )
+        evaluation = [*checkpoint, "--out", report.folder / name]
+        if report.run("train", f"test {name}", launch / "evaluate.py", *evaluation, limit=LIMITS["evaluate"]) is None:
+            return
+        exact.append(json.loads((report.folder / name / "results.json").read_text())["metrics"]["exact_match"])
+    found = read_metrics(out / METRICS_FILE)
+    timed = found[1:] or found  # the first step compiles
+    phases = {name: statistics.median(step[name] for step in timed) for name in timed[-1] if name.startswith("time/")}
+    report.add("train", "seconds of a step", f"{sum(phases.values()):.1f}")
+    for name, seconds in phases.items():
+        report.add("train", f"- {name.removeprefix('time/')}", f"{seconds:.1f}")
+    report.add("train", f"exact match before and after {len(found)} steps", " → ".join(f"{x:.3f}" for x in exact))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Flags, description=__doc__))
