@@ -56,7 +56,7 @@ FRACTIONS = {
 
 
 def label(name: str) -> str:
-    return LABELS.get(name, name.replace("_", " "))
+    return LABELS.get(name, name.replace("_", " ").replace("/1 hops", "/1 hop"))
 
 
 def percent(fraction: float) -> str:

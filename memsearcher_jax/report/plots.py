@@ -15,6 +15,7 @@ import numpy as np
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics, read_metrics
+from memsearcher_jax.report.labels import label
 from memsearcher_jax.report.statistics import mean
 
 if TYPE_CHECKING:
@@ -137,14 +138,14 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
             window = max(1, len(measured) // 20)  # of the running mean: it grows with the run
             non_finite += int((~np.isfinite(value_T)).sum())
             value_T[~np.isfinite(value_T)] = np.nan
-            label, color = run if len(runs) > 1 else name.rsplit("/", 1)[-1].replace("_", " "), next(colors)
+            line, color = run if len(runs) > 1 else label(name).rpartition("/")[2], next(colors)
             if window > 1:
                 axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
-                axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=label)
+                axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=line)
             else:
-                axes.plot(step_T, value_T, color=color, linewidth=1.6, label=label)
-                draw_dots(axes, step_T, value_T, color, [label] * len(step_T))
-            legend.append((label, color))
+                axes.plot(step_T, value_T, color=color, linewidth=1.6, label=line)
+                draw_dots(axes, step_T, value_T, color, [line] * len(step_T))
+            legend.append((line, color))
     style_axes(axes, "step", panel.y_min)
     return legend, non_finite
 

@@ -43,7 +43,7 @@ def test_only_measured_metrics_have_panels_and_a_family_has_a_line_for_each_memb
     reward, _, hops, *_ = draw_panels(panels, steps).axes
     assert reward.get_title(loc="left") == "Reward"
     np.testing.assert_allclose(reward.lines[0].get_xydata(), [[3, 0.3], [4, 0.4]])
-    assert [text.get_text() for text in hops.get_legend().get_texts()] == ["1 hops", "3 hops"]
+    assert [text.get_text() for text in hops.get_legend().get_texts()] == ["1 hop", "3 hops"]
 
 
 def test_non_finite_values_are_gaps_and_counted():
