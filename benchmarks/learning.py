@@ -41,6 +41,7 @@ VARIANTS = {
     "no memory": Variant("tiny", ("--agent.carry_memory", "False")),
     "react": Variant("tiny_react"),
     "search_r1": Variant("tiny_search_r1"),
+    "mem1": Variant("tiny_mem1"),
     "rag": Variant("tiny_rag"),
     "direct": Variant("tiny_direct"),
     "exact match": Variant("tiny", ("--reward.metric", "exact_match")),

@@ -46,6 +46,7 @@ def tiny_memalpha() -> RunConfig:
             minibatch_contexts=640,
             minibatch_rows=32,
             logit_chunk=64,
+            warmup_steps="10 updates",
             decay_steps="200 updates",
         ),
         rl=RLConfig(
