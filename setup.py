@@ -22,6 +22,7 @@ RUNTIME = [
     "pyrsistent>=0.20,<0.21",
     "json-repair>=0.64.5,<0.65",
     "rouge-score>=0.1.2,<0.2",
+    "nltk>=3.9,<4",
     "safetensors>=0.8,<0.9",
     "annotated-types>=0.8,<0.9",
     "tyro>=1.0.17,<2",

@@ -16,7 +16,7 @@ NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer", "python_files")
 TYPES, JSONL, RANGES, LOCK, ANALYZER, PYTHON_FILES = (f"{PACKAGE}.{name}" for name in NAMES)
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
-    "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "pyrsistent", "rouge_score"},
+    "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "nltk", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s", "httpx2"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},

@@ -4,6 +4,8 @@
 - Questions as Search-R1 and the original MemSearcher write them (parquet): the answers may be in `reward_model`, one of
   them as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the
   `index` of its `extra_info`, or by its number.
+- Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
+  `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
   `questions_and_answers` (a JSON list of {question, answer}), `data_source`, `num_chunks` and `num_questions`. Their
   field `prompt` is not read.
@@ -17,19 +19,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memsearcher_jax.data.conversations import conversation_problem, read_conversations
 from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
 PARQUET_COLUMNS = {
     *("id", "question", "golden_answers", "metadata", "data_source", "reward_model", "extra_info"),
     *("instance_id", "chunks", "questions_and_answers", "num_chunks", "num_questions"),
+    *("context", "prompt"),
 }
 
 
-def read_problems(path: str | Path, on_malformed: Callable[[str], object] | None = None) -> list[Problem]:
-    """Read every row of a file of questions or streams. A name that ends in `.parquet` is read as parquet.
+CHUNK_WORDS = 640
+"""Words of a chunk of a conversation, at most. With four tokens for each it fits Mem-alpha's 2,560 tokens."""
+
+
+def read_problems(
+    path: str | Path, on_malformed: Callable[[str], object] | None = None, chunk_words: int = CHUNK_WORDS
+) -> list[Problem]:
+    """Read every row of a file of questions or streams: JSON Lines, `.parquet`, or conversations in `.json`.
 
     Args:
+      chunk_words: words of a chunk of a conversation, at most.
       on_malformed: called with a one-line message for each malformed row, which is then skipped. Without it, a
         malformed row is an error.
 
@@ -40,9 +51,17 @@ def read_problems(path: str | Path, on_malformed: Callable[[str], object] | None
     """
     path = Path(path)
     problems: dict[str, Problem] = {}
-    for where, row in _parquet_rows(path) if path.suffix == ".parquet" else numbered_lines(path):
+    rows = {".parquet": _parquet_rows, ".json": read_conversations}.get(path.suffix, numbered_lines)(path)
+    for where, row in rows:
         try:
-            problem = _problem(where, row)
+            is_conversation = path.suffix == ".json"
+            problem = (
+                _text_problem(where, row, path.stem)
+                if isinstance(row, dict) and row.get("context") is not None
+                else conversation_problem(where, row, chunk_words)
+                if is_conversation
+                else _problem(where, row)
+            )
             if problem.id in problems:
                 raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
         except MalformedRow as error:
@@ -115,6 +134,20 @@ def _search_r1_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: no field "question": add a column with the question alone, without a template')
     problem = _question_problem(where, row, answers)
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
+
+
+def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
+    """A question about a text. The source of an evaluation file is its name, which says the length of its texts."""
+    messages, reward, extra = row.get("prompt"), row.get("reward_model") or {}, row.get("extra_info") or {}
+    question = row.get("input") or (messages[0].get("content") if isinstance(messages, list) and messages else messages)
+    answers = row.get("answers") if row.get("answers") is not None else reward.get("ground_truth")
+    number = next((one for one in (row.get("index"), extra.get("index")) if one is not None), where.split()[-1])
+    number = str(number).rpartition(":")[2]
+    fields = {"id": number, "question": question, "golden_answers": [answers] if isinstance(answers, str) else answers}
+    problem = _question_problem(where, fields, "answers")
+    text = _replace_surrogates(checked_text(where, "context", row["context"]))
+    source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
+    return replace(with_source(problem, source), stream=Stream(source, (text,), ()))
 
 
 def _question_problem(where: str, row: dict[str, Any], answers_field: str = "golden_answers") -> Problem:

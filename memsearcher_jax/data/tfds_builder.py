@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import tensorflow_datasets as tfds
 
 from memsearcher_jax.data.benchmarks import SPLITS, resolve
-from memsearcher_jax.data.readers import read_problems, with_source
+from memsearcher_jax.data.readers import CHUNK_WORDS, read_problems, with_source
 from memsearcher_jax.types import Problem, Stream
 
 FILE, SYNTHETIC = "file", "synthetic"  # builder configs other than the benchmarks
@@ -135,7 +135,9 @@ def _explain_damage(folder: str | Path) -> Iterator[None]:
         raise ValueError(f"{folder}: a file of this dataset is damaged ({reason}); delete the folder") from error
 
 
-def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: bool) -> FlashRag:
+def write_file(
+    path: Path, benchmark: str, directory: Path, *, skip_malformed: bool, chunk_words: int = CHUNK_WORDS
+) -> FlashRag:
     """Convert a file of a benchmark, or of none (""), to a dataset under `directory`, unless one exists for it.
 
     Without `skip_malformed`, a malformed row is an error. Raises as `read_problems` does.
@@ -146,13 +148,14 @@ def write_file(path: Path, benchmark: str, directory: Path, *, skip_malformed: b
     with path.open("rb") as content:
         checksum = hashlib.file_digest(content, "sha256").hexdigest()
     key = f"{benchmark}\n{path if skip_malformed else ''}\n{checksum}"
+    key += f"\n{chunk_words}" if path.suffix == ".json" else ""
     location = {"config": benchmark or FILE, "data_dir": directory / hashlib.sha256(key.encode()).hexdigest()[:16]}
     with _explain_damage(location["data_dir"]):
         dataset = FlashRag(**location)
         if dataset.is_prepared():
             return dataset
     skipped: list[str] = []
-    problems = read_problems(path, skipped.append if skip_malformed else None)
+    problems = read_problems(path, skipped.append if skip_malformed else None, chunk_words)
     if benchmark:
         problems = [with_source(problem, benchmark) for problem in problems]
     dataset = FlashRag(**location, splits={FILE_SPLIT: problems}, skipped=skipped)

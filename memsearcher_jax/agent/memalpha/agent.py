@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memsearcher_jax.agent.base import Complete, PromptTokenizer, ReadingAgent, Scoring
-from memsearcher_jax.agent.memalpha.memory import Memory, Store
+from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, LONGMEMEVAL, evidence_recall
+from memsearcher_jax.agent.memalpha.memory import Memory, Store, as_text
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
     calls_reward,
@@ -71,7 +72,6 @@ class Memalpha(ReadingAgent):
     rewards_per = "context"
     needs_completers = True
     synthetic_data = "streams"
-    central_metric = "accuracy"
 
     @cached_property
     def prompts(self) -> MemalphaPrompts:
@@ -156,7 +156,8 @@ class Memalpha(ReadingAgent):
                 _tokens(tokenizer, prompts.judge_prompt(store, "")) + config.completion_tokens for store in Store
             ]
             case = config.question_tokens + 2 * settings.answer_tokens  # with the golden answer and the given one
-            needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "")) + case)
+            rule = max(JUDGE_RULES.values(), key=len)
+            needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "", rule)) + case)
         return max(needed) + settings.answer_tokens + 1
 
     def answer(self, pairs: Sequence[tuple[Memory, str]], scoring: Scoring) -> list[Completion]:
@@ -199,7 +200,12 @@ class Memalpha(ReadingAgent):
 
         answers = _complete(scoring.answerer, answer_prompts(), "answers", scoring)
         grade_prompts = (
-            self.prompts.grade_prompt(question.text, str(question.answer), answer.text)
+            self.prompts.grade_prompt(
+                question.text,
+                str(question.answer),
+                answer.text,
+                JUDGE_RULES.get(question.kind, "") if source == LONGMEMEVAL else "",
+            )
             for (source, question), answer in zip(asked, answers, strict=True)
             if graded(source, answer)
         )
@@ -212,8 +218,8 @@ class Memalpha(ReadingAgent):
             if answer.error:
                 return Answered(question, answer, None, answer.error)
             reply = grade and grade.text
-            score = question_score(source, answer.text, question.answer, reply, evaluation=scoring.evaluation)
-            return Answered(question, answer, score)
+            rule = {"evaluation": scoring.evaluation, "kind": question.kind}
+            return Answered(question, answer, question_score(source, answer.text, question.answer, reply, **rule))
 
         answered = (scored(*one, answer) for one, answer in zip(asked, answers, strict=True))
         return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
@@ -258,6 +264,10 @@ class Memalpha(ReadingAgent):
         if not known:
             return _unscored(trajectory, f"no answer could be scored: {answered[0].error}")
         scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, answered)}
+        if evidence := [question.evidence for question in _stream(trajectory.problem).questions if question.evidence]:
+            items = (*outcome.memory.semantic, *outcome.memory.episodic)
+            text = "\n".join((as_text(outcome.memory.core), *(item.text for item in items)))
+            scores["evidence_recall"] = _mean([evidence_recall(text, texts) for texts in evidence])
         if settings.answer_from != "memory":
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]

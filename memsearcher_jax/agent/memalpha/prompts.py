@@ -39,9 +39,10 @@ class MemalphaPrompts:
         prefix = f"{self.judge_system}{END}{USER}{before}"
         return self._prompt(prefix, ("store", store.value), between, ("content", content), after)
 
-    def grade_prompt(self, question: str, gold: str, answer: str) -> Prompt:
-        """Asks whether `answer` is right, given the `gold` answer."""
+    def grade_prompt(self, question: str, gold: str, answer: str, rule: str = "") -> Prompt:
+        """Asks whether `answer` is right, given the `gold` answer and perhaps a rule for such questions."""
         case = f"Question: {question}\nCorrect answer: {gold}\nGiven answer: {answer}"
+        case += f"\nRule: {rule}" if rule else ""
         return self._prompt(f"{self.grade_system}{END}{USER}", ("store", ""), "", ("case", case), "")
 
     def with_prefix(self, source: str, question: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from memsearcher_jax.agent.memalpha.conversations import LOCOMO, LONGMEMEVAL, locomo_score
 from memsearcher_jax.agent.memalpha.memory import CallResult, Status
 from memsearcher_jax.agent.protocol import until_closing_brace
 from memsearcher_jax.agent.reward import cover_exact_match, exact_match, token_f1
@@ -118,13 +119,19 @@ def compression_reward(memory_tokens: int, stream_tokens: int, *, clip: bool = T
 
 def needs_judge(source: str, *, evaluation: bool = False) -> bool:
     """Whether a judge scores the answers to this source's questions."""
-    return source == "lme_train" or (evaluation and source == "longmemeval_s*")
+    return source in ("lme_train", LONGMEMEVAL) or (evaluation and source == "longmemeval_s*")
 
 
 def question_score(
-    source: str, prediction: str, gold: Gold, judge_reply: str | None = None, *, evaluation: bool = False
+    source: str,
+    prediction: str,
+    gold: Gold,
+    judge_reply: str | None = None,
+    *,
+    evaluation: bool = False,
+    kind: str = "",
 ) -> float:
-    """The score in [0, 1] of one answer, by the rule of its data source.
+    """The score in [0, 1] of one answer, by the rule of its data source; `kind` is the question's type.
 
     Two benchmark sources have another rule in evaluation. Raises ValueError if the rule needs a judge's reply and there
     is none: a missing judge is a fault, not a wrong answer. A missing golden answer is matched by nothing.
@@ -138,6 +145,8 @@ def question_score(
         if judge_reply is None:
             raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
         return float(judge_agrees(judge_reply))
+    if source == LOCOMO:
+        return locomo_score(answer, str(gold), kind)
     if source == "booksum" or (evaluation and source == "infbench_sum_eng_shots2"):
         return _keyword_recall(answer, gold)
     if source == "pubmed-rct" or "ttl_train" in source or "icl" in source:
