@@ -13,12 +13,9 @@ import numpy as np
 from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
 from memsearcher_jax.data.readers import CHUNK_WORDS
-from memsearcher_jax.data.readers import CHUNK_WORDS
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object
-from memsearcher_jax.ranges import Count
-from memsearcher_jax.ranges import Count
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.types import Problem
 
@@ -48,8 +45,6 @@ class DataConfig:
     exclude: str = ""
     """JSONL file of {"id"} of training problems to leave out, such as hopeless.jsonl of launch/build_index.py
     --audit."""
-    chunk_words: Count = CHUNK_WORDS
-    """Words of a chunk of a conversation of LongMemEval or LoCoMo (.json), at most: its sessions are divided."""
     chunk_words: Count = CHUNK_WORDS
     """Words of a chunk of a conversation of LongMemEval or LoCoMo (.json), at most: its sessions are divided."""
     malformed: Literal["error", "skip"] = "error"
