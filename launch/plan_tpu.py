@@ -192,7 +192,7 @@ def print_settings(
     """Prints how the run is laid out, and the memory of a device that stays allocated."""
     training, sampling = config.training, config.sampling
     micro_rows = training.minibatch_rows // training.grad_accum_steps
-    moved = " (in host memory between uses)" if memory.training < memory.state + memory.reference else ""
+    moved = " (in host memory between uses)" if memory.training < memory.state + memory.base + memory.reference else ""
     print(
         f"{name}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
         f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"
@@ -201,7 +201,8 @@ def print_settings(
         f"{training.grad_accum_steps} micro-batches of {micro_rows}\n"
         f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
         f"weights on {sampling.tensor} devices\n"
-        f"resident per device: train state {memory.state / GB:.2f} GB, reference {memory.reference / GB:.2f}{moved}, "
+        f"resident per device: train state {memory.state / GB:.2f} GB, frozen base {memory.base / GB:.2f}, "
+        f"{'teacher' if config.teacher.path else 'reference'} {memory.reference / GB:.2f}{moved}, "
         f"during rollouts sampler weights {memory.sampler_params / GB:.2f} and slots {memory.slots / GB:.2f}; "
         f"total {memory.training / GB:.2f} GB, during rollouts {memory.rollout / GB:.2f} GB"
     )

@@ -18,6 +18,7 @@ class MetricName(StrEnum):
     ENTROPY = "entropy"
     KL = "kl"  # k3 divergence from the initial weights, nats per token
     APPROX_KL = "approx_kl"  # mean of old - new log-probability over the step's updates, nats per token
+    CORRECT_LOGPROB = "correct_logprob"  # of the tokens of trajectories with a right answer, mean; nats per token
     TURNS = "turns"  # mean over trajectories
     TOKENS_PER_TURN = "tokens_per_turn"  # in context at the end of a turn, mean over turns
     MEMORY_TOKENS = "memory_tokens"  # of the last memory, mean over trajectories

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.planning.flops import forward_flops, training_flops
+from memsearcher_jax.planning.flops import ForwardFlops, forward_flops, training_flops
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
+from memsearcher_jax.runtime.load_weights import teacher_model
 
 GIB = 2**30
 ATTENTION_BLOCK = 1_024  # keys that the attention kernel reads at once
@@ -135,7 +136,7 @@ def training_phases(
 ) -> list[Phase]:
     """The phases after the rollout. `tensor`: the size of this mesh axis. `sent_bytes`: of one device per micro-batch,
     by program."""
-    model, training = config.model, config.training
+    training = config.training
     micro_rows = training.minibatch_rows // training.grad_accum_steps
     count = math.ceil(rows_per_step(config, workload) / micro_rows)  # micro-batches that hold tokens
     device_rows = micro_rows * count / len(topology.devices)  # fractional if "tensor" splits rows
@@ -143,13 +144,24 @@ def training_phases(
     chunks = contexts_per_row(config, workload) * workload.generated_tokens / training.logit_chunk
     # A query needs the keys of its own context and those that all share, in whole blocks.
     keys = min(workload.context_tokens + ATTENTION_BLOCK, training.seq_len / 2)
-    flops = forward_flops(model, training.seq_len, training.seq_len * keys, math.ceil(chunks) * training.logit_chunk)
-    # Every pass writes and reads each gathered matrix, or the device's share of it along "tensor".
-    gathered = 2 * matmul_param_bytes(model) / tensor * count
-    phases = []
-    if forwards := bool(training.kl_coefficient) + (training.old_logprobs != "sampler"):
+    scored = math.ceil(chunks) * training.logit_chunk
+
+    def forward_work(model: ModelConfig) -> tuple[ForwardFlops, float]:
+        """(FLOPs of a row, bytes of gathered matrices): every pass writes and reads each matrix, or the device's share
+        of it along "tensor"."""
+        flops = forward_flops(model, training.seq_len, training.seq_len * keys, scored)
+        return flops, 2 * matmul_param_bytes(model) / tensor * count
+
+    phases, model, teacher = [], config.model, config.teacher
+    flops, gathered = forward_work(model)
+    is_reference = not teacher.path and (bool(training.kl_coefficient) or teacher.hint)
+    if forwards := is_reference + (training.old_logprobs != "sampler"):
         work = device_rows * flops.forward, gathered, sent_bytes.get("reference", 0) * count
         phases.append(topology.phase("reference", *(forwards * amount for amount in work)))
+    if teacher.path:
+        taught, read = forward_work(teacher_model(config))
+        work = device_rows * taught.forward, read, sent_bytes.get("teacher", 0) * count
+        phases.append(topology.phase("teacher", *work))
     passes = 2 if model.remat == "none" else 3
     work = device_rows * training_flops(model, flops), passes * gathered, sent_bytes.get("update", 0) * count
     return [*phases, topology.phase("update", *work)]

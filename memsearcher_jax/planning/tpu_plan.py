@@ -29,6 +29,7 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
 from memsearcher_jax.planning.hlo import schedule
 from memsearcher_jax.planning.roofline import GIB, Topology
+from memsearcher_jax.runtime.load_weights import teacher_model
 from memsearcher_jax.runtime.meshes import Meshes
 from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.training import update
@@ -67,7 +68,8 @@ class ResidentMemory:
 
     params: int  # of the train state
     state: int  # these and the optimizer's, always there
-    reference: int  # always there, or only while it is used (`training.offload_reference`)
+    base: int  # LoRA: the frozen weights, always there
+    reference: int  # or the teacher: always there, or only while it is used (`training.offload_reference`)
     training: int  # while the state is updated or published
     sampler_params: int  # during rollouts
     slots: int  # during rollouts: the sampler's KV cache and state
@@ -98,16 +100,20 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     trained = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
     params, sampler_params = _device_bytes(trained.params), _device_bytes(_compute_params(model, meshes.local))
     state = params + _device_bytes(trained.opt_state)
-    frozen = config.training.kl_coefficient or model.lora_rank  # with LoRA the base is also the reference
-    reference = _device_bytes(_compute_params(model, meshes.train)) if frozen else 0
-    training = state if config.training.offload_reference and not model.lora_rank else state + reference
+    base = _device_bytes(_compute_params(model, meshes.train)) if model.lora_rank else 0
+    reference = 0
+    if config.teacher.path:
+        reference = _device_bytes(_compute_params(teacher_model(config), meshes.train))
+    elif config.training.kl_coefficient and not (base or config.teacher.hint):  # the base is the reference, too
+        reference = _device_bytes(_compute_params(model, meshes.train))
+    training = state + base + (0 if config.training.offload_reference else reference)
     slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
     rollout = training + sampler_params + slots
-    return ResidentMemory(params, state, reference, training, sampler_params, slots, rollout)
+    return ResidentMemory(params, state, base, reference, training, sampler_params, slots, rollout)
 
 
 def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
-    """The update, and the log-probabilities of the reference or the old policy. Raises DoesNotFitError."""
+    """The update, and the log-probabilities of reference, old policy and teacher. Raises DoesNotFitError."""
     mesh, temperature = meshes.train, config.sampling.temperature
     training = with_plan(config.training, learning_rate_plan(config.training, config.rl.steps))
     model, memory = sharding.select_attention(config.model, mesh), resident_memory(config, meshes)
@@ -125,18 +131,27 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
         notify(f"compiling {name}")
         return _compile(name, lower, other_bytes, rows * flops)
 
-    base, base_bytes = (weights, memory.reference) if model.lora_rank else (None, 0)
-    other_bytes = memory.training - memory.state - base_bytes
+    base = weights if model.lora_rank else None
+    other_bytes = memory.training - memory.state - memory.base
     batch = _abstract_batch(training, mesh, resolved=True)
     work = training_flops(model, flops)
     yield compile_on_mesh("update", step, state, batch, base, other_bytes=other_bytes, flops=work)
-    if training.kl_coefficient or training.old_logprobs != "sampler":
-        # Without a reference they are those of the policy, whose weights are a part of the state.
-        frozen = training.kl_coefficient or model.lora_rank
-        params, params_bytes = (weights, memory.reference) if frozen else (state.params, memory.params)
-        other_bytes = memory.state + memory.reference - params_bytes
+    teacher = config.teacher
+    frozen = training.kl_coefficient and not (teacher.path or teacher.hint)
+    if frozen or (teacher.hint and not teacher.path) or training.old_logprobs != "sampler":
+        # Without a reference they are those of the policy, whose weights are a part of the state, or merged for it.
+        params, params_bytes = (weights, memory.base or memory.reference) if frozen else (state.params, memory.params)
+        if model.lora_rank and not frozen:
+            params, params_bytes = weights, 0
+        other_bytes = memory.state + memory.base + memory.reference - params_bytes
         logprobs = make_logprob_fn(model, training, temperature=temperature), params, _abstract_batch(training, mesh)
         yield compile_on_mesh("reference", *logprobs, other_bytes=other_bytes, flops=flops.forward)
+    if teacher.path:
+        model = sharding.select_attention(teacher_model(config), mesh)
+        work = row_flops(model, training.seq_len, training.seq_len).forward
+        scores = make_logprob_fn(model, training, temperature=temperature), _compute_params(model, mesh)
+        other_bytes = memory.state + memory.base
+        yield compile_on_mesh("teacher", *scores, _abstract_batch(training, mesh), other_bytes=other_bytes, flops=work)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
@@ -201,7 +216,7 @@ def _abstract_batch(training: TrainingConfig, mesh: Mesh, *, resolved: bool = Fa
     """A mini-batch as shapes, types and shardings; `resolved`: with what the update needs besides the packed rows."""
     shape, batch_sharding = (training.minibatch_rows, training.seq_len), sharding.named_sharding(mesh, ("batch", None))
     dtypes: dict[str, Any] = dict(PACKED_DTYPES)
-    if resolved and training.kl_coefficient:
+    if resolved and (training.kl_coefficient or training.objective != "grpo"):
         dtypes["ref_logprob_BT"] = np.float32
     if resolved and training.tis_cap:
         dtypes["tis_weight_BT"] = np.float32

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, make_rollout_batch
 from memsearcher_jax.rl.hints import hint_ids
 from memsearcher_jax.rl.metrics import RolloutStats, rollout_metrics, trajectory_metrics
@@ -88,4 +90,7 @@ class Collector:
         """The complete batch of a step with its metrics."""
         mixed = batch.mixed_groups(self.run.config.rl.group_size)
         metrics = trajectory_metrics(batch.summaries, self.run.agent) | rollout_metrics(batch.stats)
-        return replace(batch, metrics=metrics | {"frac_mixed_groups": sum(mixed) / max(1, len(mixed))})
+        metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
+        if right := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.right]:
+            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(right).mean())
+        return replace(batch, metrics=metrics)

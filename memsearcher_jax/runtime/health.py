@@ -32,6 +32,9 @@ class HealthConfig:
     """Alert when mean entropy, in nats per token, exceeds this (the policy is diverging)."""
     max_kl: NonNegative = 0.0
     """Alert when the divergence from the initial weights, in nats per token, exceeds this."""
+    max_likelihood_fall: NonNegative = 0.0
+    """Alert when the mean log-probability of the tokens of correct trajectories is this many nats below its best mean
+    over `patience` steps: the earliest sign of a collapse (arXiv 2512.04220)."""
     max_unscored: Probability = 0.1
     """Alert when more than this fraction of a step's trajectories is lost to faults of the machinery, such as a search
     service that is down, and end the run after `patience` consecutive such steps, whatever `on_collapse` is; 1: off."""
@@ -49,6 +52,8 @@ class HealthState:
     consecutive_steps: dict[str, int] = field(default_factory=dict)  # by limit, of steps beyond it
     rewards: list[float] = field(default_factory=list)  # of the last `patience` steps since the last rollback
     best_mean: float = 0.0  # of `patience` steps
+    likelihoods: list[float] = field(default_factory=list)  # log-probabilities of correct trajectories, likewise
+    best_likelihood: float | None = None  # the best mean of these
     rollbacks: int = 0
     evaluated: int = -1  # training steps before the last evaluation
     best_step: int | None = None  # of the checkpoint with the best evaluation
@@ -116,9 +121,14 @@ class HealthMonitor:
                 state.rewards = [*state.rewards, float(reward)][-patience:]
             if len(state.rewards) == patience:
                 state.best_mean = max(state.best_mean, sum(state.rewards) / patience)
+            if math.isfinite(likelihood := metrics.get(MetricName.CORRECT_LOGPROB, math.nan)):
+                state.likelihoods = [*state.likelihoods, float(likelihood)][-patience:]
+            if len(state.likelihoods) == patience:
+                mean = sum(state.likelihoods) / patience
+                state.best_likelihood = mean if state.best_likelihood is None else max(state.best_likelihood, mean)
         if must_roll_back:
             state.rollbacks += 1
-            state.consecutive_skips, state.consecutive_steps, state.rewards = 0.0, {}, []
+            state.consecutive_skips, state.consecutive_steps, state.rewards, state.likelihoods = 0.0, {}, [], []
             self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
         return must_roll_back
 
@@ -169,6 +179,14 @@ class HealthMonitor:
                 "min_reward_fraction",
                 f"reward is {reward:.4g}, its best mean over {self._config.patience} steps is "
                 f"{self.state.best_mean:.4g}, and health.min_reward_fraction {self._config.min_reward_fraction:g}",
+            )
+        best, likelihood = self.state.best_likelihood, metrics.get(MetricName.CORRECT_LOGPROB)
+        limit = self._config.max_likelihood_fall
+        if limit and best is not None and likelihood is not None and not likelihood >= best - limit:
+            yield (
+                "max_likelihood_fall",
+                f"{MetricName.CORRECT_LOGPROB} is {likelihood:.4g}, its best mean over {self._config.patience} steps "
+                f"is {best:.4g}, and health.max_likelihood_fall {limit:g}",
             )
         for name, metric in LIMITS.items():
             limit, value = getattr(self._config, name), metrics.get(metric)

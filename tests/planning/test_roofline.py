@@ -2,13 +2,18 @@
 
 from dataclasses import replace
 
+import jax
 import pytest
 
 from benchmarks.workload import BRIDGE, SUFFIX, SYSTEM, make_workload
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
-from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.planning.tpu_plan import resident_memory
+from memsearcher_jax.runtime.meshes import make_meshes
+from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.training.config import TeacherConfig, TrainingConfig
 
 WORKLOAD = Workload(
     contexts=4,
@@ -71,6 +76,21 @@ def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
     config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=0.0))
     assert names(config) == ["update"]
     assert names(replace(config, training=replace(config.training, old_logprobs="trainer"))) == ["reference", "update"]
+
+
+def test_a_teacher_has_a_phase_and_memory_in_the_place_of_the_reference():
+    config = replace(
+        CONFIG, model=replace(CONFIG.model, compute_dtype="float32"), sampling=load_preset("nano").sampling
+    )
+    taught = replace(config, teacher=TeacherConfig("package:tiny"))
+    phases = roofline.training_phases(taught, WORKLOAD, V6E, tensor=1, sent_bytes={})
+    reference, update = roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={})
+    assert [phase.name for phase in phases] == ["teacher", "update"] and phases[1] == update
+    assert phases[0].compute < reference.compute / 100
+    meshes = make_meshes(taught, jax.devices(), jax.local_devices())
+    size = (located("package:tiny") / "model.safetensors").stat().st_size
+    planned = [resident_memory(one, meshes).reference for one in (taught, config)]
+    assert planned[0] == pytest.approx(size / 8, rel=0.1) and planned[1] > 100 * planned[0]
 
 
 def sampling_phases(config, **work):

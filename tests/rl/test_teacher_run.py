@@ -71,6 +71,7 @@ def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
     monkeypatch.setattr(Scheduler, "_generate", spy)
     monkeypatch.setattr(collector, "hint_ids", lambda *args: shown.append(make(*args)) or shown[-1])
     steps = trained(tmp_path / "run", "--training.objective", "distill", "--teacher.hint", "True")
+    assert all(step["correct_logprob"] < 0 for step in steps if step["exact_match"])
     texts = {TOKENIZER.transcript(hint) for step in shown for hint in step}
     answers = {answer for text in texts for answer in re.findall(r"The answer is .*?\.", text)}
     assert len(shown) == 2 and len(answers) > 1 and all(np.isfinite(step["teacher_kl"]) for step in steps)

@@ -37,6 +37,17 @@ def test_an_alarm_is_reported_every_patience_steps(limit, metric, good, bad):
     assert run_checks(HealthConfig(), [{metric: bad}] * 9)[0] == [], "without a limit there is no alarm"
 
 
+def test_a_fall_of_the_likelihood_of_correct_trajectories_is_an_alarm():
+    """Steps without a correct trajectory neither lengthen nor end the series that it is compared with."""
+    values = [-0.5, -0.3, None, -0.3, -0.3, -0.9, -0.6, -0.7, -0.8]
+    steps = [{} if value is None else {"correct_logprob": value} for value in values]
+    messages, counts = run_checks(HealthConfig(max_likelihood_fall=0.35, patience=2), steps)
+    assert counts == [0, 0, 0, 0, 0, 1, 0, 1, 1]
+    alarm = "alarm at step 8: correct_logprob is -0.8, its best mean over 2 steps is -0.3, and health."
+    assert messages == [f"{alarm}max_likelihood_fall 0.35"]
+    assert run_checks(HealthConfig(patience=2), steps) == ([], [0] * 9)
+
+
 def test_on_collapse_stop_ends_the_run_on_an_alarm():
     config = HealthConfig(max_kl=0.1, patience=3, on_collapse="stop")
     message = r"step 2: kl is 0\.5 and health.max_kl 0\.1; health.on_collapse is stop"
