@@ -20,7 +20,7 @@ from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())
-STREAMS = [name for name in PRESETS if "memalpha" in name]
+STREAMS = [name for name in PRESETS if "memalpha" in name or "memagent" in name]
 HISTORIES = [name for name in PRESETS if cli.load_preset(name).agent.workflow in ("react", "search_r1", "mem1")]
 
 # Qwen/Qwen2.5-0.5B, -3B and -7B, and Qwen3-4B: config.json, and their numbers of parameters.
@@ -54,6 +54,8 @@ DEVICES = {
     "memalpha_qwen3b": [(16, 4), (16, 8)],
     "search_r1_3b": [(16, 4), (16, 8)],
     "mem1_7b": [(32, 4), (32, 8)],
+    "memagent_7b": [(32, 4), (32, 8)],
+    "tiny_memagent": [(1, 1), (8, 8)],
 }
 
 

@@ -85,8 +85,6 @@ class Agent(abc.ABC):
     """Whether its rewards ask an answerer."""
     synthetic_data: ClassVar[str] = "encyclopedia"
     """The value of `data.synthetic` that makes problems for it."""
-    central_metric: ClassVar[str] = "exact_match"
-    """The score that progress lines, tables and pages show first."""
 
     @property
     @abc.abstractmethod

@@ -41,8 +41,8 @@ class AgentConfig:
     workflow: str = "memsearcher"
     """The agent: a compact memory (memsearcher), the complete history (react), the complete history in the protocol of
     Search-R1 (search_r1), one state that every turn rewrites (mem1), one reply without a search (direct), one reply
-    after a search for the question (rag), a memory that is filled from a stream, then queried (memalpha), or one's own:
-    FILE.py (docs/extend.md)."""
+    after a search for the question (rag), a long text that is read for a question (memagent), a memory that is filled
+    from a stream, then queried (memalpha), or one's own: FILE.py (docs/extend.md)."""
     tools: tuple[str, ...] = ()
     """Tools of one's own, besides the search: FILE.py, whose functions they are, or those in its list TOOLS;
     mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
@@ -67,7 +67,8 @@ class AgentConfig:
     carry_memory: bool = True
     """Carry the memory from turn to turn; False empties it after every turn, as an ablation."""
     observation_tokens: Count = 4096
-    """Token budget of the search results of one turn; passages are clipped to share it. Also of one tool's result."""
+    """Token budget of the search results of one turn; passages are clipped to share it. Also of one tool's result and,
+    with memagent, of a chunk of the text."""
     max_calls: Count = 5
     """Maximum tool calls of one reply; further calls are ignored and counted."""
     default_top_n: Count = 5

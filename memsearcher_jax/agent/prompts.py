@@ -43,6 +43,12 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
         "observation": ("passages",),
         "invalid": (),
     },
+    "memagent": {
+        "system": (),
+        "chunk": ("question", "memory", "chunk"),  # the user message that reads a chunk
+        "turn": ("question", "memory"),  # the one that asks for the answer
+        "empty": (),  # in place of a memory, before there is one
+    },
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
     "memalpha": {
@@ -138,6 +144,15 @@ class Prompts:
         continuation = self.continuation(self.tool_message([("call", "result")] * calls), think=True)
         spans = (*self.initial_prompt("").segments, *continuation)
         return sum(token_counter.count(span.text) for span in spans if span.trusted)
+
+
+def fill(system: str, template: Sequence[str], texts: Mapping[str, str]) -> Prompt:
+    """A fresh context: the system message, and a user message whose slots hold outside texts, by their names."""
+    first, *rest = template
+    spans = [TextSpan(f"{SYSTEM}{system}{END}{USER}{first}", True, "prefix")]
+    for (name, text), after in zip(texts.items(), rest, strict=True):
+        spans += [TextSpan(text, False, name), TextSpan(after, True)]
+    return Prompt((*spans[:-1], TextSpan(f"{spans[-1].text}{END}{ASSISTANT}", True, "suffix")))
 
 
 def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:

@@ -11,6 +11,7 @@ from pathlib import Path
 from memsearcher_jax.agent.base import Agent, QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.mem1 import Mem1
+from memsearcher_jax.agent.memagent import MemAgent
 from memsearcher_jax.agent.memalpha.agent import Memalpha
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
@@ -24,6 +25,7 @@ AGENTS: dict[str, type[Agent]] = {
     "react": ReAct,
     "search_r1": SearchR1,
     "mem1": Mem1,
+    "memagent": MemAgent,
     "direct": Direct,
     "rag": Rag,
     "memalpha": Memalpha,

@@ -13,6 +13,7 @@ import numpy as np
 from memsearcher_jax.data.benchmarks import SPLITS, resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
 from memsearcher_jax.data.readers import CHUNK_WORDS
+from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object
@@ -49,11 +50,13 @@ class DataConfig:
     """Words of a chunk of a conversation of LongMemEval or LoCoMo (.json), at most: its sessions are divided."""
     malformed: Literal["error", "skip"] = "error"
     """What to do with a malformed row: raise an error, or skip and count it."""
-    synthetic: Literal["encyclopedia", "streams"] = "encyclopedia"
-    """What to generate without files: questions about the embedded encyclopedia, or streams of chunks for
-    agent.workflow memalpha."""
+    synthetic: Literal["encyclopedia", "streams", "documents"] = "encyclopedia"
+    """What to generate without files: questions about the embedded encyclopedia, streams of chunks for agent.workflow
+    memalpha, or long documents with a question each for memagent."""
     encyclopedia: EncyclopediaConfig = field(default_factory=EncyclopediaConfig)
     """Seed and size of the embedded encyclopedia."""
+    documents: DocumentConfig = field(default_factory=DocumentConfig)
+    """Lengths of the generated documents."""
     streams: SyntheticStreamConfig = field(default_factory=SyntheticStreamConfig)
     """Seed, number and lengths of the generated streams."""
 
@@ -119,6 +122,8 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     if config.is_synthetic:
         if config.synthetic == "streams":
             splits = make_streams(config.streams)
+        elif config.synthetic == "documents":
+            splits = make_documents(config.encyclopedia, config.documents)
         else:
             encyclopedia = make_encyclopedia(config.encyclopedia)
             splits = {"train": encyclopedia.train, "test": encyclopedia.test}

@@ -158,7 +158,16 @@ def test_workflows_settings_and_templates_name_the_same_workflows():
 
 @pytest.mark.parametrize(
     ("name", "needed"),
-    [("memsearcher", 140), ("react", 120), ("search_r1", 120), ("mem1", 120), ("direct", 120), ("rag", 120), ("memalpha", 110)],
+    [
+        ("memsearcher", 140),
+        ("react", 120),
+        ("search_r1", 120),
+        ("mem1", 120),
+        ("direct", 120),
+        ("rag", 120),
+        ("memalpha", 110),
+        ("memagent", 100),
+    ],
 )
 def test_the_longest_context_has_to_fit(name, needed, token_counter):
     config = AgentConfig(workflow=name, prompts=name, **SETTINGS)

@@ -1,0 +1,120 @@
+"""The MemAgent workflow: a long text, read chunk by chunk for one question (arXiv 2507.02259).
+
+The context of a chunk holds the question, the memory and the chunk; its reply is the next memory. The last context
+holds the question and the memory, and its reply answers in a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from memsearcher_jax.agent import protocol
+from memsearcher_jax.agent.base import QuestionAgent
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, fill, load
+from memsearcher_jax.agent.reward import Parsed
+from memsearcher_jax.types import (
+    Completion,
+    FinishReason,
+    Generate,
+    Outcome,
+    Problem,
+    Prompt,
+    StopReason,
+    TokenCounter,
+    Turn,
+    Workflow,
+)
+
+
+@dataclass(frozen=True)
+class MemAgentPrompts(Prompts):
+    """A template set of this protocol; `turn` asks for the answer."""
+
+    chunk: tuple[str, ...] = ("", "", "", "")
+    empty: tuple[str, ...] = ("",)  # shown before there is a memory
+
+    def read(self, question: str, memory: str, chunk: str) -> Prompt:
+        memory = memory or self.empty[0]
+        return fill(self.system, self.chunk, {"question": question, "memory": memory, "chunk": chunk})
+
+    def initial_prompt(self, question: str, memory: str = "") -> Prompt:
+        return fill(self.system, self.turn, {"question": question, "memory": memory or self.empty[0]})
+
+    def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
+        prompts = self.read("", "", ""), self.initial_prompt("")
+        return max(sum(token_counter.count(span.text) for span in one.segments) for one in prompts)
+
+
+def chunks_of(text: str, limit: int, token_counter: TokenCounter) -> Iterator[str]:
+    """The text in pieces of at most `limit` tokens. No more than 16 characters of each are encoded at a time."""
+    start = 0
+    while start < len(text):
+        piece = token_counter.clip(text[start : start + 16 * limit], limit) or text[start]
+        yield piece
+        start += len(piece)
+
+
+def memagent(
+    question: str, text: str, *, config: AgentConfig, prompts: MemAgentPrompts, token_counter: TokenCounter
+) -> Workflow:
+    """Yields one `Generate` for each chunk and one for the answer, returns an `Outcome`. A cut-off memory is kept."""
+    memory, turns = "", list[Turn]()
+    counts = {"memory_tokens": 0, "memory_cuts": 0}
+
+    def failed(completion: Completion) -> Outcome:
+        return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
+
+    for chunk in chunks_of(text, config.observation_tokens, token_counter):
+        completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
+        if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
+            return failed(completion)
+        before, written = memory, completion.text.strip()
+        memory = token_counter.clip(written, config.memory_tokens)
+        turns.append(Turn(before, completion.text, new_memory=memory))
+        counts["memory_cuts"] += memory != written
+        counts["memory_tokens"] = token_counter.count(memory)
+
+    completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
+    turns += [Turn(memory, completion.text)] * (completion.finish is not FinishReason.CONTEXT_FULL)
+    if completion.finish is not FinishReason.STOP:
+        return failed(completion)
+    answer = protocol.boxed_answer(completion.text)
+    return Outcome(StopReason.NO_ANSWER if answer is None else StopReason.ANSWERED, answer or "", tuple(turns), counts)
+
+
+def parse_answer(transcript: str) -> Parsed:
+    answer = protocol.boxed_answer(transcript.rpartition(ASSISTANT)[2])
+    return answer, "" if answer is not None else "no box"
+
+
+class MemAgent(QuestionAgent):
+    """`agent.observation_tokens` are those of a chunk, `agent.rewrite_tokens` those of a reply with a memory."""
+
+    keeps_memory = True
+    synthetic_data = "documents"
+    parse_answer = staticmethod(parse_answer)
+
+    @cached_property
+    def prompts(self) -> MemAgentPrompts:
+        return load(self.config, MemAgentPrompts)
+
+    def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
+        assert problem.stream is not None, "`check_problems` refuses problems without a text"
+        settings = {"config": self.config, "prompts": self.prompts, "token_counter": token_counter}
+        return memagent(problem.question, "\n\n".join(problem.stream.chunks), **settings)
+
+    def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
+        problems = list(problems)
+        if without := [one for one in problems if one.stream is None]:
+            raise ValueError(
+                f"problem {without[0].id!r} has no text: agent.workflow memagent reads one for each question"
+            )
+        super().check_problems(problems, count, has_judge=has_judge)
+
+    def context_budget(self) -> dict[str, int]:
+        config, names = self.config, ("question_tokens", "memory_tokens", "observation_tokens")
+        reply = max(config.max_rewrite_tokens, config.completion_tokens)
+        return {f"agent.{name}": getattr(config, name) for name in names} | {"agent.rewrite_tokens": reply}
