@@ -124,11 +124,12 @@ def _read(file: Path, tokenizer: ChatTokenizer, seq_len: int, left_out: Counter[
 
 def _example(where: str, context: Context, tokenizer: ChatTokenizer) -> TrainingExample:
     ids = np.asarray(context.ids)
-    if not len(ids) or ids.dtype.kind != "i" or context.sampled[0]:
+    if not len(ids) or context.sampled[0]:
         raise ValueError(f"{where}: a context must hold token ids, the first of which was not sampled")
     if (unknown := ids[(ids < 0) | (ids >= tokenizer.vocab_size)]).size:
         raise ValueError(f"{where}: {_other(tokenizer)} has no token {unknown[0]}")
-    return TrainingExample(ids.astype(np.int32), np.zeros(len(ids), np.float32), np.array(context.sampled, bool), 1.0)
+    logprobs = np.array(context.logprobs, np.float32)
+    return TrainingExample(ids.astype(np.int32), logprobs, np.array(context.sampled, bool), 1.0)
 
 
 def _other(tokenizer: ChatTokenizer) -> str:
