@@ -34,6 +34,7 @@ from memsearcher_jax.runtime.meshes import Meshes, make_meshes
 from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.training import update
+from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.training.trainer import check_offload
 from memsearcher_jax.types import Problem
 
@@ -72,11 +73,13 @@ def prepare(
     """
     if not weights:
         config = replace(config, model=replace(config.model, path="", adapter=""))
+    if not training:
+        config = replace(config, teacher=TeacherConfig())
     config = hub.local(config)
     if config.model.path:
         load_weights.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
-    if training and config.teacher.path:
+    if config.teacher.path:
         check_teacher(config, tokenizer)
     meshes = open_meshes(config)
     if training:

@@ -247,12 +247,14 @@ def _code(value: str, change: Callable[[str], str]) -> str:
 
 
 def _weights(path: str, step: int | None) -> str:
-    """The fingerprint of local weights; "" for random ones and for those of a bucket."""
+    """The fingerprint of local weights, of a run those of `step` or the newest; "" for random ones and for those of a
+    bucket."""
     folder = located(path)
     if not folder.is_dir():
         return ""
     if is_run(folder):
-        params = folder / CHECKPOINTS / str(step) / "params"
+        steps = [int(found.name) for found in (folder / CHECKPOINTS).glob("*") if found.name.isdecimal()]
+        params = folder / CHECKPOINTS / str(max(steps, default=0) if step is None else step) / "params"
         return fingerprint(file for file in params.rglob("*") if file.is_file())
     return fingerprint(folder.glob("*.safetensors"))
 

@@ -1,6 +1,7 @@
 """Runs that learn from a teacher: another run's model, or the policy with a hint, with which it never samples."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +47,7 @@ def trained(out, *flags):
 
 
 @pytest.mark.slow
-def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_path, fast_compile):
+def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_path, fast_compile, refused):
     """And a resumed run equals an uninterrupted one."""
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     trained(teacher, "--model.embed_size", "32", "--seed", "1")
@@ -56,7 +57,11 @@ def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_pat
     whole, carried = trained(tmp_path / "whole", *flags), trained(tmp_path / "carried", *flags, "--rl.carry_over", "1")
     assert all(step["teacher_kl"] > 0.1 and step["kl"] > 0 for step in (*whole, *carried))
     trained(tmp_path / "parts", *flags, "--rl.steps", "1")
-    tpu_train.main(["--resume", "--out", str(tmp_path / "parts"), "--rl.steps", "2"])
+    tpu_train.main(["--resume", "--out", str(teacher), "--rl.steps", "3"])
+    resume = ["--resume", "--out", str(tmp_path / "parts"), "--rl.steps", "2"]
+    assert "teacher.path has changed since the run" in refused(tpu_train.main, resume)
+    shutil.rmtree(teacher / "checkpoints" / "3")
+    tpu_train.main(resume)
     assert read_metrics(tmp_path / "parts" / "metrics.jsonl")[1]["loss"] == whole[1]["loss"]
 
 
