@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -75,8 +75,11 @@ def decisions(
     for context in (context for one in demonstrations for context in one.trajectory.contexts):
         for sampled, positions in groupby(range(len(context.ids)), context.sampled.__getitem__):
             reply = list(positions) if sampled else []
-            text, offsets = tokenizer.decode_with_offsets([context.ids[position] for position in reply])
-            if match := span.search(text):
+            ids = [context.ids[position] for position in reply]
+            # A token that ends inside a character ends after its replacement character.
+            texts = [tokenizer.completion(ids[:count], found_stop=True).text for count in range(len(ids) + 1)]
+            offsets = [(len(before), len(after)) for before, after in pairwise(texts)]
+            if match := span.search(texts[-1]):
                 inside = [match.start(1) <= start and end <= match.end(1) for start, end in offsets]
                 spans = [((context.ids[position],), trained) for position, trained in zip(reply, inside, strict=True)]
                 tasks.append(task(kind, tokenizer, [(context.ids[: reply[0]], False), *spans]))

@@ -14,16 +14,12 @@ from functools import cached_property
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER, load
-from memsearcher_jax.agent.search_r1 import ACTION, END_OF_ACTION, SearchR1Prompts, parse_answer
-from memsearcher_jax.agent.tools import fit_results
+from memsearcher_jax.agent.search_r1 import ACTION, END_OF_ACTION, SearchR1Prompts, parse_answer, run_query
 from memsearcher_jax.types import (
     FinishReason,
     Generate,
     Outcome,
     Prompt,
-    Query,
-    Search,
-    SearchResult,
     StopReason,
     TokenCounter,
     Turn,
@@ -65,16 +61,10 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
 
         shown = prompts.invalid[0]
         if action:
-            query, result = content.strip(), SearchResult()
-            if query:  # search services refuse an empty one
-                queries = (Query(query, config.default_top_n),)
-                (result,) = yield Search(queries)
-                turn = replace(turn, calls=(query,), queries=queries, results=(result,))
-            if result.error and config.on_search_error == "stop":
-                return outcome(StopReason.SEARCH_FAILED, turn, error=result.error)
-            ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
-            counts["passages_clipped"] += clipped["passages_clipped"]
-            shown = "".join(span.text for span in prompts.information(passages))
+            turn, spans = yield from run_query(content.strip(), turn, counts, config, prompts, token_counter)
+            if config.on_search_error == "stop" and turn.results and turn.results[0].error:
+                return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
+            shown = "".join(span.text for span in spans)
         state = completion.text + shown
         counts["memory_tokens"] = token_counter.count(completion.text)
         turns.append(replace(turn, observation=shown, new_memory=completion.text))

@@ -71,7 +71,7 @@ def memagent(
         completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
         if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
             return failed(completion)
-        before, written = memory, completion.text.strip()
+        before, written = memory, protocol.memory(completion.text) or completion.text.strip()
         memory = token_counter.clip(written, config.memory_tokens)
         turns.append(Turn(before, completion.text, new_memory=memory))
         counts["memory_cuts"] += memory != written

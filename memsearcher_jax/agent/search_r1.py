@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -77,6 +78,20 @@ def parse_answer(transcript: str) -> tuple[str | None, str]:
     return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
 
 
+def run_query(
+    query: str, turn: Turn, counts: Counter[str], config: AgentConfig, prompts: SearchR1Prompts, counter: TokenCounter
+) -> Generator[Search, tuple[SearchResult, ...], tuple[Turn, tuple[TextSpan, ...]]]:
+    """Runs the search of a reply; returns the turn with its results, and the text that shows them."""
+    result = SearchResult()
+    if query:  # search services refuse an empty one
+        queries = (Query(query, config.default_top_n),)
+        (result,) = yield Search(queries)
+        turn = replace(turn, calls=(query,), queries=queries, results=(result,))
+    ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, counter)
+    counts["passages_clipped"] += clipped["passages_clipped"]
+    return turn, prompts.information(passages)
+
+
 def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, token_counter: TokenCounter) -> Workflow:
     """Yields `Generate` and `Search`, returns an `Outcome`. A search in the last turn is not run.
 
@@ -108,16 +123,9 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
 
         text = (TextSpan(prompts.invalid[0], True),)
         if action:
-            query, result = content.strip(), SearchResult()
-            if query:  # search services refuse an empty one
-                queries = (Query(query, config.default_top_n),)
-                (result,) = yield Search(queries)
-                turn = replace(turn, calls=(query,), queries=queries, results=(result,))
-            if result.error and config.on_search_error == "stop":
-                return outcome(StopReason.SEARCH_FAILED, turn, error=result.error)
-            ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
-            counts["passages_clipped"] += clipped["passages_clipped"]
-            text = prompts.information(passages)
+            turn, text = yield from run_query(content.strip(), turn, counts, config, prompts, token_counter)
+            if config.on_search_error == "stop" and turn.results and turn.results[0].error:
+                return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
         turns.append(replace(turn, observation="".join(span.text for span in text)))
         request = Generate(text, config.completion_tokens, END_OF_ACTION, same_turn=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from pathlib import Path
@@ -60,32 +61,23 @@ def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
 
 
 def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Trajectory:
-    workflow, requests = agent.start(problem, tokenizer), 0
-
-    def count() -> None:
-        nonlocal requests
-        requests += 1
-        if requests > REQUESTS:
-            raise RuntimeError(f"the workflow does not end: it made {REQUESTS:,} requests (line {line()})")
-
-    def line() -> int:
-        return workflow.gi_frame.f_lineno if workflow.gi_frame else 0
-
-    def generate(request: Generate) -> Completion:
-        count()
-        return Completion(REPLY)
+    workflow, numbers = agent.start(problem, tokenizer), itertools.count(1)
+    known = [schema["name"] for schema in agent.tools]
 
     def respond(request: Any) -> Any:
-        count()
+        line = workflow.gi_frame.f_lineno
+        if next(numbers) > REQUESTS:
+            raise RuntimeError(f"the workflow does not end: it made {REQUESTS:,} requests (line {line})")
+        if isinstance(request, Generate):
+            return Completion(REPLY)
         if isinstance(request, Search):
             return (FOUND,) * len(request.queries)
-        known = [schema["name"] for schema in agent.tools]
         if isinstance(request, Call) and request.tool in known:
             return ToolResult(request.tool, request.arguments, "0")
         tools = ", ".join(known) or "none: see agent.tools"
-        raise TypeError(f"the workflow yields {request!r:.200} in line {line()}, and the run's tools are {tools}")
+        raise TypeError(f"the workflow yields {request!r:.200} in line {line}, and the run's tools are {tools}")
 
-    trajectory = scripted_trajectory(problem, workflow, generate, respond, tokenizer)
+    trajectory = scripted_trajectory(problem, workflow, respond, respond, tokenizer)
     if not isinstance(trajectory.outcome, Outcome):
         raise TypeError(f"the workflow returns {trajectory.outcome!r:.200}, which is no Outcome")
     return trajectory

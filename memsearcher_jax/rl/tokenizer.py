@@ -195,17 +195,6 @@ class ChatTokenizer:
         kept = ids if finish is FinishReason.LENGTH else ids[:-1]
         return Completion(self._template.decode(list(kept), skip_special_tokens=False), finish)
 
-    def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of the ids, and for each id where it begins and ends in the text.
-
-        A token that ends inside a character ends after its replacement character.
-        """
-        text, offsets = "", []
-        for count in range(1, len(ids) + 1):
-            begun, text = len(text), self._template.decode(list(ids[:count]), skip_special_tokens=False)
-            offsets.append((begun, len(text)))
-        return text, offsets
-
     def transcript(self, ids: Sequence[int]) -> str:
         """A context as ChatML text in which only special tokens read as markup.
 

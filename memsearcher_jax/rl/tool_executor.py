@@ -59,13 +59,9 @@ class _Queue(Generic[Caller]):
     """The requests of one backend.
 
     `max_concurrency` batches run at a time; requests submitted meanwhile form the next. A batch that fails, or has no
-    results after `timeout` seconds, is split: each of its requests runs again alone, all of them concurrently, so that
-    a bad request spoils no other. A request that fails alone gets its error as its response. A call that never returns
-    keeps its daemon thread, which does not keep the process alive.
-
-    While the backend is down, a request that fails alone is queued again, until `max_outage` seconds after it was
-    submitted. A request that fails again although one that began after its first failure was answered is itself to
-    blame.
+    results after `timeout` seconds, is split: each of its requests runs again alone, so that a bad request spoils no
+    other. A request that fails alone gets its error as its response. While the backend is down, it is queued again,
+    until `max_outage` seconds after it was submitted, unless a request that began after its first failure was answered.
     """
 
     backend: Backend
@@ -111,8 +107,7 @@ class _Queue(Generic[Caller]):
     def _is_outage(self, batch: _Batch[Caller], error: BaseException, now: float) -> bool:
         """Whether the backend is down rather than this request bad, and may come back in time."""
         (one,), backend = batch.pending, self.backend
-        circuit_is_open = getattr(error, "retry_after", 0.0) > 0
-        blameless = circuit_is_open or self.last_available <= one.failed_at
+        blameless = getattr(error, "retry_after", 0.0) > 0 or self.last_available <= one.failed_at
         return isinstance(error, backend.outages) and blameless and now - one.since < backend.max_outage
 
     def _begin(self, pending: tuple[_Pending[Caller], ...]) -> _Batch[Caller]:
