@@ -32,7 +32,7 @@ from memsearcher_jax.report.statistics import (
 )
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
-SCORES = ("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy")
+SCORES = ("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "evidence_recall")
 """The scores of an answer and, last, of a stream."""
 CONTEXT = ("tokens_per_turn", "mean_peak_context_tokens", "peak_context_tokens")
 EFFORT = ("turns", "searches", *CONTEXT, "memory_tokens")
@@ -91,6 +91,7 @@ def summarize_evaluation(
 
         {"benchmarks": {name: {"questions": those that were not lost to faults, on which all numbers but `lost` are,
                                "scores": {score: {"mean", "low", "high"}}, the means of `summarize`,
+                               "types": {type of question: {"streams", "mean", "low", "high"}}, of streams,
                                "stops": {stop reason: fraction, the most frequent first},
                                "unscored": such as streams that were not read to their end, "lost"}},
          "by_length": the same for the streams of each length, of a source whose streams differ in length,
@@ -156,6 +157,12 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
         table.add_row(label(name), "", *_score_cells(scores, names))
     console.print(table)
     console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions\n", style="dim"))
+    for group, result in results.items():
+        if result.get("types"):
+            table = make_table(safe_text(group).plain, "streams", "accuracy")
+            for kind, one in result["types"].items():
+                table.add_row(safe_text(kind), f"{one['streams']:,}", *_score_cells({"accuracy": one}, ["accuracy"]))
+            console.print(table, "")
     for columns in (EFFORT, MEMORY, CALLS):
         known = [name for name in columns if any(name in one for one in results.values())]
         if known:
@@ -199,9 +206,23 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         **summarize(group),
         "questions": len(group),
         "scores": {score: asdict(mean_interval(*drawn)) for score, drawn in _scores(name, group, seed).items()},
+        "types": _by_type(group, seed),
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,
+    }
+
+
+def _by_type(group: Sequence[TrajectorySummary], seed: int) -> dict[str, dict[str, float]]:
+    """The accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
+    columns = metric_columns(numbers_of(summary) for summary in group)
+    names = sorted(name for name in columns if name.startswith("accuracy/") and name.count("/") == 2)
+    return {
+        name.rpartition("/")[2]: {
+            "streams": len(columns[name]),
+            **asdict(mean_interval(columns[name], np.random.default_rng([seed, zlib.crc32(name.encode())]))),
+        }
+        for name in names
     }
 
 

@@ -48,8 +48,9 @@ LABELS = {
 """Of names that do not explain themselves."""
 
 FRACTIONS = {
-    *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "guessed_exact_match", "answered"),
-    *("unscored", "stop", "wrong", "calls_ok_share", "calls_skipped_share", "calls_failed_share", "compression"),
+    *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "evidence_recall", "answered"),
+    *("guessed_exact_match", "unscored", "stop", "wrong", "compression"),
+    *("calls_ok_share", "calls_skipped_share", "calls_failed_share"),
     *("idle_slot_share", "prefix_hit_rate", *NAME_LISTS, "cut", "copied", "changed", "removed", "added"),
 }
 """Metrics, and families of metrics, that are shown in percent."""

@@ -178,3 +178,12 @@ def test_a_sweep_of_streams_may_have_a_value_without_a_score(tmp_path):
     last = console.file.getvalue().splitlines()[-1].split()
     assert last == ["[b]", "1", "?", "13,000", "14,000", "-7.7", "%", "–"]
     plot_sweep(tmp_path / "sweep.png", "x", points)
+
+
+def test_streams_by_type_of_question():
+    found = summarize_evaluation(STREAMS)
+    kinds = found["benchmarks"]["squad"]["types"]
+    assert set(kinds) == {"event"} and kinds["event"]["streams"] == 2
+    assert kinds["event"]["low"] <= kinds["event"]["mean"] == pytest.approx(0.375) <= kinds["event"]["high"]
+    assert "event" in printed(found) and found["benchmarks"]["made"]["types"]["event"]["streams"] == 1
+    assert summarize_evaluation(SEVERAL)["benchmarks"]["nq"]["types"] == {}
