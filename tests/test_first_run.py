@@ -14,8 +14,8 @@ from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen, sharding, weights
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl import setup, state
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import load_weights, run_dir
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.training import checkpoint
 
 pytestmark = pytest.mark.slow

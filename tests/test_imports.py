@@ -39,8 +39,8 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {
     "jax",
 }
 # Each of these packages may import the preceding ones.
-PACKAGES["runtime"] = LIBRARIES | {"tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
-PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime", "tokenizers", "mcp"}
+PACKAGES["runtime"] = LIBRARIES | {"mcp", "tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
+PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime"}
 PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
 PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.runtime"}
 PACKAGES["serving"] = (

@@ -15,8 +15,8 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl import setup
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())

@@ -24,7 +24,7 @@ from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count, CountOrZero, Seed
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Problem
 
 POOLED = "icl_"  # sources with this prefix are one

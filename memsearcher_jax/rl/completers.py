@@ -24,7 +24,7 @@ from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import CallPolicy, JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, Rollout, RolloutDriver
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from memsearcher_jax.agent.prompts import END, SYSTEM
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Problem, ScoredTrajectory
 
 

@@ -12,7 +12,7 @@ from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.python_files import located
 from memsearcher_jax.rl.rewards import own_rewards
 from memsearcher_jax.rl.scripted import scripted_trajectory
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Call,
     Completion,

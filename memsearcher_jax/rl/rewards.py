@@ -17,7 +17,7 @@ import jax
 from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams

@@ -22,8 +22,8 @@ from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.python_files import described
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
 from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend, tool_backend
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.context import FindStop
 from memsearcher_jax.sampling.engine import Engine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memsearcher_jax.agent.run import run_workflow
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Completion,
     Context,

@@ -27,11 +27,11 @@ from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
-from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.runtime import hub, load_weights, text_encoder
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
 from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig

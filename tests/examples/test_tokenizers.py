@@ -9,7 +9,7 @@ from examples.warmstart.tokenizers import CALL_PARTS, EMBEDDING_ROWS, MEMALPHA, 
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_stories
 from memsearcher_jax.model import weights
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 OLD, NEW = map(ChatTokenizer.load, (TINY, MEMALPHA))

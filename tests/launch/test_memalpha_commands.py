@@ -8,7 +8,7 @@ from memsearcher_jax.launch import ask, evaluate, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 
 SETTINGS = """
     --config tiny_memalpha --agent.completion_tokens 16 --memalpha.answer_tokens 6

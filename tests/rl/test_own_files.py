@@ -18,7 +18,7 @@ from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import respond, tool_backend
-from memsearcher_jax.rl.toolbox import open_tools
+from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.types import (
     Call,
     Context,

@@ -21,7 +21,7 @@ from memsearcher_jax.agent.memalpha.search import BM25Index
 from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
 from memsearcher_jax.agent.memalpha.workflow import memalpha
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
-from memsearcher_jax.rl.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, StopReason, Stream, StreamQuestion
 
 STREAM_TOKENS, CHUNK_TOKENS, MEMORY_TOKENS = 420_000, 2_000, 130_000
