@@ -43,7 +43,7 @@ from memsearcher_jax.planning.roofline import CHIPS, Chip
 
 PROMPT, NEW = 256, 128  # tokens of a decoded context
 LIMITS = {"numerics": 75, "engine": 60, "transformers": 45, "update": 75, "evaluate": 45}  # seconds of a process
-TRAIN_SECONDS = 150  # of the time are kept for the last part
+TRAIN_SECONDS = 150  # of the time are kept for training, if it can run
 SMALL = ("--rl.prompts_per_step", "4", "--rl.group_size", "4", "--evaluation.max_questions", "8")
 LARGE = (  # slots and rows that fill a GPU; the preset has two cores in mind
     *("--rl.prompts_per_step", "64", "--rl.group_size", "8", "--sampling.slots", "256"),
@@ -79,6 +79,10 @@ class Flags:
         return common.model_of(self.size, "float32" if self.small or self.child == "numerics" else "bfloat16")
 
     @property
+    def trains(self) -> bool:
+        return self.small or bool(self.smollm2 and self.corpus and self.train and self.test)
+
+    @property
     def slots(self) -> tuple[int, ...]:
         return (1, 4) if self.small else (1, 16, 64, 256)
 
@@ -108,7 +112,7 @@ class Report:
         """The output of a script; None, and a row that says why, if it fails or has no time."""
         # A process has the GPU alone; later ones find the programs that earlier ones compiled.
         environment = {"JAX_COMPILATION_CACHE_DIR": str(self.folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92"}
-        left = self.end - time.monotonic() - (0 if part == "train" else TRAIN_SECONDS)
+        left = self.end - time.monotonic() - (TRAIN_SECONDS if self.flags.trains and part != "train" else 0)
         seconds = min(4 * limit if self.flags.small else limit, left)
         try:
             if seconds < 1:
@@ -144,9 +148,9 @@ def main(flags: Flags) -> None:
             report.add("", f"shares left out: planning/roofline.py has no rates of {device}")
         if not torch:
             report.add("", "torch left out: it is not installed")
-        for measure in (decode, update):
-            for size in sizes:
-                measure(report, size, torch)
+        for size in sizes:
+            decode(report, size, torch)
+            update(report, size, torch)
         train(report)
     table = Table("part", "", "ours", "torch", "ratio", "share", box=None, header_style="bold", pad_edge=False)
     for row in report.rows:
@@ -225,7 +229,7 @@ def open_engine(model: ModelConfig, mesh: Any, params: Any, sizes: Sequence[int]
 
     settings = SamplingConfig(
         **{"slots": sizes[-1], "decode_batch_sizes": tuple(sizes[:-1]), "context_tokens": PROMPT + NEW},
-        **{"prefill_buckets": (256, 1_024, 8_192), "top_k": top_k, "top_p": 1.0},
+        **{"prefill_buckets": (256, 8_192), "top_k": top_k, "top_p": 1.0},
     )
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)
@@ -288,7 +292,7 @@ def decode(report: Report, size: str, torch: bool) -> None:
 
 def update(report: Report, size: str, torch: bool) -> None:
     file, small = report.folder / f"{size}.json", report.flags.small
-    words = ["--sizes", size, "--dtype", "float32" if small else "bfloat16", "--contexts", 4 if small else 32]
+    words = ["--sizes", size, "--dtype", "float32" if small else "bfloat16", "--contexts", 4 if small else 16]
     words += ["--repeats", 1, "--torch-contexts", 4, "--tolerance", 0.1, "--json", file]
     words += [] if torch else ["--no-torch"]
     script = Path(__file__).with_name("update.py")
@@ -302,11 +306,11 @@ def update(report: Report, size: str, torch: bool) -> None:
 def train(report: Report) -> None:
     """Training ends when the time for it is over."""
     flags, launch, out = report.flags, common.REPOSITORY / "launch", report.folder / "run"
+    if not flags.trains:
+        report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
+        return
     preset, weights, words, steps = "tiny", common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny", [*SMALL], 1
     if not flags.small:
-        if not (flags.smollm2 and flags.train and flags.test and flags.corpus):
-            report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
-            return
         preset, weights, words, steps = "smollm2", flags.smollm2, [*LARGE, "--retrieval.corpus", flags.corpus], 1_000
         words += ["--data.train", *flags.train, "--data.test", *flags.test]
     words, exact = ["--config", preset, *words], []
