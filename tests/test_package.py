@@ -1,12 +1,9 @@
 """The built wheel: its files, metadata and command."""
 
-import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import urllib.request
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -117,33 +114,6 @@ def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_p
     assert re.findall(r"^usage: memsearcher (\w+) ", usages, flags=re.MULTILINE) == commands
     code = "from memsearcher_jax.launch import cli; print(cli.__file__, cli.load_preset('tiny_react').agent.workflow)"
     assert run("-c", code, check=True).stdout == f"{tmp_path}/memsearcher_jax/launch/cli.py react\n"
-
-
-@pytest.mark.slow
-def test_the_installed_command_serves_an_agent_until_sigterm(wheel, tmp_path):
-    """The page and the weights come from the wheel; the dependencies are this environment's."""
-    install(wheel, tmp_path)
-    weights = tmp_path / PACKAGE / "assets" / "tiny"
-    command = [sys.executable, tmp_path / "bin" / "memsearcher", "serve_agent", "--config", "tiny", "--port", "0"]
-    command += ["--checkpoint", weights, "--sampling.slots", "8", "--retrieval.index_type", "exact"]
-    environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            # Before it, lines say what takes long.
-            line = next(line for line in process.stderr if line.startswith("serving the agent tiny at http://"))
-            for path, content in (("/", b"<!doctype html>"), ("/agent.js", b'"use strict"'), ("/v1/models", b"tiny")):
-                with urllib.request.urlopen(line.split()[-1] + path, timeout=20) as response:
-                    assert content in response.read()
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "Who is the mayor?"}]}
-            url, sent = f"{line.split()[-1]}/v1/chat/completions", json.dumps(body).encode()
-            request = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as response:
-                assert json.load(response)["choices"][0]["message"]["memsearcher"]["stop"]
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-            assert process.stderr.read() == "stopped\n"
-        finally:
-            process.kill()
 
 
 def test_the_citation_states_the_version(metadata):

@@ -75,17 +75,6 @@ def column(done, name):
     return [turn.metrics.get(name) for turn in done.turns]
 
 
-def test_a_policy_that_forgets_after_turn_one_loses_exactly_those_names():
-    done = run_policy(lambda old, text, turn: text if turn == 1 else "nothing yet.")
-    assert column(done, "supporting/held") == pytest.approx([2 / 3, 0.0, 0.0, None])
-    assert column(done, "supporting/kept") == [1.0, 0.0, 0.0, None]
-    assert column(done, "supporting/lost") == [None, 1.0, None, None]  # nothing is left to lose at turn 3
-    assert column(done, "supporting/forgotten") == [None, 1.0, 1.0, None]
-    assert column(done, "memory/changed") == [None, 1.0, 0.0, None]
-    assert done.turns[1].supporting.lost == ("Red Mill", "Lakeside")
-    assert done.means["supporting/lost"] == 1.0
-
-
 def test_an_agent_that_carries_no_memory_holds_nothing_before():
     """The ablation `agent.carry_memory false`: the policy writes memories that are not carried over."""
     done = run_policy(lambda old, text, turn: text, carry_memory=False)

@@ -218,20 +218,6 @@ def has_visible_focus(page):
     return outline[0] == "solid" and outline[1] >= 2
 
 
-def test_focus_follows_the_reading_order(page):
-    order = []
-    for _ in range(60):
-        press(page, Keys.TAB)
-        here = focused(page)
-        order.append(here.get_attribute("id") or here.get_attribute("class") or here.tag_name)
-        assert has_visible_focus(page), order[-1]
-        if order[-1] == "list":
-            break
-    assert order[0] == "skip"
-    wanted = ["theme", "text", "dataset", "outcome", "stop", "order", "list"]
-    assert [name for name in order if name in wanted] == wanted
-
-
 def test_markup_and_script_are_shown_as_text(page):
     assert heading(page) == EVIL
     text = by_id(page, "detail").text
