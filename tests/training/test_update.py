@@ -26,6 +26,12 @@ from memsearcher_jax.training.update import (
 )
 
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+GSPO = {
+    "importance_sampling_level": "sequence",
+    "aggregate": "seq-mean-token-mean",
+    "clip_low": 0.05,
+    "clip_high": 0.02,
+}
 DESCENT = optax.sgd(1.0)
 ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
 
@@ -127,7 +133,7 @@ def test_long_gradients_are_clipped(nano, plain):
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"aggregate": name} for name in AGGREGATES], ids=str)
+@pytest.mark.parametrize("changes", [*({"aggregate": name} for name in AGGREGATES), GSPO], ids=str)
 def test_packed_rows_train_like_separate_rows(nano, changes):
     rng = np.random.default_rng(0)
     alone = [pack([example], nano.training.seq_len, 1, rng) for example in nano.examples]
@@ -141,6 +147,12 @@ def test_packed_rows_train_like_separate_rows(nano, changes):
 
 def test_eight_devices_train_like_one(nano, plain):
     assert_same_step(plain, step(nano, nano.batch, mesh=nano.mesh(2, 2, 2), grad_accum_steps=2))
+
+
+@pytest.mark.parametrize("changes", [{"aggregate": "token-mean"}, GSPO], ids=str)
+def test_the_number_of_micro_batches_changes_nothing(nano, changes):
+    one, four = (step(nano, nano.batch, grad_accum_steps=n, **changes) for n in (1, 4))
+    assert_same_step(one, four)
 
 
 def test_empty_micro_batches_are_not_computed(nano, plain):
