@@ -18,8 +18,8 @@ from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.training import grpo, losses, masked, update
-from memsearcher_jax.training.config import Objective, TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training import distillation, grpo, losses, update
+from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
@@ -95,7 +95,7 @@ class Trainer:
             uses_weights = self.config.old_logprobs == "trainer" or (self.reference and self.reference.params is None)
             params = self.weights(state) if uses_weights else state.params
             if self.config.objective != "grpo":
-                packed = replace(packed, pull_BT=self._pull(packed, examples))
+                packed = replace(packed, pull_BT=distillation.pull(self.teacher, packed, examples))
             if self.teacher.hint:
                 notify("teacher")
                 packed = replace(packed, ref_logprob_BT=self._hinted_logprobs(packed, examples, params))
@@ -108,8 +108,9 @@ class Trainer:
                 batches = [replace(batch, ref_logprob_BT=x) for batch, x in zip(batches, scores, strict=True)]
             del params
             if self.config.objective != "grpo":
-                batches, divergences = zip(*(taught(self.config.objective, batch) for batch in batches), strict=True)
-                step_metrics["teacher_kl"] = float(np.mean(jax.device_get(divergences)))
+                pairs = [distillation.advantages(self.config.objective, batch) for batch in batches]
+                batches = [batch for batch, _ in pairs]
+                step_metrics["teacher_kl"] = float(np.mean(jax.device_get([divergence for _, divergence in pairs])))
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
                 state, metrics = self.update(state, batch, self.base, np.int32(training_step))
@@ -142,21 +143,16 @@ class Trainer:
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
 
-    def _pull(self, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
-        """The weight of the teacher's advantage for each token."""
-        taught_E = np.array([self.teacher.on == "all" or not example.right for example in examples])
-        return np.where(packed.mask_BT, self.teacher.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
-
     def _hinted_logprobs(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> np.ndarray:
-        """ref_logprob_BT of the rows under a teacher to whom each context is shown behind its hint, which is cut where
-        a row ends."""
+        """ref_logprob_BT of the rows under a teacher to whom each context is shown behind its hint."""
         assert self.reference is not None, "a hint needs a teacher"
-        rows = self._pack([_hinted(example, self.config.seq_len) for example in examples], np.random.default_rng(0))
+        hinted = [distillation.with_hint(example, self.config.seq_len) for example in examples]
+        rows = self._pack(hinted, np.random.default_rng(0))
         batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
         scores = [multihost_utils.process_allgather(x, tiled=True) for x in self.reference.scores(batches, policy)]
         # X: trained tokens. Both packings hold those of each example once, in order.
         values_X = np.empty(np.count_nonzero(packed.mask_BT), np.float32)
-        values_X[_by_example(packed)] = np.concatenate(scores)[rows.mask_BT][_by_example(rows)]
+        values_X[distillation.by_example(packed)] = np.concatenate(scores)[rows.mask_BT][distillation.by_example(rows)]
         logprob_BT = np.zeros(packed.mask_BT.shape, np.float32)
         logprob_BT[packed.mask_BT] = values_X
         return logprob_BT
@@ -308,39 +304,6 @@ def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: j
         tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
     resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
     return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)
-
-
-@partial(jax.jit, static_argnums=0)
-def taught(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
-    """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
-
-    A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, weighted
-    by `pull_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an advantage: Lu
-    et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
-    """
-    assert batch.ref_logprob_BT is not None and batch.pull_BT is not None, "the objective has a teacher"
-    mask_BT = batch.mask_BT
-    log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
-    own_BT = 0 if objective == "distill" else batch.advantage_BT
-    batch = replace(batch, advantage_BT=own_BT - batch.pull_BT * log_ratio_BT, pull_BT=None)
-    batch = jax.tree.map(lambda x: constrain(x, ("batch", None)), batch)
-    return batch, masked.mean(log_ratio_BT, mask_BT)
-
-
-def _hinted(example: TrainingExample, seq_len: int) -> TrainingExample:
-    hint = np.asarray(example.hint, np.int32)[: seq_len - len(example.ids)]
-    return replace(
-        example,
-        ids=np.concatenate([hint, example.ids]),
-        logprobs=np.concatenate([np.zeros(len(hint), np.float32), example.logprobs]),
-        sampled=np.concatenate([np.zeros(len(hint), bool), example.sampled]),
-    )
-
-
-def _by_example(batch: PackedBatch) -> np.ndarray:
-    """The order that sorts the trained tokens of the rows by their example."""
-    assert batch.example_BT is not None, "as packed"
-    return np.argsort(batch.example_BT[batch.mask_BT], kind="stable")
 
 
 def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]:

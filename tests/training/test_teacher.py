@@ -11,8 +11,9 @@ from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig
+from memsearcher_jax.training.distillation import advantages
 from memsearcher_jax.training.packing import TrainingExample, pack
-from memsearcher_jax.training.trainer import make_trainer, taught
+from memsearcher_jax.training.trainer import make_trainer
 from tests.support import NANO
 
 TRAINING = TrainingConfig(
@@ -125,10 +126,13 @@ def test_adapters_are_taught_and_the_divergence_is_that_from_the_teacher(example
 def test_the_sum_of_both_objectives_by_hand():
     example = TrainingExample((1, 2, 3), (0.0, -1.0, -2.0), (False, True, True), 0.5)
     batch = pack([example], 4, 1, np.random.default_rng(0))
+    batch = replace(batch, number_BT=None, example_BT=None)
     batch = replace(batch, ref_logprob_BT=np.array([[0, -1.5, -0.5, 0]]), pull_BT=np.array([[0, 2.0, 2.0, 0]]))
     for objective, own in (("distill", 0.0), ("grpo+distill", 0.5)):
         with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])):
-            result, divergence = taught(objective, jax.tree.map(jnp.asarray, replace(batch, number_BT=None)))
+            result, divergence = advantages(
+                objective, jax.tree.map(jnp.asarray, replace(batch, number_BT=None, example_BT=None))
+            )
         np.testing.assert_allclose(result.advantage_BT, [[0, own - 1.0, own + 3.0, 0]])
         np.testing.assert_allclose(divergence, (0.5 - 1.5) / 2)
 

@@ -1,0 +1,56 @@
+"""What a teacher adds to a step: weights of its advantages, the advantages, and the contexts with hints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.training import masked
+from memsearcher_jax.training.config import Objective, TeacherConfig
+from memsearcher_jax.training.packing import PackedBatch, TrainingExample
+
+
+def pull(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
+    """pull_BT: the weight of the teacher's advantage for each token."""
+    taught_E = np.array([config.on == "all" or not example.right for example in examples])
+    return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
+
+
+@partial(jax.jit, static_argnums=0)
+def advantages(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
+    """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
+
+    A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, weighted
+    by `pull_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an advantage: Lu
+    et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
+    """
+    assert batch.ref_logprob_BT is not None and batch.pull_BT is not None, "the objective has a teacher"
+    mask_BT = batch.mask_BT
+    log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
+    own_BT = 0 if objective == "distill" else batch.advantage_BT
+    batch = replace(batch, advantage_BT=own_BT - batch.pull_BT * log_ratio_BT, pull_BT=None)
+    batch = jax.tree.map(lambda x: constrain(x, ("batch", None)), batch)
+    return batch, masked.mean(log_ratio_BT, mask_BT)
+
+
+def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:
+    """The example behind its hint, which is cut where a row ends."""
+    hint = np.asarray(example.hint, np.int32)[: seq_len - len(example.ids)]
+    return replace(
+        example,
+        ids=np.concatenate([hint, example.ids]),
+        logprobs=np.concatenate([np.zeros(len(hint), np.float32), example.logprobs]),
+        sampled=np.concatenate([np.zeros(len(hint), bool), example.sampled]),
+    )
+
+
+def by_example(batch: PackedBatch) -> np.ndarray:
+    """The order that sorts the trained tokens of the rows by their example."""
+    assert batch.example_BT is not None, "as packed"
+    return np.argsort(batch.example_BT[batch.mask_BT], kind="stable")
