@@ -51,6 +51,7 @@ PANELS = (
     Panel("Entropy", "nats per token", (MetricName.ENTROPY,)),
     Panel("KL from the initial weights", "nats per token", (MetricName.KL,), None),
     Panel("KL of a step", "old − new, nats per token", (MetricName.APPROX_KL,), None),
+    Panel("Likelihood of right answers", "mean log-probability", (MetricName.CORRECT_LOGPROB,), None),
     Panel("Sampler vs trainer", "mean |Δ log-probability|", (MetricName.LOGPROB_DIFF_MEAN,)),
     Panel("Idle slots", "fraction of the sampler's slots", (MetricName.IDLE_SLOT_SHARE,)),
     Panel(
