@@ -2,9 +2,10 @@
 
 from setuptools import find_packages, setup
 
-# Lower bounds are the versions that the tests run with; upper bounds the next that may change an interface.
+# Lower bounds are the versions in constraints.txt; upper bounds are the next that may change an interface. `.ci/run`
+# tests with the pinned versions and with the newest.
 RUNTIME = [
-    "jax>=0.10.2,<0.11.1",
+    "jax>=0.10.2,<0.13",  # the newest for Python 3.11 is 0.10.2
     "flax>=0.12.8,<0.13",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
@@ -82,6 +83,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
+    classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)],
     packages=[*find_packages(include=["memsearcher_jax", "memsearcher_jax.*"]), *TOP_LEVEL],
     package_dir=TOP_LEVEL,
     package_data={

@@ -27,7 +27,7 @@ import tyro
 
 from memsearcher_jax import python_files
 from memsearcher_jax.config import RunConfig, check, check_ranges, differences, from_dict, to_dict
-from memsearcher_jax.launch import help_pages, interrupts, outputs, preconditions
+from memsearcher_jax.launch import compile_cache, help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import is_export, read_export_config
@@ -67,8 +67,8 @@ class Command(SettingsSource):
     """Flags of every command that uses a preset."""
 
     compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
-    """JAX's persistent compilation cache, a directory or gs:// address. It holds executable code: share it only with
-    users who may run programs as you."""
+    """JAX's persistent compilation cache, a directory or gs:// address; off: none. Default: in ~/.cache, except for
+    several CPU devices. It holds executable code: share it only with users who may run programs as you."""
     json: File = None
     """Also write the result to this file, as JSON."""
     smoke_test: bool = False
@@ -130,9 +130,8 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run)))
     except (ValueError, OSError) as error:  # as it was typed
         raise type(error)(str(error).replace("model.path", "--checkpoint")) if flags.checkpoint else error from error
-    if flags.compile_cache:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = flags.compile_cache
     _set_cpu_devices(flags.run.mesh.cpu_devices)
+    compile_cache.choose(flags.compile_cache)
     return flags
 
 

@@ -1,12 +1,14 @@
-"""Plans a run on a TPU slice that need not be present: memory, link traffic and time. Needs the extra `tpu`.
+"""Plans a run on a TPU slice or GPUs that need not be present: memory, link traffic and time.
 
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
 python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --model.remat nothing_saveable
 python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
+python launch/plan_tpu.py --config qwen3b --topology h100:8               # one host of eight GPUs; 2x8: two of them
 
-The TPU compiler compiles the programs of the run, so a program that exceeds the memory of a chip fails here as it would
-on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are 10^9 bytes. Times are
-those of the roofline: every chip runs at its peak rate and never waits.
+The TPU compiler of the extra `tpu` compiles the programs of the run, so a program that exceeds the memory of a chip
+fails here as it would on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are
+10^9 bytes. Times are those of the roofline: every chip runs at its peak rate and never waits. For GPUs nothing is
+compiled: memory is that of the weights and caches, and a lower bound of what a row saves, by formula.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line
     run_file(__file__)
 
 import itertools
+import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +33,7 @@ from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
+from memsearcher_jax.planning.roofline import CHIPS, GPUS, Phase, Topology, Workload
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ class PlanTpu(cli.Command):
     what: Literal["update", "sample", "all"] = "all"
     """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
-    """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2."""
+    """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2; or GPUs: h100:8, h200:1, h100:2x8 on two hosts."""
     suggest: bool = False
     """Try remat policies, row lengths, rows per device and tensor parallelism, fastest first, and plan the first that
     fits."""
@@ -76,10 +80,16 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(
                 "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
             )
-        find_slice(flags.topology)
-        if flags.topology.partition(":")[0] not in CHIPS:
-            raise ValueError(f"--topology {flags.topology}: plans are for {', '.join(CHIPS)}")
+        generation, _, shape = flags.topology.partition(":")
+        if generation not in CHIPS | GPUS:
+            raise ValueError(f"--topology {flags.topology}: plans are for {', '.join(CHIPS | GPUS)}")
         os.environ.update(ENVIRONMENT)
+        if generation in CHIPS:
+            find_slice(flags.topology)
+        elif re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
+            os.environ["JAX_NUM_CPU_DEVICES"] = str(math.prod(map(int, shape.split("x"))))
+        else:
+            raise ValueError(f"--topology {flags.topology}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
         with announced() as begin:
             begin("loading the compiler")
             from memsearcher_jax.planning import tpu_plan
@@ -103,7 +113,7 @@ def plan_run(
     training: Iterable[Program] | None = None,
 ) -> dict[str, Any]:
     """Prints the plan and returns it for JSON; `reason` says why the run does not fit. `training`: its programs."""
-    from memsearcher_jax.planning import tpu_plan
+    from memsearcher_jax.planning import suggest, tpu_plan
     from memsearcher_jax.runtime.meshes import make_meshes
     from memsearcher_jax.training.update import fit_to_mesh
 
@@ -111,6 +121,15 @@ def plan_run(
     config, mesh = replace(config, training=fit_to_mesh(config.training, meshes.train)), dict(meshes.train.shape)
     memory = tpu_plan.resident_memory(config, meshes)
     print_settings(config, flags.topology, topology, mesh, memory)
+    if flags.topology.partition(":")[0] in GPUS:
+        rows = config.training.minibatch_rows // config.training.grad_accum_steps * mesh["tensor"] / meshes.train.size
+        saved = math.ceil(rows) * suggest.min_row_bytes(config)
+        needed = max(memory.rollout, memory.training + saved)
+        print(f"saved for the backward pass: at least {saved / GB:.2f} GB, of {math.ceil(rows)} rows")
+        result = {"topology": flags.topology, "resident": asdict(memory), "row_bytes": saved, "fits": needed <= limit}
+        result["reason"] = f"it needs at least {needed / GB:.2f} GB, and a device has {limit / GB:.2f}"
+        sent = roofline.fsdp_bytes(config.model, meshes.train.size)
+        return result | {"roofline": print_phases(config, flags, topology, mesh, sent, {})}
     print(PROGRAM_HEADER)
     training = training or tpu_plan.training_programs(config, meshes, begin)
     sampling = tpu_plan.sampling_programs(config, meshes, begin) if flags.what != "update" else ()
@@ -149,15 +168,27 @@ def plan_run(
         )
         # Several prefill programs differ in width: the last one is the widest.
         by_name = {program.name.split(", ")[0]: program for program in programs}
-        sent, phases = {name: program.sent_bytes for name, program in by_name.items()}, list[Phase]()
-        if flags.what != "update":
-            cycles = {name: program.cycles for name, program in by_name.items()}
-            phases += roofline.sampling_phases(config, flags.workload, topology, sent_bytes=sent, cycles=cycles)
-        if flags.what != "sample":
-            tensor = mesh["tensor"]
-            phases += roofline.training_phases(config, flags.workload, topology, tensor=tensor, sent_bytes=sent)
-        result["roofline"] = print_estimate(config, flags.workload, topology, phases)
+        sent = {name: program.sent_bytes for name, program in by_name.items()}
+        cycles = {name: program.cycles for name, program in by_name.items()}
+        result["roofline"] = print_phases(config, flags, topology, mesh, sent, cycles)
     return result
+
+
+def print_phases(
+    config: RunConfig,
+    flags: PlanTpu,
+    topology: Topology,
+    mesh: dict[str, int],
+    sent_bytes: dict[str, float],
+    cycles: dict[str, float],
+) -> dict[str, Any]:
+    """Prints the estimate of the phases that --what names, and returns it."""
+    phases, work = list[Phase](), (config, flags.workload, topology)
+    if flags.what != "update":
+        phases += roofline.sampling_phases(*work, sent_bytes=sent_bytes, cycles=cycles)
+    if flags.what != "sample":
+        phases += roofline.training_phases(*work, tensor=mesh["tensor"], sent_bytes=sent_bytes)
+    return print_estimate(*work, phases)
 
 
 def suggested(flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> tuple[RunConfig, Iterator[Program]]:
@@ -172,6 +203,9 @@ def suggested(flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) 
         least = max(memory.rollout, memory.training + candidate.rows * suggest.min_row_bytes(candidate.config))
         if least > limit or any(candidate.needs_more_memory_than(other) for other in too_large):
             continue
+        if flags.topology.partition(":")[0] in GPUS:
+            print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, needs at least {least / GB:.2f} GB")
+            return candidate.config, iter(())
         programs = tpu_plan.training_programs(candidate.config, meshes, begin)
         try:
             update = next(programs)

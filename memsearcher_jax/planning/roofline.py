@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memsearcher_jax.config import RunConfig
@@ -24,7 +24,7 @@ ATTENTION_BLOCK = 1_024  # keys that the attention kernel reads at once
 
 @dataclass(frozen=True)
 class Chip:
-    """A JAX device of a TPU generation: a chip, or half of one if `devices` is 2."""
+    """A JAX device: a TPU chip, half of one if `devices` is 2, or a GPU."""
 
     flops: float  # bfloat16 FLOPs per second
     clock: float  # cycles per second
@@ -43,6 +43,13 @@ CHIPS = {
     "v6e": Chip(918e12, 1.75e9, 31.24 * GIB, 1_640e9, 400e9, 16),
     "tpu7x": Chip(1_153e12, 1.75e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
 }
+# SXM cards: dense bfloat16, HBM3 and HBM3e, NVLink in one direction, of nvidia.com/en-us/data-center/h100 and h200;
+# clock: of the boost. hbm_bytes: what nvidia-smi shows, of which JAX takes 75 % (XLA_PYTHON_CLIENT_MEM_FRACTION).
+GPUS = {
+    "h100": Chip(989e12, 1.98e9, 0.75 * 79.65 * GIB, 3_350e9, 450e9, 1),
+    "h200": Chip(989e12, 1.98e9, 0.75 * 140.4 * GIB, 4_800e9, 450e9, 1),
+}
+NETWORK_BANDWIDTH = 50e9  # bytes per second of a GPU to other hosts, over InfiniBand of 400 Gb/s
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,10 @@ class Topology:
 
     @classmethod
     def of(cls, generation: str, shape: Sequence[int], devices: Sequence[Any], host_devices: Sequence[Any]) -> Topology:
-        """A slice of a generation in `CHIPS`; `shape`: its chips along each axis."""
-        chip = CHIPS[generation]
+        """A slice of a generation in `CHIPS`, or cards in `GPUS`; `shape`: the chips along each axis."""
+        chip = (CHIPS | GPUS)[generation]
+        if generation in GPUS and len(devices) > len(host_devices):
+            chip = replace(chip, ici_bandwidth=NETWORK_BANDWIDTH)
         return cls(chip, devices, host_devices, has_rings=all(length >= chip.ring_chips for length in shape))
 
     @property
@@ -113,6 +122,15 @@ class Topology:
         chip, ici_bandwidth = self.chip, self.chip.ici_bandwidth * (1 if self.has_rings else 0.5)
         seconds = flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, sent_bytes / ici_bandwidth, cycles / chip.clock
         return Phase(name, *seconds)
+
+
+def fsdp_bytes(model: ModelConfig, devices: int) -> dict[str, float]:
+    """What a device sends per micro-batch if all weights are sharded over all devices, by program, by formula.
+
+    The update gathers every matrix for the forward and for the backward pass, and scatters its gradient.
+    """
+    sent = matmul_param_bytes(model) * (devices - 1) / devices
+    return {"update": 3 * sent, "reference": sent, "publish": sent}
 
 
 def matmul_param_bytes(model: ModelConfig) -> float:

@@ -28,7 +28,7 @@ from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
 from memsearcher_jax.planning.hlo import schedule
-from memsearcher_jax.planning.roofline import GIB, Topology
+from memsearcher_jax.planning.roofline import GIB, GPUS, Topology
 from memsearcher_jax.runtime.load_weights import teacher_model
 from memsearcher_jax.runtime.meshes import Meshes
 from memsearcher_jax.sampling import model_runner
@@ -77,9 +77,15 @@ class ResidentMemory:
 
 
 def find_topology(name: str) -> Topology:
-    """The topology with a name such as v5e:4x8. Raises ValueError if libtpu is missing or does not know it."""
+    """The topology with a name such as v5e:4x8. Raises ValueError if libtpu is missing or does not know it.
+
+    CPU devices stand for GPUs, h100:GPUS or h100:HOSTSxGPUS, for which nothing is compiled.
+    """
     generation, _, shape = name.partition(":")
     lengths = [int(length) for length in shape.split("x")]
+    if generation in GPUS:
+        devices = jax.devices("cpu")[: math.prod(lengths)]
+        return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
     try:
         devices = topologies.get_topology_desc(name, platform="tpu").devices
         # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.

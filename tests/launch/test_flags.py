@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.config import RunConfig, settings
-from memsearcher_jax.launch import cli, evaluate, help_pages, main, tpu_train
+from memsearcher_jax.launch import cli, compile_cache, evaluate, help_pages, main, tpu_train
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.run_dir import write_run_config
 
@@ -125,9 +125,8 @@ def test_settings_accept_equals_signs_and_hyphens_and_booleans_have_a_value():
 
 
 JAX_PROGRAM = """
-import sys; sys.path[:0] = ["launch"]
-import cli
-cli.parse(cli.Command, ["--compile_cache", sys.argv[1], "--mesh.cpu_devices", "2"])
+import sys; from memsearcher_jax.launch import cli
+cli.parse(cli.Command, sys.argv[1:])
 import jax.monitoring
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
@@ -136,14 +135,42 @@ print(jax.device_count(), any(event.endswith("/cache_hits") for event in hits))
 """
 
 
-def test_a_cpu_is_divided_into_devices_and_compiled_programs_are_cached_across_processes(tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "devices", "cached"),
+    [
+        ("", 1, True),
+        ("--compile_cache {}/mine", 1, True),
+        ("--compile_cache off", 1, False),
+        ("--mesh.cpu_devices 2", 2, False),
+    ],
+)
+def test_compiled_programs_are_kept_for_the_next_process_unless_it_has_several_cpu_devices(
+    flags, devices, cached, tmp_path
+):
     removed = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR"}
     environment = {name: os.environ[name] for name in os.environ.keys() - removed}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    command = [sys.executable, "-c", JAX_PROGRAM, str(tmp_path / "new" / "cache")]
-    for cached in (False, True):
-        printed = subprocess.check_output(command, cwd=LAUNCH.parent, env=environment, text=True)
-        assert printed == f"2 {cached}\n"
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", JAX_PROGRAM, *flags.format(tmp_path).split()]
+    for expected in (False, cached):
+        assert subprocess.check_output(command, env=environment, text=True) == f"{devices} {expected}\n"
+
+
+def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_cached(monkeypatch, tmp_path, capsys):
+    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", *compile_cache.LIMITS):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "memsearcher_jax"
+    folder.mkdir()
+    folder.chmod(0o777)
+    compile_cache.choose("")
+    assert "can be written by others" in capsys.readouterr().err and compile_cache.DIRECTORY not in os.environ
+    folder.rmdir()
+    compile_cache.choose("")
+    assert folder.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.DIRECTORY].startswith(str(folder))
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    with pytest.raises(ValueError, match="programs for several CPU devices cannot be cached: omit it"):
+        compile_cache.choose("mine")
 
 
 def test_adapters_of_a_preset_are_merged_into_weights_and_never_into_a_run(tmp_path):

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import plan_tpu
+from memsearcher_jax.launch import cli, plan_tpu
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory
@@ -71,6 +72,30 @@ def test_the_printed_plan(capsys):
     assert "total 50.0 s; longest: decode, bound by memory" in output
     assert "100.0 s per step" in output and estimate["step_seconds"] == 100
     assert estimate["phases"][1] == {**phases[1]._asdict(), "seconds": 22, "bound": "compute"}
+
+
+def test_gpus_are_planned_by_formula(tmp_path, capsys):
+    """Their rates are those of NVIDIA's data sheets. The weights in bfloat16 of 7B have 15.2 GB."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
+
+    def run(flags):
+        command = [sys.executable, plan_tpu.__file__, *flags.split(), "--json", str(tmp_path / "x.json")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout, json.loads((tmp_path / "x.json").read_text())
+
+    status, output, plan = run("--config qwen7b --topology h200:8")
+    assert status == 0 and "8 chips of 1 hosts, 8 devices with 113.07 GB each" in output
+    assert plan["resident"]["state"] == pytest.approx(12 * PARAMS_7B / 8, rel=0.01)
+    phases = {phase["name"]: phase for phase in plan["roofline"]["phases"]}
+    assert phases["update"]["bound"] == "compute" and phases["decode"]["bound"] == "memory"
+    status, output, plan = run("--config qwen7b --topology h100:1 --sampling.tensor 1")
+    assert status == plan_tpu.DOES_NOT_FIT and "does not fit: it needs at least" in output and not plan["fits"]
+
+
+def test_bytes_over_links_by_formula_are_those_of_the_compiled_update():
+    """On v5e 4x8 the compiled update of 7B sends 40.2 GB (docs/plan.md)."""
+    model = replace(cli.load_preset("qwen7b").model, remat="nothing_saveable")
+    assert roofline.fsdp_bytes(model, 32)["update"] == pytest.approx(40.2 * GB, rel=0.03)
 
 
 @compiles

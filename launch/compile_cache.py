@@ -1,0 +1,57 @@
+"""JAX's persistent compilation cache: on by default, in the user's cache directory. JAX is not imported yet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from memsearcher_jax.launch import preconditions
+from memsearcher_jax.runtime.preemption import ADDRESS
+
+OFF = "off"
+DIRECTORY, DEVICES = "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES"
+LIMITS = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",  # most programs of a small model take less than JAX's second
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 << 30),  # bytes; the oldest programs go first
+}
+
+
+def choose(directory: str) -> None:
+    """Sets the environment that JAX reads. `directory`: of the user's choice, OFF, or "" for the default.
+
+    Programs for several CPU devices that were read from a cache can wait for each other forever in their collectives:
+    these are compiled at every start. Raises ValueError if a directory is chosen for them.
+    """
+    if directory == OFF:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    elif _on_several_cpu_devices():
+        if directory:
+            raise ValueError(f"--compile_cache {directory}: programs for several CPU devices cannot be cached: omit it")
+    elif directory or DIRECTORY not in os.environ:
+        try:
+            os.environ[DIRECTORY] = directory or str(_own_directory())
+            os.environ.update({name: os.environ.get(name, value) for name, value in LIMITS.items()})
+        except OSError as error:
+            print(f"no compilation cache ({error}): choose one with --compile_cache DIR", file=sys.stderr, flush=True)
+
+
+def _on_several_cpu_devices() -> bool:
+    flags = re.findall(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    counts = [int(count) for count in (*flags, os.environ.get(DEVICES, "1"))]
+    return not preconditions.has_accelerator() and (max(counts) > 1 or ADDRESS in os.environ)
+
+
+def _own_directory() -> Path:
+    """A directory that only this user can write, since it holds code that will run; one for each kind of processor."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "memsearcher_jax")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by others")
+    processor = re.findall(r"^(?:model name|flags|Features)\s*:.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    kind = hashlib.sha256("\n".join(sorted(set(processor))).encode()).hexdigest()[:8]
+    return folder / f"jax-{version('jax')}-{kind}"
