@@ -16,7 +16,6 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.flops import ForwardFlops, forward_flops, training_flops
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
-from memsearcher_jax.runtime.load_weights import teacher_model
 
 GIB = 2**30
 ATTENTION_BLOCK = 1_024  # keys that the attention kernel reads at once
@@ -177,6 +176,9 @@ def training_phases(
         work = device_rows * flops.forward, gathered, sent_bytes.get("reference", 0) * count
         phases.append(topology.phase("reference", *(forwards * amount for amount in work)))
     if teacher.path:
+        # It loads JAX, which reads its environment then.
+        from memsearcher_jax.runtime.load_weights import teacher_model
+
         taught, read = forward_work(teacher_model(config))
         work = device_rows * taught.forward, read, sent_bytes.get("teacher", 0) * count
         phases.append(topology.phase("teacher", *work))

@@ -56,7 +56,7 @@ def plan(start, tmp_path):
 def test_the_printed_plan(capsys):
     """The numbers are arbitrary and distinct."""
     config, topology = RunConfig(), roofline.Topology.of("v6e", (4, 8), range(32), range(4))
-    memory = ResidentMemory(*(size * 10**9 for size in (1, 3, 4, 7, 5, 6, 18)))
+    memory = ResidentMemory(*(size * 10**9 for size in (1, 3, 0, 4, 7, 5, 6, 18)))
     plan_tpu.print_settings(config, "v6e:4x8", topology, {"data": 1, "fsdp": 32, "tensor": 1}, memory)
     sizes = (size * 10**9 for size in (3, 7, 9, 2, 24))
     work = {"flops": 8e12, "sent_bytes": 40e9, "operations": 5e3, "cycles": 6e6}
@@ -65,7 +65,7 @@ def test_the_printed_plan(capsys):
     estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
-    assert "train state 3.00 GB, reference 4.00, during rollouts sampler weights 5.00 and slots 6.00; " in output
+    assert "train state 3.00 GB, frozen base 0.00, reference 4.00, during rollouts sampler weights 5.00 and slots 6.00; " in output
     assert "total 7.00 GB, during rollouts 18.00 GB" in output
     assert "update 3.00 7.00 9.00 2.00 24.00 40.00 8.0 5,000 6.0 55 s" in output
     assert "decode 1.00 28.00 2.00 0.00 memory" in output
