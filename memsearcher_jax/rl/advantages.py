@@ -4,9 +4,8 @@ The reward belongs to the trajectory. It is normalised over the trajectories of 
 trajectory carries the same advantage (MemSearcher, arXiv 2511.02805, section 3.3). Long trajectories do not shift the
 mean of their group: each counts once there, however many contexts it has.
 
-Mem-alpha (arXiv 2509.25911) rewards every context on its own. Its group is all contexts of all rollouts of a problem
-("pooled"), so rewards that rise or fall along the stream become advantages even where all rollouts are alike. With the
-contexts of one position as the group ("position") they do not.
+Mem-alpha (arXiv 2509.25911) rewards every context on its own. With all contexts of a problem as the group ("pooled"),
+rewards that rise or fall along the stream become advantages; with those of one position ("position") they do not.
 """
 
 from __future__ import annotations

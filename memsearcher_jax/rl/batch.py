@@ -1,9 +1,8 @@
 """What one host has sampled in a step, and its exchange with the other hosts.
 
-Every host gets the examples of all hosts and packs them with the same draws: so the rows, their number and the order of
-mini-batches agree without further messages, no host pads with empty rows because its trajectories were short, and a run
-learns the same on any number of hosts. For a step of the paper's batch this is some hundred megabytes, which cross the
-network once while an update takes minutes. Trajectories travel compressed, only to be written by the first host.
+Every host gets the examples of all hosts and packs them with the same draws: so rows and mini-batches agree without
+further messages, and a run learns the same on any number of hosts. For a step of the paper's batch this is some hundred
+megabytes, while an update takes minutes. Trajectories travel compressed, only to be written by the first host.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from memsearcher_jax.logs.trajectories import compress_trajectories, summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
@@ -25,6 +23,10 @@ from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
+
+TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
+FIELDS = {"advantage": np.float64, "number": np.int32, "right": np.bool_}
+"""Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +96,18 @@ def to_bytes(batch: RolloutBatch) -> bytes:
         "summaries": [asdict(one) | {"stop": one.stop.value} for one in batch.summaries],
         "stats": asdict(batch.stats),
     }
+    arrays = {
+        "texts": np.frombuffer(json.dumps(texts).encode(), np.uint8),
+        "trajectories": np.frombuffer(batch.trajectories, np.uint8),
+    }
+    for name, dtype in TOKEN_FIELDS.items():
+        values = [np.asarray(getattr(example, name), dtype) for example in batch.examples]
+        arrays[name] = np.concatenate([np.zeros(0, dtype), *values])
+        arrays[f"{name}_lengths"] = np.array(list(map(len, values)), np.int64)
+    for name, dtype in FIELDS.items():
+        arrays[name] = np.array([getattr(example, name) for example in batch.examples], dtype)
     content = io.BytesIO()
-    np.savez(
-        content,
-        texts=np.frombuffer(json.dumps(texts).encode(), np.uint8),
-        trajectories=np.frombuffer(batch.trajectories, np.uint8),
-        length_C=np.array([len(example.ids) for example in batch.examples], np.int64),
-        advantage_C=np.array([example.advantage for example in batch.examples], np.float64),
-        number_C=np.array([example.number for example in batch.examples], np.int32),
-        right_C=np.array([example.right for example in batch.examples], np.bool_),
-        hint_length_C=np.array([len(example.hint) for example in batch.examples], np.int64),
-        hints=_concatenated([example.hint for example in batch.examples], np.int32),
-        ids=_concatenated([example.ids for example in batch.examples], np.int32),
-        logprobs=_concatenated([example.logprobs for example in batch.examples], np.float32),
-        sampled=_concatenated([example.sampled for example in batch.examples], np.bool_),
-    )
+    np.savez(content, **arrays)
     return content.getvalue()
 
 
@@ -116,11 +115,12 @@ def from_bytes(content: bytes) -> RolloutBatch:
     """The inverse of `to_bytes`."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         texts = json.loads(arrays["texts"].tobytes())
-        ends_C = np.cumsum(arrays["length_C"])
-        fields = [np.split(arrays[name], ends_C)[:-1] for name in ("ids", "logprobs", "sampled")]
-        fields += [arrays[name].tolist() for name in ("advantage_C", "number_C", "right_C")]
-        fields.append(np.split(arrays["hints"], np.cumsum(arrays["hint_length_C"]))[:-1])
-        examples = [TrainingExample(*one) for one in zip(*fields, strict=True)]
+        ends = {name: np.cumsum(arrays[f"{name}_lengths"]) for name in TOKEN_FIELDS}
+        fields = {name: np.split(arrays[name], ends[name])[:-1] for name in TOKEN_FIELDS}
+        fields |= {name: arrays[name].tolist() for name in FIELDS}
+        examples = [
+            TrainingExample(**dict(zip(fields, one, strict=True))) for one in zip(*fields.values(), strict=True)
+        ]
         trajectories = arrays["trajectories"].tobytes()
     tuples = ("context_lengths", "versions")
     summaries = [
@@ -131,7 +131,3 @@ def from_bytes(content: bytes) -> RolloutBatch:
     sampler, latencies = SamplerStats(**stats["sampler"]), tuple(stats["search_latencies"])
     rollout_stats = RolloutStats(**stats | {"sampler": sampler, "search_latencies": latencies})
     return RolloutBatch(examples, summaries, rollout_stats, trajectories)
-
-
-def _concatenated(arrays: Sequence[npt.ArrayLike], dtype: type) -> np.ndarray:
-    return np.concatenate([np.asarray(one, dtype) for one in arrays]) if arrays else np.zeros(0, dtype)

@@ -10,9 +10,8 @@ short contexts. A group whose oldest context is `rl.carry_over` steps old has to
 no context is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too
 many for the next steps.
 
-What is carried is plain data: for each trajectory its contexts, and the responses on which its workflow is run again to
-the same point. A checkpoint holds it, that of all hosts, and any number of hosts takes it up. A carried group names its
-problem by id and content, so that it never goes on with another one.
+What is carried is plain data: of each trajectory its contexts, and the responses on which its workflow is run again to
+the same point. Any number of hosts takes it up. A carried group names its problem by id and content.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ from memsearcher_jax.types import (
     Trajectory,
 )
 
-Problems = Callable[[int], Sequence[Problem]]
-"""The problems of a step, all hosts' in order."""
 FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
 """What carried trajectories depend on: under another value they would not be what that value describes."""
 
@@ -141,14 +138,14 @@ class CarryOver(Collector):
 def rollout(
     driver: RolloutDriver,
     carried: Carried,
-    problems: Problems,
+    problems: Callable[[int], Sequence[Problem]],
     params: Any,
     key: Any,
     step: int,
     settings: RLConfig,
     notify: Callable[[str], None],
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
-    """The trajectories that a step trains, group by group in order, what it carries on, and what it took."""
+    """The trajectories that a step trains, what it carries on, and what it took; `problems` gives those of a step."""
     # Groups may begin in order, none of a step after the run's last. Where other hosts had other shares before a
     # resume, some of an earlier step may be among them.
     last = min(step + settings.carry_over, settings.steps - 1)

@@ -43,10 +43,7 @@ class EngineCompleter:
     params: Params
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
-        """Sampled with the key, or greedy, as the engine is.
-
-        The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around it.
-        """
+        """The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around."""
         numbers = _distinct([int.from_bytes(_digest(prompt)[:4]) for prompt in prompts])
         jobs = [Job(number, prompt) for number, prompt in zip(numbers, prompts, strict=True)]
         completions: dict[int, Completion] = {}
@@ -105,7 +102,6 @@ class OpenAICompleter:
     check: Callable[[], None] = lambda: None  # called before every request; what it raises ends the call
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
-        """The service samples by itself: `key` decides nothing here."""
         with ThreadPoolExecutor(self.config.max_concurrency) as pool:
             return list(pool.map(self._complete, prompts))
 

@@ -95,7 +95,7 @@ class Evaluator:
         numbers = sorted(range(len(joined)), key=lambda number: number % self.hosts.count)
         in_order = [one for _, one in sorted(zip(numbers, joined, strict=True), key=lambda pair: pair[0])]
         metrics = trajectory_metrics(in_order, self.run.agent)
-        recovery.record_evaluation(state.step, metrics)
+        recovery.monitor.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}
 
 
@@ -108,7 +108,7 @@ def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> d
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
     own = _own_files(folder, hosts)
-    for path in _files(folder):
+    for path in sorted(folder.glob("host_*.jsonl.gz")):
         if path in own:
             truncate_incomplete(path)
         for scored in read_log(path):
@@ -119,6 +119,11 @@ def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> d
                 raise ValueError(f"{path}: question {problem.id!r} was answered before: start another evaluation")
             summaries[problem.id] = summarize_trajectory(scored)
     return summaries
+
+
+def read_scored(folder: Path) -> list[ScoredTrajectory]:
+    """Every trajectory that the hosts have written. Raises ValueError if a file is damaged."""
+    return [scored for path in _files(folder) for scored in read_log(path)]
 
 
 def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
@@ -151,9 +156,8 @@ def evaluate_to_folder(
 ) -> None:
     """Runs the jobs and appends each trajectory to the host's file as it ends; `on_answer` gets its question's id.
 
-    What is sampled for a question depends on its place among all questions, not on what was done before a restart.
-    Trajectories whose rewards ask an answerer are rewarded as many at a time as there are slots: a killed evaluation
-    loses these at most.
+    What is sampled for a question depends on its place among all questions alone. Trajectories whose rewards ask an
+    answerer are rewarded as many at a time as there are slots: a killed evaluation loses these at most.
     """
     key, notify = evaluation_key(run), lambda line: None
     with open_log(folder / HOST_FILE.format(hosts.index)) as log:
@@ -179,13 +183,9 @@ def evaluation_key(run: Run) -> jax.Array:
     return named_key(run.config.seed, "evaluate", 0)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(HOST_FILE.replace("{:04d}", "*")))
-
-
 def _own_files(folder: Path, hosts: Hosts) -> list[Path]:
     """The files that belong to this host, which alone may change them; earlier, there may have been more hosts."""
-    for path in (files := _files(folder)):
+    for path in (files := sorted(folder.glob("host_*.jsonl.gz"))):
         if not re.fullmatch(r"host_\d+\.jsonl\.gz", path.name):
             raise ValueError(f"{path}: an evaluation's files are named {HOST_FILE.format(12)}: move it away")
     return [path for path in files if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index]

@@ -27,6 +27,6 @@ def hint_ids(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> li
 
 
 def _answers(problem: Problem) -> str:
-    if problem.stream is None:
+    if problem.stream is None or not problem.stream.questions:
         return f"The answer is {' or '.join(problem.golden_answers)}."
     return "\n".join(f"{one.text} {json.dumps(one.answer, ensure_ascii=False)}" for one in problem.stream.questions)

@@ -29,7 +29,6 @@ from memsearcher_jax.types import (
 
 SECONDS, REQUESTS = 20.0, 10_000  # after which a workflow does not end
 REPLY = "an attempt</think> <memory> nothing </memory> \\boxed{attempt}"
-FOUND = SearchResult((Passage("0", '"Title"\nText.'),))
 
 
 def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
@@ -71,7 +70,7 @@ def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Tra
         if isinstance(request, Generate):
             return Completion(REPLY)
         if isinstance(request, Search):
-            return (FOUND,) * len(request.queries)
+            return (SearchResult((Passage("0", '"Title"\nText.'),)),) * len(request.queries)
         if isinstance(request, Call) and request.tool in known:
             return ToolResult(request.tool, request.arguments, "0")
         tools = ", ".join(known) or "none: see agent.tools"

@@ -94,7 +94,6 @@ class Recorder:
             self._attempt(lambda: self.checkpoints.save(state.step, state.train, state.run.config.model, meta))
 
     def _failed_somewhere(self) -> bool:
-        """Whether a checkpoint of some host is not written. Every host must call it."""
         return b"\x01" in (self.hosts.exchange(bytes([self.unsaved is not None])) or ())
 
     def _save_last(self, state: RunState, collector: Collector, recovery: Recovery) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,10 +41,6 @@ class Recovery:
         if self.monitor.rolls_back:
             metrics["rollbacks"] = float(self.monitor.state.rollbacks)
         return rolls_back
-
-    def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records an evaluation of the weights after `step` training steps."""
-        self.monitor.record_evaluation(step, metrics)
 
     def restore_best(self, state: RunState, timer: Timer) -> None:
         """Replaces the weights by those with the best evaluation, or by the oldest intact ones. Collective."""

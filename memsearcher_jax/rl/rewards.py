@@ -1,7 +1,6 @@
 """Rewards of finished trajectories: the agent's rule, with the answerer and the judge of a run, or a user's function.
 
-A reward of one's own is a function of the trajectories of one problem. It returns for each a number, or a number for
-each of its contexts. Where it fails, these trajectories are faults: they have no reward.
+A user's function gets the trajectories of one problem and returns for each a number, or one for each of its contexts.
 """
 
 from __future__ import annotations
@@ -46,10 +45,6 @@ class RewardFn:
         )
         return own_rewards(self.agent.reward.function, scored) if self.agent.reward.function else scored
 
-    def for_evaluation(self) -> RewardFn:
-        """The same function by evaluation's rules, with the same completers."""
-        return replace(self, evaluation=True)
-
     def answer(self, pairs: Sequence[tuple[Any, str]], key: jax.Array) -> list[Completion]:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
         assert isinstance(self.agent, ReadingAgent), "only agents that read answer from a memory"
@@ -57,7 +52,7 @@ class RewardFn:
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
-    """The trajectories with the rewards of a user's function; those lost before have none."""
+    """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward."""
     function, rewarded = load_named(file, "reward.function", "reward"), list[ScoredTrajectory]()
     for _, group in groupby(scored, lambda one: one.trajectory.problem.id):
         group = list(group)

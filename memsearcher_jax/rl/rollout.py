@@ -144,10 +144,9 @@ class RolloutDriver:
         """Runs the jobs, calls `on_end` with each in the order in which they end, and returns the statistics.
 
         What a workflow generates in float32 depends on `params` (on the engine's mesh, in its compute type), `key` and
-        its number alone. It begins where it was paused. A workflow that raises ends with StopReason.FAULT, one whose
-        logits are not finite with StopReason.NOT_FINITE; a failed search is a result. Every slot is free at the end.
-        `version` is recorded in the contexts. Jobs that another thread appends to `jobs`, where that is a deque, take
-        part.
+        its number alone. A workflow that raises ends with StopReason.FAULT, one whose logits are not finite with
+        StopReason.NOT_FINITE; a failed search is a result. Every slot is free at the end. `version` is recorded in the
+        contexts. Jobs that another thread appends to `jobs`, where that is a deque, take part.
 
         When `should_continue()` returns False, the workflows under way are paused where they opened their current
         context, which is dropped. Jobs that have not begun then do not end.
@@ -155,7 +154,7 @@ class RolloutDriver:
         began = time.monotonic()
         queue = jobs if isinstance(jobs, deque) else deque(jobs)
         active: dict[int, _Active] = {}  # by slot
-        tools = ToolExecutor[_Active](self.backends)
+        tools = ToolExecutor(self.backends)
         kept_tokens, step_seconds = 0, 0.0
 
         def resume(one: _Active, answer: Any) -> None:
@@ -231,7 +230,7 @@ class RolloutDriver:
             return end.value
         raise ValueError(f"the workflow of problem {problem.id!r} does not end with the responses of its checkpoint")
 
-    def _patience(self, tools: ToolExecutor[_Active], active: int, step_seconds: float) -> float:
+    def _patience(self, tools: ToolExecutor, active: int, step_seconds: float) -> float:
         """Seconds to wait for tools before the next step, which workflows that still wait for one miss.
 
         Waiting must cost the generating workflows no more than missing the step costs the others. Searches that take

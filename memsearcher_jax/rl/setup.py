@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.tool_functions import Tool
@@ -84,7 +83,10 @@ def prepare(
     meshes = open_meshes(config)
     if training:
         update.check_param_dtype(config.model)
-        check_training(config, meshes.train)
+        update.fit_to_mesh(config.training, meshes.train)
+        check_offload(config.training, meshes.train)
+        if (prompts := config.rl.prompts_per_step) < (hosts := jax.process_count()):
+            raise ValueError(f"rl.prompts_per_step {prompts} leaves some of the {hosts} hosts without one: raise it")
     agent = agent_of(config)
     tools = open_tools(config.agent, workspace)
     agent = replace(agent, tools=tuple(tool.schema for tool in tools))
@@ -131,18 +133,6 @@ def open_meshes(config: RunConfig) -> Meshes:
     meshes = make_meshes(config, jax.devices(), jax.local_devices())
     _check_kv_cache(config, meshes.local.shape["data"])
     return meshes
-
-
-def check_training(config: RunConfig, train: Mesh) -> None:
-    """Raises ValueError if a step has fewer problems than hosts, if its rows do not divide over the devices, or if the
-    reference cannot be offloaded to host memory."""
-    hosts = jax.process_count()
-    if config.rl.prompts_per_step < hosts:
-        raise ValueError(
-            f"rl.prompts_per_step {config.rl.prompts_per_step} leaves some of the {hosts} hosts without one: raise it"
-        )
-    update.fit_to_mesh(config.training, train)
-    check_offload(config.training, train)
 
 
 def _check_kv_cache(config: RunConfig, replicas: int) -> None:

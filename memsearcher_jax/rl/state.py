@@ -56,7 +56,10 @@ class RunState:
 
     def restore(self, train: TrainState, rollbacks: int) -> None:
         """Goes on from another train state, with the learning rate after so many rollbacks."""
-        self.trainer, self.train = after_rollbacks(self.run, self.trainer, rollbacks), train
+        self.train = train
+        if rollbacks:
+            rate = self.run.config.training.learning_rate * ROLLBACK_LR_FACTOR**rollbacks
+            self.trainer = self.trainer.with_learning_rate(rate)
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,12 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
             health = health.without_rewards()
         source = meta["initial_step"]
         trainer = _open_trainer(run, initial_params(run, source) if needs_initial_weights(run.config) else {})
-    trainer = after_rollbacks(run, trainer, health.rollbacks)
+    state = RunState(run, trainer, train, step)
+    state.restore(train, health.rollbacks)
     progress = SavedProgress(
         settings, meta["inputs"], meta["position"], source, meta.get("carried", ""), health, changed
     )
-    return RunState(run, trainer, train, step), progress
+    return state, progress
 
 
 def needs_initial_weights(config: RunConfig) -> bool:
@@ -182,13 +186,6 @@ def needs_initial_weights(config: RunConfig) -> bool:
     completes = agent_of(config).needs_completers and uses_initial_policy(config)
     is_reference = config.training.kl_coefficient and not (config.teacher.path or config.teacher.hint)
     return bool(config.model.lora_rank or is_reference or completes)
-
-
-def after_rollbacks(run: Run, trainer: Trainer, rollbacks: int) -> Trainer:
-    """The trainer with the learning rate after so many rollbacks."""
-    if not rollbacks:
-        return trainer
-    return trainer.with_learning_rate(run.config.training.learning_rate * ROLLBACK_LR_FACTOR**rollbacks)
 
 
 def _open_trainer(run: Run, initial_params: Params) -> Trainer:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.python_files import described
@@ -19,7 +19,6 @@ from memsearcher_jax.types import Call, Search, SearchResult, ToolResult
 
 OUTAGE_PAUSE = 1.0  # seconds before requests are repeated, unless a circuit breaker asks for more
 MAX_TOOL_THREADS = 16  # calls of one tool that run at a time, unless it takes batches
-Caller = TypeVar("Caller")
 Results = tuple[SearchResult, ...]
 Request = Search | Call
 Response = Results | ToolResult
@@ -38,24 +37,22 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class _Pending(Generic[Caller]):
-    caller: Caller
+class _Pending:
+    caller: Any
     request: Request
     since: float = field(default_factory=time.monotonic)
     failed_at: float = math.inf  # when it first failed alone, of time.monotonic
 
 
 @dataclass(frozen=True)
-class _Batch(Generic[Caller]):
-    """One call of a backend, in a thread of its own."""
-
-    pending: tuple[_Pending[Caller], ...]
+class _Batch:
+    pending: tuple[_Pending, ...]
     future: futures.Future[Sequence[Response]]
     began: float  # of time.monotonic
 
 
 @dataclass
-class _Queue(Generic[Caller]):
+class _Queue:
     """The requests of one backend.
 
     `max_concurrency` batches run at a time; requests submitted meanwhile form the next. A batch that fails, or has no
@@ -65,8 +62,8 @@ class _Queue(Generic[Caller]):
     """
 
     backend: Backend
-    waiting: list[_Pending[Caller]] = field(default_factory=list)
-    running: list[_Batch[Caller]] = field(default_factory=list)
+    waiting: list[_Pending] = field(default_factory=list)
+    running: list[_Batch] = field(default_factory=list)
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=1_000_000))
     last_available: float = -math.inf  # of time.monotonic
     suspended_until: float = -math.inf
@@ -81,7 +78,7 @@ class _Queue(Generic[Caller]):
             self.running.append(self._begin(tuple(self.waiting[:count])))
             self.waiting = self.waiting[count:]
 
-    def completed(self) -> Iterator[tuple[Caller, Response]]:
+    def completed(self) -> Iterator[tuple[Any, Response]]:
         now, timeout = time.monotonic(), self.backend.timeout
         for batch in list(self.running):
             if not batch.future.done() and now < batch.began + timeout:
@@ -104,13 +101,13 @@ class _Queue(Generic[Caller]):
                 self.latencies.append(now - one.since)
                 yield one.caller, response
 
-    def _is_outage(self, batch: _Batch[Caller], error: BaseException, now: float) -> bool:
+    def _is_outage(self, batch: _Batch, error: BaseException, now: float) -> bool:
         """Whether the backend is down rather than this request bad, and may come back in time."""
         (one,), backend = batch.pending, self.backend
         blameless = getattr(error, "retry_after", 0.0) > 0 or self.last_available <= one.failed_at
         return isinstance(error, backend.outages) and blameless and now - one.since < backend.max_outage
 
-    def _begin(self, pending: tuple[_Pending[Caller], ...]) -> _Batch[Caller]:
+    def _begin(self, pending: tuple[_Pending, ...]) -> _Batch:
         future: futures.Future[Sequence[Response]] = futures.Future()
         batch = _Batch(pending, future, time.monotonic())
 
@@ -128,12 +125,12 @@ class _Queue(Generic[Caller]):
         return batch
 
 
-class ToolExecutor(Generic[Caller]):
+class ToolExecutor:
     """Accepts requests at any time and returns their responses with the caller that submitted each."""
 
     def __init__(self, backends: Mapping[str, Backend]):
         """`backends`: of searches under "", of each tool under its name."""
-        self._queues = {name: _Queue[Caller](backend) for name, backend in backends.items()}
+        self._queues = {name: _Queue(backend) for name, backend in backends.items()}
         self.latencies = self._queues[""].latencies  # seconds from each search to its results, failures included
 
     @property
@@ -146,7 +143,7 @@ class ToolExecutor(Generic[Caller]):
         """Requests without a response."""
         return sum(len(queue.waiting) for queue in self._queues.values()) + self.running
 
-    def submit(self, caller: Caller, request: Request) -> None:
+    def submit(self, caller: Any, request: Request) -> None:
         """Queues a request; `start` begins it."""
         name = request.tool if isinstance(request, Call) else ""
         self._queues[name].waiting.append(_Pending(caller, request))
@@ -156,7 +153,7 @@ class ToolExecutor(Generic[Caller]):
         for queue in self._queues.values():
             queue.start()
 
-    def completed(self) -> Iterator[tuple[Caller, Response]]:
+    def completed(self) -> Iterator[tuple[Any, Response]]:
         """Requests that got responses or were abandoned since the last call."""
         return itertools.chain.from_iterable(queue.completed() for queue in self._queues.values())
 
@@ -212,9 +209,8 @@ def _search(searcher: Searcher | None, requests: Sequence[Search]) -> list[Resul
         raise RuntimeError("the workflow searches, and there is no index")
     queries = [query for request in requests for query in request.queries]
     passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
-    results = iter(
-        [SearchResult(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)]
-    )
+    found = zip(queries, passages, strict=True)
+    results = iter([SearchResult(tuple(ranked[: query.top_n])) for query, ranked in found])
     return [tuple(next(results) for _ in request.queries) for request in requests]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from memsearcher_jax.data.problems import ProblemLoader
@@ -46,7 +47,7 @@ def train_run(
     reward_fn = open_reward_fn(run, start.initial_step, check=hosts.check)
     collector = _make_collector(state, start, driver, reward_fn, hosts)
     eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=driver.engine)
-    evaluator = Evaluator(run, eval_driver, reward_fn.for_evaluation(), hosts)
+    evaluator = Evaluator(run, eval_driver, replace(reward_fn, evaluation=True), hosts)
     monitor = HealthMonitor(config.health, progress.note, start.health)
     with Checkpoints(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step

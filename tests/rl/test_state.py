@@ -13,5 +13,7 @@ def test_each_rollback_multiplies_the_learning_rate():
     config = RunConfig()
     config = replace(config, training=replace(config.training, learning_rate=2e-6))
     run, trainer = SimpleNamespace(config=config), SimpleNamespace(with_learning_rate=lambda rate: rate)
-    assert state.after_rollbacks(run, trainer, 0) is trainer
-    assert state.after_rollbacks(run, trainer, 2) == pytest.approx(0.09 * 2e-6)
+    for rollbacks, expected in ((0, trainer), (2, pytest.approx(0.09 * 2e-6))):
+        policy = state.RunState(run, trainer, "before")
+        policy.restore("after", rollbacks)
+        assert (policy.train, policy.trainer) == ("after", expected)

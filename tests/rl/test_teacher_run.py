@@ -18,6 +18,7 @@ from memsearcher_jax.rl.batch import RolloutBatch, from_bytes, to_bytes
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER, check_teacher
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.export_settings import without_local_files
 from memsearcher_jax.sampling.scheduler import Scheduler
 from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.types import (
@@ -117,6 +118,13 @@ def test_settings_that_contradict_each_other_are_refused(teacher, training, mess
     config = load_preset("nano")
     with pytest.raises(ValueError, match=message):
         check(replace(config, teacher=teacher, training=replace(config.training, **training)))
+
+
+def test_an_export_names_no_teacher():
+    config = load_preset("nano")
+    training = replace(config.training, objective="distill")
+    exported = check(without_local_files(replace(config, training=training, teacher=TeacherConfig("/home/me/teacher"))))
+    assert exported.teacher == TeacherConfig()
 
 
 def test_a_teacher_with_other_tokens_is_refused_by_the_first_of_them(tmp_path):
