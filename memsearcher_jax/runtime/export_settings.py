@@ -18,6 +18,7 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import PACKAGED
+from memsearcher_jax.training.config import TeacherConfig
 
 EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
 
@@ -48,7 +49,7 @@ def write_export_config(folder: Path, config: RunConfig) -> None:
 
 
 def without_local_files(config: RunConfig) -> RunConfig:
-    """The config without paths of this machine, and without weights, which the export holds; the
+    """The config without paths of this machine, without a teacher, and without weights, which the export holds; the
     name of the adapters that it contains stays."""
     data, retrieval, adapter = config.data, config.retrieval, config.model.adapter
     if not (adapter.startswith(PACKAGED) or hub.is_repository(adapter)):
@@ -62,6 +63,8 @@ def without_local_files(config: RunConfig) -> RunConfig:
     by_name = [[entry for entry in entries if entry.partition(":")[0] in SPLITS] for entries in (data.train, data.test)]
     return replace(
         config,
+        training=replace(config.training, objective="grpo"),
+        teacher=TeacherConfig(),
         model=replace(config.model, path="", tokenizer="", adapter=adapter, lora_rank=0),
         agent=replace(agent, prompts=prompts, workflow=named(agent.workflow), tools=tools, replay=""),
         reward=replace(config.reward, function=named(config.reward.function)),
