@@ -1,7 +1,7 @@
 """The search service, or a served agent, under load: concurrent clients over loopback, without the query cache.
 
 python benchmarks/service.py                                                # 64 clients, 60 s, synthetic encyclopedia
-python benchmarks/service.py --seconds 10 --questions FILE --serve="--retrieval.corpus FILE"
+python benchmarks/service.py --seconds 10 --serve="--retrieval.corpus FILE"
 python benchmarks/service.py --agent                                        # the agent of the package's small weights
 
 Starts the service, sends questions from every client without a pause, and prints errors, latencies, throughput and the
@@ -31,7 +31,6 @@ import common
 import numpy as np
 import tyro
 
-from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 
 WEIGHTS = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
@@ -48,10 +47,6 @@ class Load:
     """Concurrent clients, each with one connection."""
     seconds: float = 60.0
     """Duration of the load."""
-    top_n: int = 5
-    """Passages per query."""
-    questions: Path | None = None
-    """JSONL file of questions; default: those of the synthetic encyclopedia."""
     agent: bool = False
     """Serve an agent; a request asks one question, and its latency is that of the whole answer."""
     serve: str = ""
@@ -61,9 +56,9 @@ class Load:
 
 
 def main(load: Load) -> int:
-    problems = read_problems(load.questions) if load.questions else make_encyclopedia(EncyclopediaConfig()).train
+    questions = [problem.question for problem in make_encyclopedia(EncyclopediaConfig()).train]
     with serving(load) as (server, url):
-        result = measure(load, [problem.question for problem in problems], url, server.pid)
+        result = measure(load, questions, url, server.pid)
     for name, value in result.items():
         print(f"{name:19} {value:,.1f}" if isinstance(value, float) else f"{name:19} {value:,}")
     common.write_json(asdict(load) | result, load.json)
@@ -133,7 +128,7 @@ def run_client(address: str, load: Load, questions: Sequence[str], deadline: flo
     results, row = list[float | str](), number
     while time.monotonic() < deadline:
         question = questions[row % len(questions)]
-        path, body = "/search", {"query": question, "top_n": load.top_n}
+        path, body = "/search", {"query": question, "top_n": 5}
         if load.agent:
             message = {"role": "user", "content": question}
             path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}

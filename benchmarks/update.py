@@ -20,7 +20,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -170,20 +170,18 @@ def update_steps(flags: Flags, size: str) -> dict:
     model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat=flags.remat)
     contexts = make_contexts(size, flags, model.vocab_size)
 
-    def packed(seq_len: int, rows: int, logprobs: Callable[[Context], np.ndarray]):
-        examples = [TrainingExample(one.ids, logprobs(one), one.sampled, one.advantage) for one in contexts]
+    def packed(seq_len: int, rows: int, logprobs: str = "old_logprob"):
+        examples = [TrainingExample(one.ids, getattr(one, logprobs), one.sampled, one.advantage) for one in contexts]
         return pack(examples, seq_len, rows, np.random.default_rng(0))
 
-    def fits(seq_len: int, rows: int) -> bool:
-        return len(packed(seq_len, rows, lambda context: context.old_logprob).ids_BT) == rows
-
     # The fewest rows that hold all contexts, as many on each device, and their shortest length.
-    longest = max(len(context.ids) for context in contexts)
-    devices = mesh.size
-    rows = next(rows for rows in range(devices, len(contexts) + devices, devices) if fits(flags.seq_len, rows))
-    seq_len = next(length for length in range(-(-longest // 128) * 128, flags.seq_len + 1, 128) if fits(length, rows))
-    batch = packed(seq_len, rows, lambda context: context.old_logprob)
-    batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, lambda context: context.ref_logprob).old_logprob_BT)
+    longest, devices = max(len(context.ids) for context in contexts), mesh.size
+    counts = range(devices, len(contexts) + devices, devices)
+    lengths = range(-(-longest // 128) * 128, flags.seq_len + 1, 128)
+    rows = next(rows for rows in counts if len(packed(flags.seq_len, rows).ids_BT) == rows)
+    seq_len = next(length for length in lengths if len(packed(length, rows).ids_BT) == rows)
+    batch = packed(seq_len, rows)
+    batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, "ref_logprob").old_logprob_BT)
     settings = TrainingConfig(
         **{"seq_len": seq_len, "minibatch_rows": rows, "grad_accum_steps": 1, "logit_chunk": 128},
         **{"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "max_grad_norm": MAX_GRAD_NORM},
@@ -221,23 +219,20 @@ def torch_steps(flags: Flags, size: str) -> dict:
     model = AutoModelForCausalLM.from_pretrained(flags.folder, **settings).to(device).train()
     model.config.use_cache = False
     contexts = sorted(make_contexts(size, flags, model.config.vocab_size), key=lambda context: len(context.ids))
-    microbatches = [
-        contexts[first : first + flags.torch_contexts] for first in range(0, len(contexts), flags.torch_contexts)
-    ]
+    starts = range(0, len(contexts), flags.torch_contexts)
+    microbatches = [contexts[start : start + flags.torch_contexts] for start in starts]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     trained = sum(int(context.sampled.sum()) for context in contexts)
 
-    def padded(microbatch: list[Context], field: Callable[[Context], np.ndarray]):
-        arrays = [torch.from_numpy(field(one)) for one in microbatch]
-        return torch.nn.utils.rnn.pad_sequence(arrays, batch_first=True).to(device)
+    def padded(arrays: Iterable[np.ndarray]):
+        return torch.nn.utils.rnn.pad_sequence(list(map(torch.from_numpy, arrays)), batch_first=True).to(device)
 
     def loss_fn(microbatch: list[Context]):
-        ids, mask = padded(microbatch, lambda one: one.ids).long(), padded(microbatch, lambda one: one.sampled)
-        attended = padded(microbatch, lambda one: np.ones(len(one.ids), np.int64))
+        ids, mask = padded(one.ids for one in microbatch).long(), padded(one.sampled for one in microbatch)
+        attended = padded(np.ones(len(one.ids), np.int64) for one in microbatch)
         kept = ids.shape[1] - min(int(np.argmax(one.sampled)) for one in microbatch)
-        old_logprob, ref_logprob = (
-            padded(microbatch, field)[:, -kept:] for field in (lambda one: one.old_logprob, lambda one: one.ref_logprob)
-        )
+        old_logprob = padded(one.old_logprob for one in microbatch)[:, -kept:]
+        ref_logprob = padded(one.ref_logprob for one in microbatch)[:, -kept:]
         advantage = torch.tensor([[one.advantage] for one in microbatch], dtype=torch.float32, device=device)
         logits = model(input_ids=ids, attention_mask=attended, logits_to_keep=kept + 1).logits[:, :-1]
         targets = ids[:, -kept:]
