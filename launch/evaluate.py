@@ -40,7 +40,7 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.console import show_summary
-from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, summarize_evaluation
+from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, show_judgements, summarize_evaluation
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config, with_own_tokenizer
@@ -127,8 +127,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
             out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks))
 
         begin("loading JAX")  # seconds; --help and errors do not need it
+        from memsearcher_jax.rl import answer_judge, setup, state
         from memsearcher_jax.rl import evaluate as evaluation
-        from memsearcher_jax.rl import setup, state
         from memsearcher_jax.rl.metrics import trajectory_metrics
         from memsearcher_jax.runtime import load_weights
 
@@ -145,6 +145,9 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
         folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
+        asks_judge = config.judge.backend == "openai" and not run.agent.needs_completers
+        if asks_judge:
+            answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
         evaluation.drop_lost_trajectories(folder, hosts)
         done = evaluation.read_summaries(folder, problems, hosts)
         # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
@@ -199,12 +202,15 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     if choices:
         guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
         result |= {"choices": len(choices), "guessed_exact_match": guessed}
+    default = "encyclopedia" if config.data.is_synthetic else "questions"
     result["evaluation"] = summarize_evaluation(
-        summaries,
-        in_distribution=config.evaluation.in_distribution,
-        default_dataset="encyclopedia" if config.data.is_synthetic else "questions",
-        seed=config.seed,
+        summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed
     )
+    if asks_judge:
+        with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"):
+            answers = answer_judge.read_answers(folder, default)
+            judgements = answer_judge.judge_answers(answers, config.judge, out / answer_judge.JUDGEMENTS_FILE)
+            result["judge"] = answer_judge.summarize_judgements(answers, judgements, config.seed)
     outputs.write_json(out / RESULTS_FILE, result)
     outputs.write_json(flags.json, result)
     # Last: everything is written, should this fail.
@@ -215,6 +221,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
             f"{result['guessed_exact_match']:.0%} right: see --data.questions"
         )
     show_evaluation(result["evaluation"], console)
+    if asks_judge:
+        show_judgements(result["judge"], config.judge.model, console)
     console.print()
     show_summary(metrics, console)
     answered_by = f"{result['questions']} questions answered by {config.model.path}"

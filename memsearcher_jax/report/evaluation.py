@@ -175,6 +175,24 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
         console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
 
 
+def show_judgements(judged: Mapping[str, Any], model: str, console: Console) -> None:
+    """Print the accuracy that a judge of short answers sees, or why there is none."""
+    names = ("agreement_with_exact_match", "calibration_error")
+    table = make_table("", "questions", "accuracy,\njudged", "agrees\nwith EM", "calibration\nerror")
+    for name, one in judged.items():
+        shares = [percent(one[key]) if one.get(key) is not None else "–" for key in names]
+        cells = _score_cells({"accuracy": one.get("accuracy", {})}, ["accuracy"])
+        table.add_row(safe_text(name), f"{one['questions']:,}", *cells, *shares)
+    console.print(table)
+    console.print(safe_text(f"percent; the judge is {model}", style="dim"))
+    for name, one in judged.items():
+        if one["unjudged"]:
+            left = "they enter no number" if "accuracy" in one else "the number is left out"
+            console.print(
+                safe_text(f"{name}: {one['unjudged']:,} answers were not judged, {left}; --resume asks again")
+            )
+
+
 def nan_to_none(value: Any) -> Any:
     """The value, or the dictionary at any depth, with None in place of NaN."""
     if isinstance(value, dict):

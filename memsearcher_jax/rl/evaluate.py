@@ -121,11 +121,6 @@ def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> d
     return summaries
 
 
-def read_scored(folder: Path) -> list[ScoredTrajectory]:
-    """Every trajectory that the hosts have written. Raises ValueError if a file is damaged."""
-    return [scored for path in _files(folder) for scored in read_log(path)]
-
-
 def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
     """Removes the trajectories that were lost to faults from the files of this host: their questions are asked again.
 

@@ -1,0 +1,75 @@
+"""A judge of short answers, beside exact match and F1: what a language model is asked, and how its reply is read.
+
+The criteria are those of MemSearcher's `scripts/evaluation/llm_judge.py` in our words: an answer is correct if it means
+the same as one of the golden answers. BrowseComp-Plus (arXiv 2508.06600) also asks for the confidence that the answer
+states, 100 where it states none, and reports its calibration error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
+from memsearcher_jax.types import Prompt
+
+INSTRUCTIONS = """\
+You compare an answer to a question with its golden answers. The answer is correct if it means the same as one of them \
+for this question: other words, more detail that is right, and small differences of numbers by rounding do not matter. \
+It is incorrect if it contradicts them, names several possibilities, or leaves out what was asked. Do not solve the \
+question yourself. Reply with JSON and nothing else:
+{"rationale": "one sentence", "judgement": "correct" or "incorrect", "confidence": the confidence in percent that the \
+answer itself states, or 100 if it states none}"""
+BIN_SIZE = 100  # answers of a bin of the calibration error, of which there must be one at least
+
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    correct: bool
+    confidence: float = 100.0  # percent, that the answer states
+
+
+def judge_prompt(question: str, golden_answers: Sequence[str], answer: str) -> Prompt:
+    """Asks whether the answer is correct."""
+    case = f"Question: {question}\nGolden answers: {json.dumps(list(golden_answers), ensure_ascii=False)}"
+    prefix = f"{SYSTEM}{INSTRUCTIONS}{END}{USER}"
+    return Prompt.of(prefix, ("case", case), "\nAnswer: ", ("answer", answer), f"{END}{ASSISTANT}")
+
+
+def parse_judgement(reply: str) -> Judgement | None:
+    """None for a reply that does not say "correct" or "incorrect" in JSON. Total."""
+    found = _OBJECT.search(reply)
+    try:
+        fields = json.loads(found[0]) if found else None
+    except (ValueError, RecursionError):
+        return None
+    verdict = str(fields.get("judgement")).strip().lower() if isinstance(fields, dict) else ""
+    if verdict not in ("correct", "incorrect"):
+        return None
+    confidence = fields.get("confidence")
+    known = isinstance(confidence, int | float) and math.isfinite(confidence)
+    return Judgement(verdict == "correct", min(max(float(confidence), 0.0), 100.0) if known else 100.0)
+
+
+def calibration_error(judgements: Sequence[Judgement]) -> float | None:
+    """The root mean square difference of confidence and accuracy over bins of `BIN_SIZE` answers, in [0, 1].
+
+    As `scripts_evaluation/evaluate_run.py` of BrowseComp-Plus computes it, after Hendrycks et al. (2019): answers in
+    the order of their confidence, the last bin takes the rest. That code leaves the last bin out of the sum; we do not.
+    None for fewer than `BIN_SIZE` answers.
+    """
+    if len(judgements) < BIN_SIZE:
+        return None
+    ordered = sorted(judgements, key=lambda one: one.confidence)
+    starts = [number * BIN_SIZE for number in range(len(ordered) // BIN_SIZE)]
+    squares = 0.0
+    for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+        part = ordered[start:end]
+        difference = sum(one.confidence / 100 - one.correct for one in part) / len(part)
+        squares += len(part) / len(ordered) * difference**2
+    return math.sqrt(squares)

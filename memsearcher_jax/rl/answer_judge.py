@@ -1,0 +1,102 @@
+"""Asks a service whether the answers of an evaluation are right, after they are all on disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
+from memsearcher_jax.jsonl import encode_line, numbered_lines, parse_object
+from memsearcher_jax.logs.trajectories import read_log
+from memsearcher_jax.report.statistics import mean_interval
+from memsearcher_jax.rl.completers import Completer, open_openai_completer
+from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.types import StopReason
+
+JUDGEMENTS_FILE = "judgements.jsonl"
+REPLY_TOKENS = 1_024
+
+
+class Answer(NamedTuple):
+    id: str
+    benchmark: str
+    question: str
+    golden_answers: tuple[str, ...]
+    text: str | None  # None: the trajectory ended without an answer
+    exact_match: bool
+
+
+def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
+    """The answers of an evaluation, without trajectories that were lost. Raises ValueError for a damaged file."""
+    answers = []
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        for scored in read_log(path):
+            problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+            if not outcome.stop.is_fault:
+                text = outcome.answer if outcome.stop is StopReason.ANSWERED else None
+                benchmark, exact = (
+                    str(problem.metadata.get("source", default_dataset)),
+                    scored.scores["exact_match"] == 1.0,
+                )
+                answers.append(Answer(problem.id, benchmark, problem.question, problem.golden_answers, text, exact))
+    return answers
+
+
+def open_judge(config: CompleterConfig) -> Completer:
+    """Raises ValueError if the settings do not suffice."""
+    return open_openai_completer(config, section="judge", max_tokens=REPLY_TOKENS, temperature=0.0)
+
+
+def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path) -> dict[str, Judgement]:
+    """The judgement of each answer by the id of its question; those in `file` are not asked for again.
+
+    No answer is not correct. An answer is missing if the judge's reply cannot be read. As soon as none of
+    `max_concurrency` replies comes, the service is down and no more are asked for.
+    """
+    judge = open_judge(config)
+    rows = [parse_object(where, line) for where, line in numbered_lines(file)] if file.exists() else []
+    judgements = {row["id"]: Judgement(row["correct"], row["confidence"]) for row in rows}
+    asked = [one for one in answers if one.text is not None and one.id not in judgements]
+    with file.open("a") as log:
+        for start in range(0, len(asked), config.max_concurrency):
+            batch = asked[start : start + config.max_concurrency]
+            prompts = [judge_prompt(one.question, one.golden_answers, one.text or "") for one in batch]
+            replies = judge.complete(prompts, jax.random.key(0))
+            if all(reply.error for reply in replies):
+                print(f"the judge does not answer: {replies[-1].error}", file=sys.stderr)
+                break
+            for one, reply in zip(batch, replies, strict=True):
+                if judgement := parse_judgement(reply.text):
+                    judgements[one.id] = judgement
+                    log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}))
+            log.flush()
+            print(f"judged {start + len(batch):,} of {len(asked):,} answers", file=sys.stderr)
+    return judgements | {one.id: Judgement(False) for one in answers if one.text is None}
+
+
+def summarize_judgements(answers: Sequence[Answer], judgements: Mapping[str, Judgement], seed: int) -> dict[str, Any]:
+    """By benchmark how many answers were judged, and of these the accuracy with its interval, the agreement with exact
+    match, and the calibration error. The numbers are missing where no answer was judged."""
+    groups: dict[str, list[Answer]] = {}
+    for one in answers:
+        groups.setdefault(one.benchmark, []).append(one)
+    summary: dict[str, Any] = {}
+    for name, group in groups.items():
+        judged = [one for one in group if one.id in judgements]
+        stated = [judgements[one.id] for one in judged if one.text is not None]
+        summary[name] = {"questions": len(group), "unjudged": len(group) - len(judged)}
+        if stated or not summary[name]["unjudged"]:
+            right = [judgements[one.id].correct for one in judged]
+            agreeing = [judgements[one.id].correct == one.exact_match for one in judged]
+            summary[name] |= {
+                "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
+                "agreement_with_exact_match": sum(agreeing) / len(agreeing),
+                "calibration_error": calibration_error(stated),
+            }
+    return summary
