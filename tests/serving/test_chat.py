@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha.memory import Memory
+from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded, RequestParams
+from memsearcher_jax.types import Call, Generate, Outcome, StopReason
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +269,22 @@ def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, que
             ask(client, questions[0])
     assert ask(client, questions[0]).choices[0].message.content
     assert len(engine.scheduler.free_slots) == 8
+
+
+def test_calls_of_tools_are_events(agent, client, questions, monkeypatch):
+    def calling(problem):
+        result = yield Call("double", {"number": 4})
+        yield Generate(agent.run.agent.prompts.initial_prompt(problem.question, result.text), 8)
+        return Outcome(StopReason.ANSWERED, result.text)
+
+    tool = Tool({"name": "double"}, lambda calls: [2 * one["number"] for one in calls])
+    monkeypatch.setattr(agent, "_start", calling)
+    monkeypatch.setattr(agent, "_driver", replace(agent._driver, tools=(tool,)))
+    chunks = list(ask(client, questions[0], stream=True))
+    events = [event for chunk in chunks if (event := getattr(chunk.choices[0].delta, "memsearcher", None))]
+    assert events[0] == {"type": "call", "turn": 0, "tool": "double", "arguments": {"number": 4}}
+    assert events[1] == {"type": "result", "turn": 0, "text": "8", "error": ""}
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "8"
 
 
 def test_a_key(agent, serving, questions):

@@ -54,6 +54,11 @@ const SHOW = {
       for (const one of result.passages) passage(card, one);
     }
   },
+  call(event, card) {
+    add(card, "h3", "", event.tool);
+    add(card, "p", "text query", JSON.stringify(event.arguments));
+  },
+  result(event, card) { add(card, "p", event.error ? "text error" : "text", event.error || event.text); },
   rewrite(event, card, text) { part(card, "New memory", "rewritten").textContent += text; },
   memory(event, card) { part(card, "New memory", "rewritten").textContent = event.text || "none"; },
   end(event, card, text, answer) {
