@@ -5,6 +5,7 @@ import concurrent.futures
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
 
@@ -181,6 +182,8 @@ def nested(values):
     return st.lists(values, max_size=4) | st.dictionaries(names, values, max_size=6)
 
 
+# Python 3.13 parses deeper than its stack of calls.
+TOO_DEEP = (400, "error parsing the body") if sys.version_info < (3, 13) else (422, "JSON decode error")
 BAD = [
     ("/search", {"query": ""}, 400, "the query is empty"),
     ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
@@ -195,7 +198,7 @@ BAD = [
     ("/search", [], 422, "body: a JSON object is needed, with Content-Type: application/json"),
     ("/search", b"\xff\xfe", 422, "body: JSON decode error"),
     ("/search", b'{"query": "\xff"}', 400, "error parsing the body"),
-    ("/search", b"[" * 4_000, 400, "error parsing the body"),
+    ("/search", b"[" * 4_000, *TOO_DEEP),
     ("/batch_search", {"query": []}, 400, "there is no query"),
     ("/batch_search", {"query": ["Who?", ""]}, 400, "query 1 is empty"),
     ("/batch_search", {"query": ["Who?", 5]}, 422, "query.1: Input should be a valid string"),
