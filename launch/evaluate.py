@@ -60,8 +60,8 @@ class Evaluate(cli.Command, cli.ResumableSource):
     """File of questions (.jsonl, .jsonl.gz, .parquet), or of streams for memalpha. Default: the test questions of the
     settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
-    """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for
-    the paper's seven; web_questions is held out."""
+    """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for the paper's seven.
+    Held out: web_questions, browsecomp_plus, and for memalpha longmemeval and locomo."""
     workflow: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
     """The agent to evaluate, with its packaged prompts. Default: that of the settings. memalpha reads streams; for
     comparison, --memalpha.answer_from long_context or rag answers from the stream itself."""

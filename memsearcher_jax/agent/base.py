@@ -180,6 +180,10 @@ class QuestionAgent(Agent):
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
         scores = answers.answer_scores(answer, golden)
+        if wanted := set(problem.metadata.get("supporting_ids") or ()):  # documents; a passage's id is DOCUMENT#START
+            results = (result for turn in outcome.turns for result in turn.results)
+            found = {passage.id.partition("#")[0] for result in results for passage in result.passages}
+            scores["evidence_recall"] = len(found & wanted) / len(wanted)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
 
     def check(self) -> None:

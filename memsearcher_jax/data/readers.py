@@ -76,7 +76,12 @@ def read_problems(
 
 
 def with_source(problem: Problem, source: str) -> Problem:
-    """The problem with its dataset's name in the metadata and in front of the id: datasets reuse each other's ids."""
+    """The problem with its dataset's name in the metadata and in front of the id: datasets reuse each other's ids.
+
+    A stream has both already.
+    """
+    if problem.stream:
+        return problem
     return replace(problem, id=f"{source}/{problem.id}", metadata={**problem.metadata, "source": source})
 
 

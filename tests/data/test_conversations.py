@@ -130,3 +130,18 @@ def test_a_file_that_is_no_list_is_an_error(tmp_path, content, message):
         read_problems(tmp_path / "s.json")
     with pytest.raises(FileNotFoundError, match="No such file"):
         read_problems(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "entry"),
+    [
+        ("longmemeval", "longmemeval/longmemeval_s.json", longmemeval()),
+        ("longmemeval:oracle", "longmemeval/longmemeval_oracle.json", longmemeval()),
+        ("locomo", "locomo/locomo10.json", LOCOMO),
+    ],
+)
+def test_the_sets_are_read_by_name(tmp_path, name, file, entry):
+    (tmp_path / file).parent.mkdir()
+    write(tmp_path / file, [entry])
+    (problem,) = load(DataConfig(test=(name,), root=str(tmp_path)), tmp_path / "data").test
+    assert problem.id.count("/") == 1 and problem.metadata["source"] == name.partition(":")[0]

@@ -167,7 +167,9 @@ def test_paper_training_mixture(flashrag, tmp_path):
         ("popqa", "train", "data.train popqa: popqa has no split train with answers, only test"),
         ("hotpotqa:test", "test", "hotpotqa has no split test with answers, only train, dev"),
         ("nq:", "test", "nq/test.jsonl: no such file"),
-        ("musique", "test", "musique/dev.jsonl: no such file"),
+        ("musique", "test", "musique/dev.jsonl: no such file.*RUC-NLPIR/FlashRAG_datasets"),
+        ("longmemeval", "test", "longmemeval/s.jsonl: no such file.*xiaowu0162/longmemeval on the Hub, under MIT"),
+        ("longmemeval:x", "test", "longmemeval has no split x with answers, only oracle, m, s"),
     ],
 )
 def test_unresolvable_entry_names_the_problem(tmp_path, entry, split, message):
