@@ -35,9 +35,7 @@ class AnsweredQuestion:
     """One question of an evaluation, without the tokens of its trajectory."""
 
     problem: Problem
-    answer: str  # "" without an answer
-    stop: StopReason
-    scores: dict[str, float]  # greater is better; without those that the trajectory does not have
+    result: dict[str, Any]  # as JSON: "answer", "stop", and "scores", of which greater is better
     metrics: dict[str, float]  # the scores and all other metrics
 
 
@@ -72,7 +70,8 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
             numbers = numbers_of(summarize_trajectory(scored))
             scores = {name: numbers[name] for name in (*scored.scores, "reward") if name in numbers}
             metrics = scores | numbers | memory_quality(scored.trajectory).means
-            questions[problem.id] = AnsweredQuestion(problem, outcome.answer, outcome.stop, scores, metrics)
+            result = {"answer": outcome.answer, "stop": outcome.stop.value, "scores": scores}
+            questions[problem.id] = AnsweredQuestion(problem, result, metrics)
     if len(questions) != results.get("questions"):
         raise ValueError(
             f"{folder} is damaged: {RESULTS_FILE} counts {results.get('questions')} questions, but there are "
@@ -104,7 +103,8 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
                 f"{shorten(b.problem.question, 60)!r} in {second.folder}, or its golden answers differ: compare "
                 "evaluations of the same data"
             )
-    choices = list(dict.fromkeys(name for a, b in pairs for name in a.scores if name in b.scores))
+    scores = [(a.result["scores"], b.result["scores"]) for a, b in pairs]
+    choices = list(dict.fromkeys(name for a, b in scores for name in a if name in b))
     by = by or (choices or [""])[0]
     if by not in choices:
         raise ValueError(f"--by {by}: not a score of both evaluations; choose one of {', '.join(choices)}")
@@ -114,14 +114,21 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
         metrics[name] = asdict(paired_comparison(values, rng))
-    gains = [(b.scores.get(by, math.nan) - a.scores.get(by, math.nan), _question_json(a, b)) for a, b in pairs]
+    questions = [
+        {
+            **{"id": a.problem.id, "question": a.problem.question, "golden_answers": a.problem.golden_answers},
+            **{"first": a.result, "second": b.result},
+        }
+        for a, b in pairs
+    ]
+    gains = [b.get(by, math.nan) - a.get(by, math.nan) for a, b in scores]
     names = sorted(first.settings | second.settings)
     settings = {name: {"first": first.settings.get(name), "second": second.settings.get(name)} for name in names}
     return {
         **{"first": _side_json(first, second), "second": _side_json(second, first), "shared": len(pairs)},
         **{"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, "metrics": metrics, "by": by},
-        "won": [question for gain, question in gains if gain > 0],
-        "lost": [question for gain, question in gains if gain < 0],
+        "won": [question for gain, question in zip(gains, questions, strict=True) if gain > 0],
+        "lost": [question for gain, question in zip(gains, questions, strict=True) if gain < 0],
         "settings": {name: values for name, values in settings.items() if values["first"] != values["second"]},
     }
 
@@ -174,12 +181,3 @@ def _side_json(side: FinishedEvaluation, other: FinishedEvaluation) -> dict[str,
         "questions": len(side.questions),
         "not_shared": [id for id in side.questions if id not in other.questions],
     }
-
-
-def _question_json(first: AnsweredQuestion, second: AnsweredQuestion) -> dict[str, Any]:
-    problem = first.problem
-    answers = {
-        name: {"answer": side.answer, "stop": side.stop.value, "scores": side.scores}
-        for name, side in (("first", first), ("second", second))
-    }
-    return {"id": problem.id, "question": problem.question, "golden_answers": problem.golden_answers, **answers}
