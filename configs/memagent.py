@@ -38,11 +38,19 @@ def memagent_7b() -> RunConfig:
 
 
 def tiny_memagent() -> RunConfig:
-    """Documents of 40 passages, some 10 chunks, from the weights of `tiny`, whose memory and answers have one form."""
+    """Documents of 40 passages, some 10 chunks. From the weights of `tiny`, which write a memory and an answer in this
+    form but do not keep a fact, rewards alone teach nothing in 40 steps: first imitate a script that forgets.
+
+    python -m examples.warmstart.demonstrate --config tiny_memagent --steps 8 --out demos
+    python launch/sft.py --config tiny_memagent --sft.trajectories demos --out warm
+    python launch/tpu_train.py --config tiny_memagent --model.path warm
+    """
     base = tiny()
     return replace(
         base,
-        agent=replace(base.agent, workflow="memagent", prompts="terse_memagent"),
+        agent=replace(base.agent, workflow="memagent", prompts="terse_memagent", observation_tokens=192),
+        sampling=replace(base.sampling, context_tokens=448),
+        training=replace(base.training, seq_len=480),
         data=replace(
             base.data,
             synthetic="documents",

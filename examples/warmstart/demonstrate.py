@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from examples.warmstart import questions, search, streams
+from examples.warmstart import documents, questions, search, streams
 from examples.warmstart.record import open_run
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse(Demonstrate, argv)
         with outputs.new_output_dir(flags.out, "demonstrations") as out:
             if flags.run.data.is_synthetic:
-                script, run = streams if flags.run.data.synthetic == "streams" else search, open_run(flags.run)
+                scripts = {"streams": streams, "documents": documents}
+                script, run = scripts.get(flags.run.data.synthetic, search), open_run(flags.run)
             else:
                 script, run = questions, prepare(flags.run, out, training=False)
                 questions.check(run)

@@ -96,7 +96,7 @@ def to_bytes(batch: RolloutBatch) -> bytes:
         "summaries": [asdict(one) | {"stop": one.stop.value} for one in batch.summaries],
         "stats": asdict(batch.stats),
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         "texts": np.frombuffer(json.dumps(texts).encode(), np.uint8),
         "trajectories": np.frombuffer(batch.trajectories, np.uint8),
     }

@@ -60,7 +60,8 @@ def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
 
 
 def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Trajectory:
-    workflow, numbers = agent.start(problem, tokenizer), itertools.count(1)
+    workflow: Any = agent.start(problem, tokenizer)
+    numbers = itertools.count(1)
     known = [schema["name"] for schema in agent.tools]
 
     def respond(request: Any) -> Any:

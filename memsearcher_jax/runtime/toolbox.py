@@ -80,7 +80,8 @@ def mcp_tools(name: str) -> list[Tool]:
         for arguments in calls:
             reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments))
             text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in reply.content)
-            results.append(ToolResult(tool, arguments, **{"error" if reply.is_error else "text": text}))
+            text, error = ("", text) if reply.is_error else (text, "")
+            results.append(ToolResult(tool, arguments, text, error))
         return results
 
     return [
