@@ -1,9 +1,9 @@
 """Writes invented conversations in the layout of LongMemEval's files, to try its evaluation without the published data.
 
 python -m examples.conversations --out conversations.json --count 200
-python launch/evaluate.py --config tiny_memalpha --checkpoint package:tiny_memalpha --data conversations.json \\
-    --agent.question_tokens 48 --memalpha.chunk_tokens 120 --sampling.context_tokens 400 \\
-    --judge.backend openai --judge.url URL --judge.model NAME
+python launch/evaluate.py --config tiny_memalpha --checkpoint memsearcher_jax/assets/tiny_memalpha \\
+    --data conversations.json --agent.question_tokens 48 --memalpha.chunk_tokens 120 --sampling.context_tokens 448 \\
+    --training.seq_len 448 --judge.backend openai --judge.url URL --judge.model NAME
 
 A conversation is a synthetic stream of Mem-alpha (data/synthetic/streams.py): each day is a session, whose statements
 the user makes. One question is asked about one statement; the types of the question are those of LongMemEval.
