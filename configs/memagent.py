@@ -39,9 +39,10 @@ def memagent_7b() -> RunConfig:
 
 def tiny_memagent() -> RunConfig:
     """Documents of 40 passages, some 10 chunks. From the weights of `tiny`, which write a memory and an answer in this
-    form but do not keep a fact, rewards alone teach nothing in 40 steps: first imitate a script that forgets.
+    form but do not keep a fact, rewards alone taught nothing in 40 steps, and 8 steps of imitation before 12 of them
+    nothing either; a longer warm start is not measured yet.
 
-    python -m examples.warmstart.demonstrate --config tiny_memagent --steps 8 --out demos
+    python -m examples.warmstart.demonstrate --config tiny_memagent --steps 100 --out demos
     python launch/sft.py --config tiny_memagent --sft.trajectories demos --out warm
     python launch/tpu_train.py --config tiny_memagent --model.path warm
     """

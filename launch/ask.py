@@ -122,8 +122,8 @@ def main(argv: Sequence[str]) -> None:
 def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, Console], Outcome]:
     """The checkpoint is the policy, with evaluation's settings and as few slots as possible."""
     from memsearcher_jax.rl import setup, state
-    from memsearcher_jax.rl.rng import named_key
     from memsearcher_jax.rl.rollout import make_jobs
+    from memsearcher_jax.runtime.rng import named_key
 
     config = run.config
     sampling = replace(config.sampling, slots=run.meshes.local.shape["data"])

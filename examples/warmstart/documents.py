@@ -14,9 +14,9 @@ from examples.warmstart.record import HELD_OUT_SEED, step_seed
 from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.data.synthetic.documents import make_documents
 from memsearcher_jax.data.synthetic.relations import noun_phrase
-from memsearcher_jax.rl.rng import named_rng
-from memsearcher_jax.rl.scripted import scripted_trajectory
 from memsearcher_jax.rl.setup import Run
+from memsearcher_jax.runtime.rng import named_rng
+from memsearcher_jax.sft.scripted import scripted_trajectory
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, Trajectory
 
 FORGETS, NOTHING = 0.25, "nothing yet."

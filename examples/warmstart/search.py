@@ -27,10 +27,10 @@ from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.rl.rng import named_rng
-from memsearcher_jax.rl.scripted import encode_reply
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime import text_encoder
+from memsearcher_jax.runtime.rng import named_rng
+from memsearcher_jax.sft.scripted import encode_reply
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, SearchResult
 
 EMPTY_MEMORY = "nothing yet."

@@ -29,9 +29,9 @@ from memsearcher_jax.data.synthetic.streams import (
     make_stories,
     select_statements,
 )
-from memsearcher_jax.rl.rng import named_rng
-from memsearcher_jax.rl.scripted import encode_reply
 from memsearcher_jax.rl.setup import Run
+from memsearcher_jax.runtime.rng import named_rng
+from memsearcher_jax.sft.scripted import encode_reply
 from memsearcher_jax.types import Completion, Generate, Prompt, ScoredTrajectory
 
 STORE_ALL, STORE_ONE = "All of it.\n", "A part.\n"

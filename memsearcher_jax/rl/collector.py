@@ -15,11 +15,11 @@ from memsearcher_jax.rl.batch import RolloutBatch, exchange, make_rollout_batch
 from memsearcher_jax.rl.hints import hint_ids
 from memsearcher_jax.rl.metrics import RolloutStats, rollout_metrics, trajectory_metrics
 from memsearcher_jax.rl.rewards import RewardFn
-from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, Trajectory
 

@@ -184,12 +184,7 @@ def uses_initial_policy(config: RunConfig) -> bool:
 
 
 def open_openai_completer(
-    config: CompleterConfig,
-    *,
-    section: str,
-    max_tokens: int,
-    temperature: float,
-    check: Callable[[], None] = lambda: None,
+    config: CompleterConfig, section: str, max_tokens: int, temperature: float, check: Callable[[], None] = lambda: None
 ) -> OpenAICompleter:
     """The service that the settings name. Raises ValueError, in one line, if they do not suffice to reach it."""
     if not config.url or not config.model:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memsearcher_jax.agent.prompts import END, SYSTEM
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Problem, ScoredTrajectory
+from memsearcher_jax.types import ScoredTrajectory
 
 
 def hint_ids(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
@@ -20,13 +20,11 @@ def hint_ids(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> li
             found |= {passage.id: passage.contents for passage in result.passages if passage.title in titles}
     hints = []
     for problem in (one.trajectory.problem for one in scored):
-        text = "\n\n".join([_answers(problem), *passages[problem.id].values()])
+        answers = f"The answer is {' or '.join(problem.golden_answers)}."
+        if problem.stream and problem.stream.questions:
+            pairs = ((one.text, json.dumps(one.answer, ensure_ascii=False)) for one in problem.stream.questions)
+            answers = "\n".join(map(" ".join, pairs))
+        text = "\n\n".join([answers, *passages[problem.id].values()])
         ends = tokenizer.encode_trusted(SYSTEM), tokenizer.encode_trusted(END)
         hints.append((*ends[0], *tokenizer.encode_untrusted(text), *ends[1]))
     return hints
-
-
-def _answers(problem: Problem) -> str:
-    if problem.stream is None or not problem.stream.questions:
-        return f"The answer is {' or '.join(problem.golden_answers)}."
-    return "\n".join(f"{one.text} {json.dumps(one.answer, ensure_ascii=False)}" for one in problem.stream.questions)

@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.agent.prompts import ASSISTANT
+from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.python_files import located
 from memsearcher_jax.rl.rewards import own_rewards
-from memsearcher_jax.rl.scripted import scripted_trajectory
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Call,
     Completion,
+    Context,
     Generate,
     Outcome,
     Passage,
     Problem,
+    Prompt,
     ScoredTrajectory,
     Search,
     SearchResult,
+    TokenCounter,
     ToolResult,
     Trajectory,
 )
@@ -31,13 +34,13 @@ SECONDS, REQUESTS = 20.0, 10_000  # after which a workflow does not end
 REPLY = "an attempt</think> <memory> nothing </memory> \\boxed{attempt}"
 
 
-def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
+def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
     """Raises ValueError with one line that names file and line of a mistake in the agent's or the reward's file."""
     file, ended = str(Path(agent.config.workflow).absolute()), list[Trajectory | BaseException]()
 
     def attempt() -> None:
         try:
-            ended.append(_trajectory(agent, tokenizer, problem))
+            ended.append(_trajectory(agent, counter, problem))
         except BaseException as error:
             ended.append(error)
 
@@ -59,16 +62,18 @@ def probe(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> None:
                 raise ValueError(f"reward.function {function}: {scored.reason}")
 
 
-def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Trajectory:
-    workflow: Any = agent.start(problem, tokenizer)
-    numbers = itertools.count(1)
-    known = [schema["name"] for schema in agent.tools]
+def _trajectory(agent: Agent, counter: TokenCounter, problem: Problem) -> Trajectory:
+    workflow: Any = agent.start(problem, counter)
+    numbers, contexts, known = itertools.count(1), list[Context](), [schema["name"] for schema in agent.tools]
 
     def respond(request: Any) -> Any:
         line = workflow.gi_frame.f_lineno
         if next(numbers) > REQUESTS:
             raise RuntimeError(f"the workflow does not end: it made {REQUESTS:,} requests (line {line})")
         if isinstance(request, Generate):
+            contexts.extend([Context((0, 0), (0.0, 0.0), (False, True))] * isinstance(request.text, Prompt))
+            if not contexts:
+                raise ValueError("a workflow must open a context with a Prompt before it adds text")
             return Completion(REPLY)
         if isinstance(request, Search):
             return (SearchResult((Passage("0", '"Title"\nText.'),)),) * len(request.queries)
@@ -77,7 +82,7 @@ def _trajectory(agent: Agent, tokenizer: ChatTokenizer, problem: Problem) -> Tra
         tools = ", ".join(known) or "none: see agent.tools"
         raise TypeError(f"the workflow yields {request!r:.200} in line {line}, and the run's tools are {tools}")
 
-    trajectory = scripted_trajectory(problem, workflow, respond, respond, tokenizer)
-    if not isinstance(trajectory.outcome, Outcome):
-        raise TypeError(f"the workflow returns {trajectory.outcome!r:.200}, which is no Outcome")
-    return trajectory
+    outcome = run_workflow(workflow, respond, respond)
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"the workflow returns {outcome!r:.200}, which is no Outcome")
+    return Trajectory(problem, 0, outcome, tuple(contexts), f"{ASSISTANT}<think>{REPLY}<|im_end|>")

@@ -124,10 +124,7 @@ class RolloutDriver:
     def backends(self) -> dict[str, Backend]:
         """What answers searches, under "", and calls, under the tool's name."""
         limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
-
-        def clip(text: str) -> str:
-            return self.tokenizer.clip(text, self.tool_tokens)
-
+        clip = partial(self.tokenizer.clip, limit=self.tool_tokens)
         tools = {one.name: tool_backend(one, self.tool_timeout, self.max_search_outage, clip) for one in self.tools}
         return {"": search_backend(self.searcher, *limits), **tools}
 

@@ -15,11 +15,11 @@ from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.rewards import RewardFn
-from memsearcher_jax.rl.rng import named_key, named_rng
 from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.health import ROLLBACK_LR_FACTOR, HealthState
+from memsearcher_jax.runtime.rng import named_key, named_rng
 from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, read_run_config
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training import checkpoint, update
@@ -113,11 +113,7 @@ def initial_policy(run: Run, step: int | None = None) -> Params:
 
 
 def open_reward_fn(
-    run: Run,
-    initial_step: int | None = None,
-    *,
-    evaluation: bool = False,
-    check: Callable[[], None] = lambda: None,
+    run: Run, initial_step: int | None = None, *, evaluation: bool = False, check: Callable[[], None] = lambda: None
 ) -> RewardFn:
     """The reward function of the run's agent, which `check` interrupts by raising. `initial_step`: see `SavedProgress`.
 

@@ -19,12 +19,12 @@ import numpy as np
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
+from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.sft.recorded import RecordedData

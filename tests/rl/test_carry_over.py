@@ -17,9 +17,9 @@ from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
-from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
+from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.types import (
     Context,
     Generate,
