@@ -37,6 +37,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from memsearcher_jax.launch.preconditions import has_accelerator
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.planning.roofline import CHIPS, Chip
@@ -136,6 +137,8 @@ def main(flags: Flags) -> None:
         return
     if missing := [str(file) for file in (*flags.train, *flags.test, flags.corpus) if file and not file.exists()]:
         raise SystemExit(f"no such file: {', '.join(missing)}")
+    if not flags.small and not has_accelerator():
+        raise SystemExit("there is no GPU: --small rehearses on a CPU")
     started, sizes = time.monotonic(), ("tiny",) if flags.small else ("smollm2", "qwen05b", "qwen3b")
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         report = Report(flags, Path(folder), started + 60 * flags.minutes)
@@ -166,8 +169,6 @@ def numerics(flags: Flags) -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    if device.platform == "cpu" and not flags.small:
-        raise SystemExit("there is no GPU: --small rehearses on a CPU")
     with jax.default_matmul_precision("highest"):  # TensorFloat-32 otherwise
         cpu, own = (on_device(flags.model, one) for one in (jax.devices("cpu")[0], device))
     rows = {}

@@ -28,10 +28,14 @@ def test_every_part_is_measured_on_a_cpu(tmp_path):
     assert "→" in rows["exact match before and after 1 steps"][0]
 
 
-def test_without_a_gpu_it_is_a_line(tmp_path):
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--train", tmp_path / "none.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"no such file: {tmp_path / 'none.jsonl'}\n")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--train", "none"], "no such file: none"), ([], "there is no GPU: --small rehearses on a CPU")],
+)
+def test_what_cannot_run_at_all_is_one_line(flags, message):
+    command = [sys.executable, BENCHMARKS / "gpu.py", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    assert (done.returncode, done.stderr) == (1, f"{message}\n")
 
 
 def test_a_script_may_save_when_its_time_is_over(tmp_path, monkeypatch):
