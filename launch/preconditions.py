@@ -43,7 +43,7 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
         "--retrieval.index DIR or --retrieval.corpus FILE (passages)": searches
         and not (retrieval.index or retrieval.corpus or retrieval.url),
         f"--retrieval.encoder DIR (of E5, or {HASHING})": encodes and not retrieval.encoder,
-        "a TPU": accelerator and not has_accelerator(),
+        "an accelerator (a TPU or a GPU)": accelerator and not has_accelerator(),
     }
     if config.published_model and (missing := [name for name, absent in needs.items() if absent]):
         raise ValueError(

@@ -91,6 +91,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             writer,
             progress_type("sft", data.steps, done=done) as progress,
         ):
+            hosts.training.set()
             last = train.train(state, data, meta, out, writer, progress, hosts)
         hint = f"; read {out}/report.html" if write_report(out, out) else ""
         outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})

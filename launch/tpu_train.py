@@ -149,6 +149,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             bar as progress,
             StepProfiler(out, flags.profile) as at_step,
         ):
+            hosts.training.set()
             try:
                 last = train_run(state, start, out, writer, progress, hosts, at_step)
             except RunEnded as end:

@@ -35,6 +35,7 @@ class Hosts:
 
     index: int = 0
     count: int = 1
+    training: threading.Event = field(default_factory=threading.Event)  # set once there may be something to save
     stopping: threading.Event = field(default_factory=threading.Event)  # set once the run is to stop
     reasons: list[tuple[EndReason, str]] = field(default_factory=list)
 

@@ -136,10 +136,10 @@ class _Job:
         self._when(FAILED_KEY, self._on_failure)
 
     def on_signal(self, number: int) -> None:
-        """Asks all hosts to stop. Before they have joined there is nothing to save, and nobody to ask."""
+        """Asks all hosts to stop. Before they have joined, or this only one trains, there is nothing to save."""
         reason = EndReason.INTERRUPT if number == signal.SIGINT else EndReason.SIGNAL
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        if not self._started:
+        if not self._started or not (self.client or self.hosts.training.is_set()):
             self._exit(f"stopped during startup ({name})", reason.status)
         if number == signal.SIGINT:
             if self.hosts.stopping.is_set():

@@ -65,7 +65,10 @@ def test_the_printed_plan(capsys):
     estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
-    assert "train state 3.00 GB, frozen base 0.00, reference 4.00, during rollouts sampler weights 5.00 and slots 6.00; " in output
+    assert (
+        "train state 3.00 GB, frozen base 0.00, reference 4.00, during rollouts sampler weights 5.00 and slots 6.00; "
+        in output
+    )
     assert "total 7.00 GB, during rollouts 18.00 GB" in output
     assert "update 3.00 7.00 9.00 2.00 24.00 40.00 8.0 5,000 6.0 55 s" in output
     assert "decode 1.00 28.00 2.00 0.00 memory" in output

@@ -6,10 +6,10 @@ from memsearcher_jax.launch import ask, build_index, cli, evaluate, precondition
 from memsearcher_jax.launch.pod import jobset
 
 PUBLISHED = [name for name in cli.presets() if "qwen" in name or name in ("memalpha_4b", "search_r1_3b")]
-WEIGHTS, QUESTIONS, PASSAGES, ENCODER, TPU = (
+WEIGHTS, QUESTIONS, PASSAGES, ENCODER, ACCELERATOR = (
     *("--model.path DIR (its weights)", "--data.train FILE (questions)"),
     "--retrieval.index DIR or --retrieval.corpus FILE (passages)",
-    *("--retrieval.encoder DIR (of E5, or hashing)", "a TPU"),
+    *("--retrieval.encoder DIR (of E5, or hashing)", "an accelerator (a TPU or a GPU)"),
 )
 GIVEN = ["--model.path", "w", "--data.train", "q.jsonl", "--retrieval.index", "i", "--retrieval.encoder", "e5"]
 
@@ -26,12 +26,13 @@ def test_a_start_without_inputs_names_all_of_them(name, refused):
     assert cli.load_preset(name).retrieval.encoder == ""
     line = refused(tpu_train.main, ["--config", name])
     searched = [] if name.startswith("memalpha") else [PASSAGES, ENCODER]
-    assert f"needs {', '.join([WEIGHTS, QUESTIONS, *searched, TPU])}; --smoke_test starts with random weights" in line
+    needed = ", ".join([WEIGHTS, QUESTIONS, *searched, ACCELERATOR])
+    assert f"needs {needed}; --smoke_test starts with random weights" in line
 
 
 def test_only_missing_inputs_are_named(refused, monkeypatch):
-    assert "model needs a TPU; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN])
-    assert f"model needs {ENCODER}, a TPU; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:-2]])
+    assert f"model needs {ACCELERATOR}; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN])
+    assert f"model needs {ENCODER}, {ACCELERATOR}; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:-2]])
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     assert f"model needs {QUESTIONS}; " in refused(tpu_train.main, ["--config", "qwen7b", *GIVEN[:2], *GIVEN[4:]])
 

@@ -49,7 +49,7 @@ def test_decode_updates_a_long_cache_in_place(sizes, slots, monkeypatch):
 
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
 def test_training_attention_needs_no_memory_for_scores_or_masks(generation, monkeypatch):
-    """Forward and backward of one row: the outputs and the parts of dq, 0.47 GB, as without a shared prefix."""
+    """Forward and backward of one row: the outputs and the parts of dq, as without a shared prefix."""
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -62,4 +62,4 @@ def test_training_attention_needs_no_memory_for_scores_or_masks(generation, monk
         return jnp.sum(splash_attention(q_BNTH, k_BKTH, v_BKTH, Visible(offset_BT, prefix_B)).astype(jnp.float32))
 
     memory = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 0.475e9
+    assert memory.temp_size_in_bytes < 0.55e9  # 0.47 with libtpu 0.0.42, 0.54 with 0.0.50; the scores alone have 7.5

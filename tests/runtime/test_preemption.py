@@ -21,6 +21,7 @@ def test_a_signal_interrupts_a_rollout_and_has_a_status(name, status, capsys):
     number = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}[name]
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end, preemption.joined() as hosts:
+        hosts.training.set()
         hosts.check()
         os.kill(os.getpid(), number)
         for _ in range(100):
