@@ -10,8 +10,7 @@ short contexts. A group whose oldest context is `rl.carry_over` steps old has to
 no context is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too
 many for the next steps.
 
-What is carried is plain data: of each trajectory its contexts, and the responses on which its workflow is run again to
-the same point. Any number of hosts takes it up. A carried group names its problem by id and content.
+What is carried is plain data, which any number of hosts takes up; a workflow is run again on its responses.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ class _StepRollout:
         self.finished += isinstance(one, FinishedWorkflow)
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
-        """The groups to train, those with the oldest contexts first and then by their order, and those to carry on."""
+        """The groups to train, which are those with the oldest contexts, and those to carry on."""
         complete = [self.groups[position] for position in self.complete]
         oldest_first = sorted(complete, key=lambda group: (group.oldest_version, group.step, group.index))
         trained = sorted(oldest_first[: self.quota], key=lambda group: (group.step, group.index))
@@ -237,8 +236,7 @@ def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -
     """(positions, how many of these groups have to be complete) for which the rollout of a step waits.
 
     Of all groups `quota`, as many as the step has problems; and of those that will be too old in `later` steps, as many
-    as these steps, with `quota` each, will not train. A step trains more than `quota` only where the number of hosts
-    has changed at a resume.
+    as these steps, with `quota` each, will not train.
     """
     bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
     needs = [(set(range(len(groups))), quota)]

@@ -46,10 +46,7 @@ def evaluate(
     reward_fn: RewardFn,
     jobs: Sequence[Job] | None = None,
 ) -> list[ScoredTrajectory]:
-    """One scored trajectory for each of the jobs, by default of `evaluation_problems(run)`, in order, all in memory.
-
-    `driver` and `reward_fn` have evaluation's settings; `params` are the sampler's.
-    """
+    """One scored trajectory for each of the jobs, by default of `evaluation_problems(run)`, in order, all in memory."""
     if jobs is None:
         jobs = make_jobs(evaluation_problems(run), 1)
     key = evaluation_key(run)

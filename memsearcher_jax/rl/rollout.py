@@ -230,8 +230,7 @@ class RolloutDriver:
     def _patience(self, tools: ToolExecutor, active: int, step_seconds: float) -> float:
         """Seconds to wait for tools before the next step, which workflows that still wait for one miss.
 
-        Waiting must cost the generating workflows no more than missing the step costs the others. Searches that take
-        longer than a step miss it anyway.
+        Waiting must cost the others no more than missing the step costs these; slow searches miss it anyway.
         """
         if not self.engine.scheduler.active:
             return MAX_PATIENCE

@@ -65,7 +65,7 @@ def prepare(
 ) -> Run:
     """Opens everything that a run needs; data and index that have to be built are kept in `workspace`.
 
-    Cheap checks come first. `training`: problems to train on are required, else problems to test. `questions` replace
+    `training`: problems to train on are required, else problems to test. `questions` replace
     the config's test questions; `index` is an index that exists already, if it is not in `workspace`.
     `max_outage`: seconds to wait for a search service that is down. `weights`: whether those in model.path are read.
     Repositories of the Hub are downloaded. Raises ValueError or OSError in one line that names the setting or file.

@@ -55,10 +55,9 @@ class _Batch:
 class _Queue:
     """The requests of one backend.
 
-    `max_concurrency` batches run at a time; requests submitted meanwhile form the next. A batch that fails, or has no
-    results after `timeout` seconds, is split: each of its requests runs again alone, so that a bad request spoils no
-    other. A request that fails alone gets its error as its response. While the backend is down, it is queued again,
-    until `max_outage` seconds after it was submitted, unless a request that began after its first failure was answered.
+    A batch that fails, or has no results after `timeout` seconds, is split: each of its requests runs again alone. What
+    fails alone gets its error as its response. While the backend is down, it is queued again, until `max_outage`
+    seconds after it was submitted, unless a request that began after its first failure was answered.
     """
 
     backend: Backend
