@@ -92,12 +92,12 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     if config.encoder == HASHING or config.encoder_device == "cpu":
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    passages, load_encoder = make_encyclopedia(flags.run.data.encyclopedia).passages, ()
+    passages, load_encoder = make_encyclopedia(flags.run.data.encyclopedia).passages, None
     if config.encoder != HASHING:
         from memsearcher_jax.runtime import text_encoder
 
-        load_encoder = (text_encoder.load,)
-    return open_searcher(config, directory, passages, *load_encoder, search_timeout=flags.limits.search_timeout)
+        load_encoder = text_encoder.load
+    return open_searcher(config, directory, passages, load_encoder, search_timeout=flags.limits.search_timeout)
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.types import Prompt
@@ -45,13 +46,13 @@ def parse_judgement(reply: str) -> Judgement | None:
     """None for a reply that does not say "correct" or "incorrect" in JSON. Total."""
     found = _OBJECT.search(reply)
     try:
-        fields = json.loads(found[0]) if found else None
+        fields: Any = json.loads(found[0]) if found else None
     except (ValueError, RecursionError):
         return None
     verdict = str(fields.get("judgement")).strip().lower() if isinstance(fields, dict) else ""
     if verdict not in ("correct", "incorrect"):
         return None
-    confidence = fields.get("confidence")
+    confidence: Any = fields.get("confidence")
     known = isinstance(confidence, int | float) and math.isfinite(confidence)
     return Judgement(verdict == "correct", min(max(float(confidence), 0.0), 100.0) if known else 100.0)
 
