@@ -7,8 +7,7 @@ log-probabilities it keeps, and no KV cache outlives the weights that filled it.
 
 A context that was interrupted is sampled again with the same random numbers, so that interrupting does not select for
 short contexts. A group whose oldest context is `rl.carry_over` steps old has to be complete, and the step waits for it:
-no context is staler than that, and nothing is discarded. It also waits for younger groups, where these would be too
-many for the next steps.
+no context is staler than that, and nothing is discarded. It also waits for younger ones that later steps cannot take.
 
 What is carried is plain data, which any number of hosts takes up; a workflow is run again on its responses.
 """
