@@ -118,7 +118,9 @@ def _check_agent(config: RunConfig, agent: Agent) -> None:
         if not file.startswith("mcp:"):
             file_tools(file)
     if function := config.reward.function:
-        _require(callable(load_named(function, "reward.function", "reward")), f"reward.function {function}: is no function")
+        _require(
+            callable(load_named(function, "reward.function", "reward")), f"reward.function {function}: is no function"
+        )
     _require(
         config.agent.default_top_n <= config.agent.max_top_n,
         f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",

@@ -32,7 +32,11 @@ def test_a_memory_is_rewritten_after_each_chunk_and_answers_alone():
     played = run(["Ann wrote it", " Ada did ", "So \\boxed{Ada}"], "one two three four five", "six")
     first, second, last = (context.prompt for context in played.contexts)
     assert "one two three four\n</section>" in first and "No memory yet" in first and "five" not in first
-    assert "five\n\nsix\n</section>" in second and "<memory>\nAnn wrote it\n</memory>" in second and "one two" not in second
+    assert (
+        "five\n\nsix\n</section>" in second
+        and "<memory>\nAnn wrote it\n</memory>" in second
+        and "one two" not in second
+    )
     assert "<memory>\nAda did\n</memory>" in last and "section" not in last.partition("user")[2]
     assert all("<problem>\nwho?\n</problem>" in prompt and "<think>" not in prompt for prompt in (first, second, last))
     outcome = played.outcome
