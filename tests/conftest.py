@@ -54,6 +54,9 @@ def pytest_configure(config):
 @pytest.fixture
 def fast_compile(monkeypatch):
     """Few XLA optimisations in the processes that a test starts, also for slow tests."""
+    import jax
+
+    jax.devices()  # those of this process, which reads the variable once
     monkeypatch.setenv("XLA_FLAGS", " ".join(FAST_COMPILE_FLAGS.split()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +115,8 @@ def decode(
         jnp.zeros(shape_AJ, jnp.float32),
         jnp.ones(shape_AJ[0], bool),
     )
-    _, _, remaining_A, count_A, buffer, token_AJ, logprob_AJ, finite_A = jax.lax.while_loop(any_active, step, initial)
+    final: tuple[Any, ...] = jax.lax.while_loop(any_active, step, initial)
+    _, _, remaining_A, count_A, buffer, token_AJ, logprob_AJ, finite_A = final
     # As many fed tokens are kept as were drawn: the last one drawn has not been fed yet.
     kept_AJ = (jnp.arange(steps) < count_A[:, None]).astype(jnp.int32)
     cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, kept_AJ)
