@@ -246,6 +246,11 @@ def _check_training(config: RunConfig) -> None:
         "the teacher teaches nothing: set training.objective to distill or grpo+distill",
     )
     _require(
+        not teaches or training.importance_sampling_level == "token",
+        f"training.objective {training.objective} has an advantage for each token: set "
+        "training.importance_sampling_level to token",
+    )
+    _require(
         not teaches or (rl.keep_constant_reward_groups and not rl.refill),
         f"training.objective {training.objective} learns also where all rewards of a group are equal: set "
         "rl.keep_constant_reward_groups to True and rl.refill to 0",

@@ -11,12 +11,10 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
-from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER, load
-from memsearcher_jax.agent.search_r1 import ACTION, END_OF_ACTION, SearchR1Prompts, parse_answer, run_query
+from memsearcher_jax.agent.search_r1 import END_OF_ACTION, SearchR1, SearchR1Prompts, read_action, run_query
 from memsearcher_jax.types import (
-    FinishReason,
     Generate,
     Outcome,
     Prompt,
@@ -46,22 +44,16 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
 
     for number in range(1, config.max_turns + 1):
         completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
-        if completion.finish is FinishReason.CONTEXT_FULL:
-            return outcome(StopReason.CONTEXT_FULL)
+        stop, action, content = read_action(completion, number == config.max_turns, counts)
+        if stop is StopReason.CONTEXT_FULL:
+            return outcome(stop)
         turn = Turn(state, completion.text)
-        if completion.finish is FinishReason.FORGED_TURN:
-            return outcome(StopReason.FORGED_TURN, turn)
-        match = ACTION.search(completion.text)
-        action, content = match.groups() if match else ("", "")
-        if action == "answer":
-            return outcome(StopReason.ANSWERED, turn, answer=content.strip())
-        counts["invalid_actions"] += not action
-        if number == config.max_turns:
-            return outcome(StopReason.MAX_TURNS, turn)
+        if stop:
+            return outcome(stop, turn, answer=content if stop is StopReason.ANSWERED else "")
 
         shown = prompts.invalid[0]
         if action:
-            turn, spans = yield from run_query(content.strip(), turn, counts, config, prompts, token_counter)
+            turn, spans = yield from run_query(content, turn, counts, config, prompts, token_counter)
             if config.on_search_error == "stop" and turn.results and turn.results[0].error:
                 return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
             shown = "".join(span.text for span in spans)
@@ -71,13 +63,12 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
     raise AssertionError("the last turn returns")
 
 
-class Mem1(QuestionAgent):
-    """The agent of MEM1."""
+class Mem1(SearchR1):
+    """The agent of MEM1, whose answers are those of Search-R1."""
 
     workflow = staticmethod(mem1)
-    searches = True
+    has_one_context = False
     keeps_memory = True
-    parse_answer = staticmethod(parse_answer)
 
     @cached_property
     def prompts(self) -> Mem1Prompts:

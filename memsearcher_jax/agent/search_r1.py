@@ -19,6 +19,7 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, load
 from memsearcher_jax.agent.tools import fit_results
 from memsearcher_jax.types import (
+    Completion,
     FinishReason,
     Generate,
     Outcome,
@@ -78,6 +79,19 @@ def parse_answer(transcript: str) -> tuple[str | None, str]:
     return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
 
 
+def read_action(completion: Completion, is_last: bool, counts: Counter[str]) -> tuple[StopReason | None, str, str]:
+    """Why the reply ends the trajectory, or None; its action, "search", "answer" or "" for none; and what is in it."""
+    if completion.finish is FinishReason.CONTEXT_FULL:
+        return StopReason.CONTEXT_FULL, "", ""
+    if completion.finish is FinishReason.FORGED_TURN:
+        return StopReason.FORGED_TURN, "", ""
+    match = ACTION.search(completion.text)
+    action, content = match.groups() if match else ("", "")
+    counts["invalid_actions"] += not action
+    stop = StopReason.ANSWERED if action == "answer" else StopReason.MAX_TURNS if is_last else None
+    return stop, action, content.strip()
+
+
 def run_query(
     query: str, turn: Turn, counts: Counter[str], config: AgentConfig, prompts: SearchR1Prompts, counter: TokenCounter
 ) -> Generator[Search, tuple[SearchResult, ...], tuple[Turn, tuple[TextSpan, ...]]]:
@@ -108,22 +122,16 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     request = Generate(prompts.initial_prompt(question), config.completion_tokens, END_OF_ACTION)
     while True:
         completion = yield request
-        if completion.finish is FinishReason.CONTEXT_FULL:
-            return outcome(StopReason.CONTEXT_FULL)
+        stop, action, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
+        if stop is StopReason.CONTEXT_FULL:
+            return outcome(stop)
         turn = Turn(memory="", reply=completion.text)
-        if completion.finish is FinishReason.FORGED_TURN:
-            return outcome(StopReason.FORGED_TURN, turn)
-        match = ACTION.search(completion.text)
-        action, content = match.groups() if match else ("", "")
-        if action == "answer":
-            return outcome(StopReason.ANSWERED, turn, answer=content.strip())
-        counts["invalid_actions"] += not action
-        if len(turns) + 1 == config.max_turns:
-            return outcome(StopReason.MAX_TURNS, turn)
+        if stop:
+            return outcome(stop, turn, answer=content if stop is StopReason.ANSWERED else "")
 
         text = (TextSpan(prompts.invalid[0], True),)
         if action:
-            turn, text = yield from run_query(content.strip(), turn, counts, config, prompts, token_counter)
+            turn, text = yield from run_query(content, turn, counts, config, prompts, token_counter)
             if config.on_search_error == "stop" and turn.results and turn.results[0].error:
                 return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
         turns.append(replace(turn, observation="".join(span.text for span in text)))

@@ -37,7 +37,7 @@ def multi_context_advantages(
     """
     # U: what has a reward of its own, a trajectory or a context.
     rewarded = [
-        (reward, group, contexts, (_is_right(one), hint))
+        (reward, group, contexts, (_is_correct(one), hint))
         for one, number, hint in zip(scored, group_R, hints or [()] * len(scored), strict=True)
         for reward, group, contexts in _rewarded_contexts(one, number, settings)
         if not math.isnan(reward)
@@ -96,6 +96,6 @@ def _rewarded_contexts(
         yield reward, group, () if masked else ((position, context),)
 
 
-def _is_right(scored: ScoredTrajectory) -> bool:
-    """Whether all of its answers are right."""
+def _is_correct(scored: ScoredTrajectory) -> bool:
+    """Whether all of its answers are correct."""
     return 1.0 in (scored.scores.get("exact_match"), scored.scores.get("accuracy"))

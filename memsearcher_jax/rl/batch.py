@@ -25,7 +25,7 @@ from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
 
 TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
-FIELDS = {"advantage": np.float64, "number": np.int32, "right": np.bool_}
+FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_}
 """Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
 
 

@@ -91,6 +91,6 @@ class Collector:
         mixed = batch.mixed_groups(self.run.config.rl.group_size)
         metrics = trajectory_metrics(batch.summaries, self.run.agent) | rollout_metrics(batch.stats)
         metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
-        if right := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.right]:
-            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(right).mean())
+        if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
+            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
         return replace(batch, metrics=metrics)

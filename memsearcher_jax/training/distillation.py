@@ -16,9 +16,9 @@ from memsearcher_jax.training.config import Objective, TeacherConfig
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample
 
 
-def pull(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
-    """pull_BT: the weight of the teacher's advantage for each token."""
-    taught_E = np.array([config.on == "all" or not example.right for example in examples])
+def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
+    """teacher_weight_BT: that of the teacher's advantage for each token."""
+    taught_E = np.array([config.on == "all" or not example.correct for example in examples])
     return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
 
 
@@ -26,15 +26,15 @@ def pull(config: TeacherConfig, packed: PackedBatch, examples: Sequence[Training
 def advantages(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
     """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
 
-    A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, weighted
-    by `pull_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an advantage: Lu
-    et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
+    A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, times
+    `teacher_weight_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an
+    advantage: Lu et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
     """
-    assert batch.ref_logprob_BT is not None and batch.pull_BT is not None, "the objective has a teacher"
+    assert batch.ref_logprob_BT is not None and batch.teacher_weight_BT is not None, "the objective has a teacher"
     mask_BT = batch.mask_BT
     log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
     own_BT = 0 if objective == "distill" else batch.advantage_BT
-    batch = replace(batch, advantage_BT=own_BT - batch.pull_BT * log_ratio_BT, pull_BT=None)
+    batch = replace(batch, advantage_BT=own_BT - batch.teacher_weight_BT * log_ratio_BT, teacher_weight_BT=None)
     batch = jax.tree.map(lambda x: constrain(x, ("batch", None)), batch)
     return batch, masked.mean(log_ratio_BT, mask_BT)
 

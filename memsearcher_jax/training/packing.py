@@ -27,7 +27,7 @@ class TrainingExample:
     sampled: Sequence[bool] | np.ndarray  # True on the tokens to train
     advantage: float  # of the trajectory
     number: int = 0  # of the context in its trajectory
-    right: bool = False  # the answer of the trajectory is right
+    correct: bool = False  # the answer of its trajectory is
     hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees before the context
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class PackedBatch:
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
     tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
-    pull_BT: jax.Array | None = None  # float32, weight of the teacher's advantage; None without
+    teacher_weight_BT: jax.Array | None = None  # float32, weight of the teacher's advantage; None without
     number_BT: np.ndarray | None = None  # int32, of the context in its trajectory; on the host only
     example_BT: np.ndarray | None = None  # int32, index of the token's example; on the host only
 

@@ -95,7 +95,7 @@ class Trainer:
             uses_weights = self.config.old_logprobs == "trainer" or (self.reference and self.reference.params is None)
             params = self.weights(state) if uses_weights else state.params
             if self.config.objective != "grpo":
-                packed = replace(packed, pull_BT=distillation.pull(self.teacher, packed, examples))
+                packed = replace(packed, teacher_weight_BT=distillation.teacher_weights(self.teacher, packed, examples))
             if self.teacher.hint:
                 notify("teacher")
                 packed = replace(packed, ref_logprob_BT=self._hinted_logprobs(packed, examples, params))

@@ -103,13 +103,18 @@ def test_a_hint_holds_the_answers_and_the_supporting_passages_that_a_rollout_fou
     assert [TOKENIZER.transcript(ids) for ids in found] == [f"<|im_start|>system\n{text}<|im_end|>\n"] * 2
     examples = multi_context_advantages(group, [0, 0], RLConfig(), found)
     again = from_bytes(to_bytes(RolloutBatch(examples, []))).examples
-    assert [(one.right, tuple(one.hint)) for one in again] == [(False, found[0]), (True, found[1])]
+    assert [(one.correct, tuple(one.hint)) for one in again] == [(False, found[0]), (True, found[1])]
 
 
 @pytest.mark.parametrize(
     ("teacher", "training", "message"),
     [
         (TeacherConfig(), {"objective": "distill"}, "objective distill needs a teacher"),
+        (
+            TeacherConfig(hint=True),
+            {"objective": "distill", "importance_sampling_level": "sequence"},
+            "an advantage for each token: set training.importance_sampling_level to token",
+        ),
         (TeacherConfig("t"), {"kl_coefficient": 0.0}, "the teacher teaches nothing"),
         (TeacherConfig(hint=True), {}, "the teacher teaches nothing"),
     ],

@@ -32,7 +32,7 @@ def examples():
         ids = (*PROMPT, *rng.integers(0, NANO.vocab_size, length))
         sampled = np.arange(len(ids)) > len(PROMPT) + 1
         logprobs = np.where(sampled, -rng.random(len(ids)) - 4, 0).astype(np.float32)
-        return TrainingExample(ids, logprobs, sampled, advantage, right=right, hint=(7, 8, 9, int(right)))
+        return TrainingExample(ids, logprobs, sampled, advantage, correct=right, hint=(7, 8, 9, int(right)))
 
     return [example(False, -1.0, 9), example(True, 1.0, 12), example(True, 1.0, 7), example(False, -1.0, 14)]
 
@@ -67,7 +67,7 @@ def trained(examples, objective, teacher, model=None, weights=None, student=NANO
             return trainer.update(state, batch, *_)
 
         _, metrics = replace(trainer, update=spy).step(state, examples, np.random.default_rng(1), print, 0)
-    assert all(batch.pull_BT is None for batch in seen)
+    assert all(batch.teacher_weight_BT is None for batch in seen)
     found = {}
     for batch in seen:
         for row, segment in {(row, batch.segment_BT[row, t]) for row, t in np.argwhere(batch.mask_BT)}:
@@ -83,7 +83,7 @@ def expected(examples, model, weights, own, coefficient=1.0, on="all", hinted=Fa
         hint = example.hint if hinted else ()
         teacher = logprobs_of(model, weights, (*hint, *example.ids))[len(hint) - 1 if hint else 0 :]
         teacher = teacher if hint else np.append(0, teacher)
-        pull = coefficient * (teacher - example.logprobs) * (on == "all" or not example.right)
+        pull = coefficient * (teacher - example.logprobs) * (on == "all" or not example.correct)
         yield (own * example.advantage + pull)[example.sampled]
 
 
@@ -127,7 +127,9 @@ def test_the_sum_of_both_objectives_by_hand():
     example = TrainingExample((1, 2, 3), (0.0, -1.0, -2.0), (False, True, True), 0.5)
     batch = pack([example], 4, 1, np.random.default_rng(0))
     batch = replace(batch, number_BT=None, example_BT=None)
-    batch = replace(batch, ref_logprob_BT=np.array([[0, -1.5, -0.5, 0]]), pull_BT=np.array([[0, 2.0, 2.0, 0]]))
+    batch = replace(
+        batch, ref_logprob_BT=np.array([[0, -1.5, -0.5, 0]]), teacher_weight_BT=np.array([[0, 2.0, 2.0, 0]])
+    )
     for objective, own in (("distill", 0.0), ("grpo+distill", 0.5)):
         with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])):
             result, divergence = advantages(
