@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import sys
 from importlib.metadata import version
@@ -52,6 +53,8 @@ def _own_directory() -> Path:
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written by others")
-    processor = re.findall(r"^(?:model name|flags|Features)\s*:.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    kind = hashlib.sha256("\n".join(sorted(set(processor))).encode()).hexdigest()[:8]
+    listed = Path("/proc/cpuinfo")
+    text = listed.read_text() if listed.exists() else ""  # Linux alone has it
+    processor = {*re.findall(r"^(?:model name|flags|Features)\s*:.*", text, re.MULTILINE), platform.machine()}
+    kind = hashlib.sha256("\n".join(sorted(processor)).encode()).hexdigest()[:8]
     return folder / f"jax-{version('jax')}-{kind}"

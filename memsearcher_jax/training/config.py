@@ -88,7 +88,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """A model whose log-probabilities of the sampled tokens stand in the place of the reference's."""
+    """A model whose log-probabilities of the sampled tokens replace those of the reference."""
 
     path: str = ""
     """Its weights, which are not trained: a run, a Hugging Face folder or OWNER/NAME on the Hub, of any size, with the

@@ -19,7 +19,7 @@ LONGMEMEVAL, LOCOMO = "longmemeval", "locomo"
 ABSTENTION = "abstention"
 JUDGE_RULES = {
     "temporal-reasoning": "A number of days, weeks or months that is off by one is correct.",
-    "knowledge-update": "An answer that also tells what held before is correct if it gives the present state as such.",
+    "knowledge-update": "An answer that also names an earlier value is correct if it gives the present one as such.",
     "single-session-preference": "What is called the correct answer is a rubric. The answer need not meet every point "
     "of it: it is correct if it recalls what the user has said of themselves, and uses it well.",
     ABSTENTION: "The question cannot be answered, and what is called the correct answer explains why. The answer is "
