@@ -216,7 +216,9 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
         "logits": [np.asarray(logits_BTV)[batch.segment_BT[:1] > 0]],
         "log-probabilities": [np.asarray(logprob_BT)],
         "gradients": list(map(np.asarray, jax.tree.leaves(gradients))),
-        **{"sampled": [one.ids for one in contexts], "alone": alone, "compiled": compiled},
+        "sampled": [one.ids for one in contexts],
+        "alone": alone,
+        "compiled": compiled,
         "engine": float(np.abs(np.asarray(logprob_BT) - batch.old_logprob_BT)[batch.mask_BT].max()),
     }
 

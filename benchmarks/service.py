@@ -106,9 +106,12 @@ def measure(load: Load, questions: Sequence[str], url: str, server: int) -> dict
         raise SystemExit("no request succeeded")
     latencies = (1_000 * np.percentile(seconds_R, (50, 90, 99, 100))).tolist()
     return {
-        **{"requests": len(results), "errors": len(failures), "requests_per_second": len(seconds_R) / took},
+        "requests": len(results),
+        "errors": len(failures),
+        "requests_per_second": len(seconds_R) / took,
         **dict(zip(("p50", "p90", "p99", "max_latency"), latencies, strict=True)),
-        **{"memory_middle": middle, "memory_end": end},
+        "memory_middle": middle,
+        "memory_end": end,
     }
 
 

@@ -16,8 +16,22 @@ from memsearcher_jax.launch import interrupts
 
 # The subcommands, and the modules whose name differs; only the module of the chosen one is imported.
 COMMANDS = (
-    *("train", "sft", "evaluate", "sweep", "compare", "report", "ask", "export_hf", "import_gguf", "build_corpus"),
-    *("build_index", "serve_agent", "serve_search", "plan_tpu", "jobset", "queued_resource"),
+    "train",
+    "sft",
+    "evaluate",
+    "sweep",
+    "compare",
+    "report",
+    "ask",
+    "export_hf",
+    "import_gguf",
+    "build_corpus",
+    "build_index",
+    "serve_agent",
+    "serve_search",
+    "plan_tpu",
+    "jobset",
+    "queued_resource",
 )
 MODULES = {"train": "tpu_train", "jobset": "pod.jobset", "queued_resource": "pod.queued_resource"}
 

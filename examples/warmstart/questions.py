@@ -43,10 +43,14 @@ DECIDED = {
 }
 """What a reply decides, as group 1 of a pattern."""
 KINSHIP = {
-    **{"paternal grandfather": ("father", "father"), "paternal grandmother": ("father", "mother")},
-    **{"maternal grandfather": ("mother", "father"), "maternal grandmother": ("mother", "mother")},
-    **{"father-in-law": ("spouse", "father"), "mother-in-law": ("spouse", "mother")},
-    **{"stepmother": ("father", "spouse"), "stepfather": ("mother", "spouse")},
+    "paternal grandfather": ("father", "father"),
+    "paternal grandmother": ("father", "mother"),
+    "maternal grandfather": ("mother", "father"),
+    "maternal grandmother": ("mother", "mother"),
+    "father-in-law": ("spouse", "father"),
+    "mother-in-law": ("spouse", "mother"),
+    "stepmother": ("father", "spouse"),
+    "stepfather": ("mother", "spouse"),
 }
 """A relation of two steps -> the two relations."""
 _RELATIONS = ("director", "composer", "performer", "father", "mother", "husband", "wife", "spouse")

@@ -19,9 +19,12 @@ from memsearcher_jax.logs.metric_names import PHASE_PREFIX, MetricName
 
 # The metrics of a step that are displayed, in this order, with their format.
 DISPLAYED = {
-    **{MetricName.REWARD: "reward {:.3f}", MetricName.EXACT_MATCH: "EM {:.3f}"},
-    **{MetricName.ACCURACY: "accuracy {:.3f}", MetricName.TURNS: "turns {:.1f}"},
-    **{MetricName.TOKENS_PER_SECOND: "{:,.0f} tok/s", MetricName.PASSAGES_PER_SECOND: "{:,.0f} passages/s"},
+    MetricName.REWARD: "reward {:.3f}",
+    MetricName.EXACT_MATCH: "EM {:.3f}",
+    MetricName.ACCURACY: "accuracy {:.3f}",
+    MetricName.TURNS: "turns {:.1f}",
+    MetricName.TOKENS_PER_SECOND: "{:,.0f} tok/s",
+    MetricName.PASSAGES_PER_SECOND: "{:,.0f} passages/s",
 }
 
 

@@ -116,8 +116,11 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
         metrics[name] = asdict(paired_comparison(values, rng))
     questions = [
         {
-            **{"id": a.problem.id, "question": a.problem.question, "golden_answers": a.problem.golden_answers},
-            **{"first": a.result, "second": b.result},
+            "id": a.problem.id,
+            "question": a.problem.question,
+            "golden_answers": a.problem.golden_answers,
+            "first": a.result,
+            "second": b.result,
         }
         for a, b in pairs
     ]
@@ -125,8 +128,13 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     names = sorted(first.settings | second.settings)
     settings = {name: {"first": first.settings.get(name), "second": second.settings.get(name)} for name in names}
     return {
-        **{"first": _side_json(first, second), "second": _side_json(second, first), "shared": len(pairs)},
-        **{"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, "metrics": metrics, "by": by},
+        "first": _side_json(first, second),
+        "second": _side_json(second, first),
+        "shared": len(pairs),
+        "confidence_level": CONFIDENCE_LEVEL,
+        "n_resamples": N_RESAMPLES,
+        "metrics": metrics,
+        "by": by,
         "won": [question for gain, question in zip(gains, questions, strict=True) if gain > 0],
         "lost": [question for gain, question in zip(gains, questions, strict=True) if gain < 0],
         "settings": {name: values for name, values in settings.items() if values["first"] != values["second"]},
@@ -177,7 +185,9 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
 
 def _side_json(side: FinishedEvaluation, other: FinishedEvaluation) -> dict[str, Any]:
     return {
-        **{"folder": str(side.folder), "checkpoint": side.checkpoint, "step": side.step},
+        "folder": str(side.folder),
+        "checkpoint": side.checkpoint,
+        "step": side.step,
         "questions": len(side.questions),
         "not_shared": [id for id in side.questions if id not in other.questions],
     }

@@ -136,8 +136,10 @@ def summarize_evaluation(
     if len(groups) == 1:
         averages["macro"] = next(iter(benchmarks.values()))["scores"]
     results = {
-        **{"confidence_level": CONFIDENCE_LEVEL, "n_resamples": N_RESAMPLES, "benchmarks": benchmarks},
-        **{"by_length": {name: _benchmark_json(name, group, seed) for name, group in by_length.items()}},
+        "confidence_level": CONFIDENCE_LEVEL,
+        "n_resamples": N_RESAMPLES,
+        "benchmarks": benchmarks,
+        "by_length": {name: _benchmark_json(name, group, seed) for name, group in by_length.items()},
     }
     return nan_to_none(results | {"averages": averages})
 

@@ -22,20 +22,33 @@ STOP_DESCRIPTIONS = {
 
 NAME_LISTS = {"golden": "golden answers", "supporting": "supporting titles"}
 NAME_METRICS = {
-    **{"shown": "in the observation", "any_shown": "any in the observation"},
-    **{"held": "in the new memory", "any_held": "any in the new memory", "kept": "kept, of those observed"},
-    **{"lost": "lost, of those in the last memory", "forgotten": "lost, of those in any memory"},
+    "shown": "in the observation",
+    "any_shown": "any in the observation",
+    "held": "in the new memory",
+    "any_held": "any in the new memory",
+    "kept": "kept, of those observed",
+    "lost": "lost, of those in the last memory",
+    "forgotten": "lost, of those in any memory",
 }
 MEMORY_METRICS = {
-    **{"words": "length in words", "cut": "cut to the budget", "copied": "copied from the observation"},
-    **{"longest_run": "longest copied run", "changed": "words changed, of both"},
-    **{"removed": "words removed, of the last", "added": "words added, of the new"},
+    "words": "length in words",
+    "cut": "cut to the budget",
+    "copied": "copied from the observation",
+    "longest_run": "longest copied run",
+    "changed": "words changed, of both",
+    "removed": "words removed, of the last",
+    "added": "words added, of the new",
 }
 LABELS = {
-    **{"exact_match": "EM", "f1": "F1", "cover_exact_match": "cover-EM", "macro": "average"},
-    **{"mean_peak_context_tokens": "mean peak context", "peak_context_tokens": "largest context"},
-    **{"calls_ok_share": "successful calls", "calls_skipped_share": "skipped calls"},
-    **{"calls_failed_share": "failed calls"},
+    "exact_match": "EM",
+    "f1": "F1",
+    "cover_exact_match": "cover-EM",
+    "macro": "average",
+    "mean_peak_context_tokens": "mean peak context",
+    "peak_context_tokens": "largest context",
+    "calls_ok_share": "successful calls",
+    "calls_skipped_share": "skipped calls",
+    "calls_failed_share": "failed calls",
     **{f"memory_tokens/{part}": f"{part} memory tokens" for part in ("core", "semantic", "episodic")},
     **{f"wrong/{name}": f"wrong: {reason}" for name, reason in FAILURES.items()},
     **{

@@ -43,7 +43,12 @@ def trajectory_metrics(summaries: Sequence[TrajectorySummary], agent: Agent) -> 
 def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
     """Tokens, idle slots, search latency and device memory of a rollout; of several hosts, joined."""
     sampler = stats.sampler
-    latencies = stats.search_latencies
+    latencies = {}
+    if stats.search_latencies:
+        latencies = {
+            MetricName.SEARCH_LATENCY: float(np.mean(stats.search_latencies)),
+            MetricName.SEARCH_LATENCY_P95: float(np.percentile(stats.search_latencies, 95)),
+        }
     return {
         MetricName.TOKENS_PER_SECOND: sampler.generated_tokens / stats.seconds,
         MetricName.IDLE_SLOT_SHARE: sampler.idle_slot_share,
@@ -53,8 +58,7 @@ def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
         "prefix_hit_rate": sampler.prefix_hit_rate,
         "preemptions": float(sampler.preempted),
         "recomputed_tokens": float(sampler.recomputed_tokens),
-        **({MetricName.SEARCH_LATENCY: float(np.mean(latencies))} if latencies else {}),
-        **({MetricName.SEARCH_LATENCY_P95: float(np.percentile(latencies, 95))} if latencies else {}),
+        **latencies,
         **stats.device_memory,
     }
 

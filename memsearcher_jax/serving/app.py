@@ -48,9 +48,18 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 NEUTRAL = {
-    **{"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logprobs": False, "top_logprobs": 0, "stop": ""},
-    **{"tools": [], "functions": [], "parallel_tool_calls": True, "response_format": {"type": "text"}},
-    **{"logit_bias": {}, "audio": None},
+    "n": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "stop": "",
+    "tools": [],
+    "functions": [],
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "logit_bias": {},
+    "audio": None,
 }
 """Parameters that would change the answer, with the value that changes nothing: others are refused."""
 DISCONNECTED = 499  # as in nginx's log; nobody reads it

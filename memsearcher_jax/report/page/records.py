@@ -44,11 +44,18 @@ class TrajectoryRecords:
         quality = memory_quality(scored.trajectory)
         self.qualities.append(quality)
         entry = {
-            **{"id": problem.id, "question": problem.question, "answer": outcome.answer, "dataset": summary.dataset},
-            **{"stop": summary.stop.value, "correct": summary.correct, "accuracy": summary.scores.get("accuracy")},
-            **{"reward": encode_float(summary.reward), "turns": summary.turns},
+            "id": problem.id,
+            "question": problem.question,
+            "answer": outcome.answer,
+            "dataset": summary.dataset,
+            "stop": summary.stop.value,
+            "correct": summary.correct,
+            "accuracy": summary.scores.get("accuracy"),
+            "reward": encode_float(summary.reward),
+            "turns": summary.turns,
             "tokens": sum(len(context.ids) for context in scored.trajectory.contexts),
-            **{"step": summary.step, "rollout": scored.trajectory.rollout},
+            "step": summary.step,
+            "rollout": scored.trajectory.rollout,
         }
         turns, memory = [], ""
         lengths = (*summary.context_lengths, *[None] * len(outcome.turns))
@@ -58,7 +65,9 @@ class TrajectoryRecords:
         details = {
             "golden_answers": problem.golden_answers,
             "questions": [question.text for question in problem.stream.questions] if problem.stream else [],
-            **{"reason": scored.reason, "scores": encode_floats(scored.scores), "error": outcome.error},
+            "reason": scored.reason,
+            "scores": encode_floats(scored.scores),
+            "error": outcome.error,
             "counts": {name: count for name, count in outcome.counts.items() if count},
             "turns": turns,
             # Only for workflows without turns, whose text is nowhere else.
@@ -78,15 +87,19 @@ class TrajectoryRecords:
             "action": action.strip() if closed else thought.strip(),
             "searches": [
                 {
-                    **{"query": query.text, "top_n": query.top_n, "error": result.error},
+                    "query": query.text,
+                    "top_n": query.top_n,
+                    "error": result.error,
                     "passages": [[self._passage_id(one.contents), encode_float(one.score)] for one in result.passages],
                 }
                 for query, result in search_results(turn)
             ],
             "observation": "" if shown_in_full else turn.observation,
             "rewrite": "" if turn.new_memory else turn.rewrite,
-            **{"new_memory": turn.new_memory, "has_memory": bool(turn.memory or turn.rewrite)},
-            **{"golden": _name_lists(quality.golden), "supporting": _name_lists(quality.supporting)},
+            "new_memory": turn.new_memory,
+            "has_memory": bool(turn.memory or turn.rewrite),
+            "golden": _name_lists(quality.golden),
+            "supporting": _name_lists(quality.supporting),
             "copied": quality.text.get("copied"),
         }
 
