@@ -151,11 +151,9 @@ def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base:
         "inference_mode": True,
     }
     write_json(directory / CONFIG_FILE, settings)
-    tensors = {
-        name: np.asarray(adapters["layers"][param][part][layer]).reshape(shape)
-        for name, shape, param, part, layer in _tensors(config)
-    }
-    write_file(directory / WEIGHTS_FILE, dtype, tensors)
+    tensors = list(_tensors(config))
+    values = (np.asarray(adapters["layers"][param][part][layer]) for _, _, param, part, layer in tensors)
+    write_file(directory / WEIGHTS_FILE, [(name, shape) for name, shape, *_ in tensors], dtype, values)
 
 
 def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:

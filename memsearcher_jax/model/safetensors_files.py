@@ -1,21 +1,25 @@
-"""Reading and writing the safetensors files of Hugging Face folders."""
+"""Reading and writing the safetensors files of Hugging Face folders, one tensor at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from memsearcher_jax.model.hf_config import read_json, resolve_inside
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 READABLE_TYPES = ("F32", "BF16", "F16")
-FORMAT = {"format": "pt"}
+TYPE_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 
 Files = Mapping[str, Any]
 """Tensor name -> the open safetensors file that holds it."""
@@ -63,9 +67,31 @@ def check_tensors(directory: Path, files: Files, shapes: Mapping[str, tuple[int,
             )
 
 
-def write_file(path: Path, dtype: str, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes one file, which transformers and PEFT load, with all tensors in `dtype`."""
-    save_file({name: np.ascontiguousarray(x.astype(dtype, copy=False)) for name, x in tensors.items()}, path, FORMAT)
+def write_file(
+    path: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str, values: Iterable[np.ndarray]
+) -> None:
+    """Writes one file from (name, shape) of each tensor and their values, which are requested one at a time.
+
+    The library's own writer needs all tensors of a file in memory. Format: 8 bytes with the length of the header, the
+    header, the bytes (github.com/huggingface/safetensors, "Format").
+    """
+    sizes = [math.prod(shape) * jnp.dtype(dtype).itemsize for _, shape in shapes]
+    ends = list(itertools.accumulate(sizes))
+    tensors = {
+        name: {"dtype": TYPE_NAMES[dtype], "shape": shape, "data_offsets": [end - size, end]}
+        for (name, shape), size, end in zip(shapes, sizes, ends, strict=True)
+    }
+    header = json.dumps({"__metadata__": {"format": "pt"}} | tensors).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for (name, shape), size, value in zip(shapes, sizes, values, strict=True):
+            value = np.ascontiguousarray(value.astype(dtype, copy=False))
+            if value.nbytes != size:
+                raise ValueError(f"{name} has {value.size} entries, expected {math.prod(shape)}")
+            file.write(value.reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def open_file(path: Path, stack: ExitStack) -> Any:

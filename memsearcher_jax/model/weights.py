@@ -1,4 +1,4 @@
-"""Decoder weights from and to Hugging Face folders: safetensors only."""
+"""Decoder weights from and to Hugging Face folders: safetensors only, never a second copy of the model."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def save(
 
     `tokenizer` is a folder with tokenizer.json, an object with `save_pretrained`, or None. `end_ids` are the tokens
     that end a reply, the usual one first: transformers needs them to stop there.
-    A model over `max_shard_bytes` is split into several files with an index; one file is on the host at a time.
+    A model over `max_shard_bytes` is split into several files with an index; one tensor is on the host at a time.
     The folder appears complete or not at all. Raises ValueError for a folder that is not empty, and for params that do
     not match the config or are not all on this host.
     """
@@ -274,8 +274,9 @@ def _write_tensors(directory: Path, config: ModelConfig, read: ReadWeight, max_s
         max_shard_size=max_shard_bytes,
     )
     for file, names in split.filename_to_tensors.items():
-        values = {name: read(by_name[name].path, by_name[name].layer).reshape(by_name[name].shape) for name in names}
-        write_file(directory / file, config.param_dtype, values)
+        shard = [by_name[name] for name in names]
+        values = (read(tensor.path, tensor.layer) for tensor in shard)
+        write_file(directory / file, [(tensor.name, tensor.shape) for tensor in shard], config.param_dtype, values)
     if split.is_sharded:
         write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 

@@ -21,10 +21,13 @@ def test_an_evaluation_of_another_workflow_has_its_prompts(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_trains_and_is_evaluated(name, small, tmp_path):
-    prompts = "brief" if name == "memsearcher" else f"brief_{name}"
+    prompts, data = "brief" if name == "memsearcher" else f"brief_{name}", ""
+    if name == "memagent":
+        prompts, data = "terse_memagent", "--data.synthetic documents --data.documents.train_passages 2"
+        data += " --data.documents.test_passages 2"
     run, out = tmp_path / "run", tmp_path / "evaluation"
     flags = ["--agent.workflow", name, "--agent.prompts", prompts, "--reward.metric", "exact_match", "--rl.steps", "1"]
-    tpu_train.main([*small, *flags, "--out", str(run)])
+    tpu_train.main([*small, *flags, *data.split(), "--out", str(run)])
     evaluate.main(["--checkpoint", str(run), "--out", str(out)])
     trained, evaluated = (
         list(read_trajectories(file)) for folder in (run, out) for file in (folder / "trajectories").iterdir()
