@@ -58,6 +58,7 @@ def test_the_documentation_is_short():
     assert len(TEXTS[ROOT / "README.md"].splitlines()) <= 110
     prose = [line for text in TEXTS.values() for line in text.splitlines() if line[:1] not in "| !"]
     assert not [line for line in prose if len(line) > 120]
+    assert not [line for line in prose if re.match(r"(pip|python|memsearcher) ", line)]  # commands are indented
 
 
 def test_the_menu_has_every_page_and_every_package():
