@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from annotated_types import Interval
@@ -72,14 +74,9 @@ def check(config: RunConfig) -> RunConfig:
     agent = agent_of(config)
     agent.check()
     agent.check_context(config.sampling.context_tokens)
-    _check_agent(config, agent)
-    _check_rl(config)
-    _check_model(config)
-    _check_sampling(config)
-    _check_training(config)
-    for name in config.evaluation.in_distribution:
-        benchmarks = ", ".join(BENCHMARKS)
-        _require(name in BENCHMARKS, f"evaluation.in_distribution: {name!r} is no benchmark: choose from {benchmarks}")
+    rules = (_rl_errors, _model_errors, _sampling_errors, _training_errors, _teacher_errors)
+    for error in chain(_agent_errors(config, agent), *(rule(config) for rule in rules)):
+        raise ValueError(error)
     return config
 
 
@@ -87,184 +84,156 @@ def check_ranges(config: Any, prefix: str = "") -> None:
     """Raises ValueError for a number that is not in the range of its field; the message starts with `prefix`."""
     values = settings(config)
     for name, interval in intervals(type(config)).items():
-        numbers = values[name] if isinstance(values[name], tuple) else (values[name],)
-        for number in numbers:
-            _require(contains(interval, number), f"{prefix}{name} is {number}: it must be {describe(interval)}")
+        for number in values[name] if isinstance(values[name], tuple) else (values[name],):
+            if not contains(interval, number):
+                raise ValueError(f"{prefix}{name} is {number}: it must be {describe(interval)}")
 
 
-def _check_agent(config: RunConfig, agent: Agent) -> None:
+def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
     """What the agent cannot do."""
-    rl, workflow = config.rl, config.agent.workflow
-    _require(
-        not config.data.is_synthetic or config.data.synthetic == agent.synthetic_data,
-        f"agent.workflow {workflow} cannot read data.synthetic {config.data.synthetic}: "
-        f"set it to {agent.synthetic_data}, or data.train and data.test to files",
-    )
-    _require(
-        agent.rewards_per == "context" or rl.advantage_scope == "trajectory" or config.reward.function != "",
-        f"rl.advantage_scope {rl.advantage_scope} needs a reward for each context, and agent.workflow "
-        f"{workflow} has one for each trajectory: set it to trajectory",
-    )
-    _require(
-        rl.carry_over == 0 or not agent.has_one_context,
-        f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {workflow} has one "
-        "context for all turns: set it to 0, or choose memsearcher",
-    )
-    _require(
-        agent.calls_tools or not (config.agent.tools or config.agent.replay),
-        f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay",
-    )
-    for file in config.agent.tools:
+    rl, workflow, given = config.rl, config.agent.workflow, config.agent
+    if config.data.is_synthetic and config.data.synthetic != agent.synthetic_data:
+        yield (
+            f"agent.workflow {workflow} cannot read data.synthetic {config.data.synthetic}: "
+            f"set it to {agent.synthetic_data}, or data.train and data.test to files"
+        )
+    if agent.rewards_per != "context" and rl.advantage_scope != "trajectory" and not config.reward.function:
+        yield (
+            f"rl.advantage_scope {rl.advantage_scope} needs a reward for each context, and agent.workflow "
+            f"{workflow} has one for each trajectory: set it to trajectory"
+        )
+    if rl.carry_over and agent.has_one_context:
+        yield (
+            f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {workflow} has one "
+            "context for all turns: set it to 0, or choose memsearcher"
+        )
+    if not agent.calls_tools and (given.tools or given.replay):
+        yield f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay"
+    for file in given.tools:
         if not file.startswith("mcp:"):
             file_tools(file)
-    if function := config.reward.function:
-        _require(
-            callable(load_named(function, "reward.function", "reward")), f"reward.function {function}: is no function"
-        )
-    _require(
-        config.agent.default_top_n <= config.agent.max_top_n,
-        f"agent.default_top_n {config.agent.default_top_n} is more than agent.max_top_n {config.agent.max_top_n}",
-    )
+    function = config.reward.function
+    if function and not callable(load_named(function, "reward.function", "reward")):
+        yield f"reward.function {function}: is no function"
+    if given.default_top_n > given.max_top_n:
+        yield f"agent.default_top_n {given.default_top_n} is more than agent.max_top_n {given.max_top_n}"
 
 
-def _check_rl(config: RunConfig) -> None:
+def _rl_errors(config: RunConfig) -> Iterator[str]:
     rl = config.rl
-    _require(
-        rl.advantage_scope == "trajectory" or rl.credit == "all_contexts",
-        f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
-        "set rl.credit to all_contexts",
-    )
-    _require(
-        rl.carry_over == 0 or config.training.old_logprobs == "sampler" or config.training.tis_cap > 0,
-        f"rl.carry_over {rl.carry_over} trains on contexts of earlier policies: set training.old_logprobs to sampler, "
-        "for a ratio against the policy that sampled each, or training.tis_cap, for the decoupled objective",
-    )
-    _require(
-        rl.refill == 0 or (rl.carry_over == 0 and rl.advantage_scope == "trajectory"),
-        f"rl.refill {rl.refill} replaces groups of trajectories that belong to this step: set rl.carry_over to 0 and "
-        "rl.advantage_scope to trajectory",
-    )
-    _require(
-        rl.refill == 0 or rl.epochs == 0,
-        f"rl.refill {rl.refill} takes more problems than a step counts, so that rl.epochs {rl.epochs} would end early: "
-        "set rl.epochs to 0 and rl.steps",
-    )
-    _require(
-        config.health.on_collapse != "rollback" or rl.evaluate_every > 0,
-        "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 makes "
-        "none: set it",
-    )
-    _require(
-        config.answerer.backend != "none",
-        "answerer.backend is none: only a judge is optional, set it to initial_policy or openai",
-    )
+    if rl.advantage_scope != "trajectory" and rl.credit != "all_contexts":
+        yield (
+            f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
+            "set rl.credit to all_contexts"
+        )
+    if rl.carry_over and config.training.old_logprobs != "sampler" and not config.training.tis_cap:
+        yield (
+            f"rl.carry_over {rl.carry_over} trains on contexts of earlier policies: set training.old_logprobs to "
+            "sampler (a ratio against the policy that sampled each) or training.tis_cap (the decoupled objective)"
+        )
+    if rl.refill and (rl.carry_over or rl.advantage_scope != "trajectory"):
+        yield (
+            f"rl.refill {rl.refill} replaces groups of trajectories that belong to this step: set rl.carry_over to 0 "
+            "and rl.advantage_scope to trajectory"
+        )
+    if rl.refill and rl.epochs:
+        yield (
+            f"rl.refill {rl.refill} takes more problems than a step counts, so that rl.epochs {rl.epochs} would end "
+            "early: set rl.epochs to 0 and rl.steps"
+        )
+    if config.health.on_collapse == "rollback" and not rl.evaluate_every:
+        yield (
+            "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 "
+            "makes none: set it"
+        )
+    if config.answerer.backend == "none":
+        yield "answerer.backend is none: only a judge is optional, set it to initial_policy or openai"
+    for name in config.evaluation.in_distribution:
+        if name not in BENCHMARKS:
+            yield f"evaluation.in_distribution: {name!r} is no benchmark: choose from {', '.join(BENCHMARKS)}"
 
 
-def _check_model(config: RunConfig) -> None:
+def _model_errors(config: RunConfig) -> Iterator[str]:
     model, context_tokens = config.model, config.sampling.context_tokens
-    _require(
-        model.heads % model.kv_heads == 0,
-        f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}",
-    )
-    _require(
-        bool(model.path) or not (model.lora_rank or model.adapter),
-        "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path",
-    )
-    _require(
-        0 < len(model.lora_targets) == len(set(model.lora_targets)),
-        "model.lora_targets is empty or names a projection twice: name each projection once",
-    )
-    _require(model.head_size % 2 == 0, f"model.head_size {model.head_size} is odd: rotary positions need pairs")
-    _require(
-        context_tokens <= model.max_positions,
-        f"sampling.context_tokens {context_tokens} is more than model.max_positions {model.max_positions}: the model "
-        "was not trained on later positions",
-    )
+    if model.heads % model.kv_heads:
+        yield f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}"
+    if (model.lora_rank or model.adapter) and not model.path:
+        yield "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
+    if not model.lora_targets or len(set(model.lora_targets)) < len(model.lora_targets):
+        yield "model.lora_targets is empty or names a projection twice: name each projection once"
+    if model.head_size % 2:
+        yield f"model.head_size {model.head_size} is odd: rotary positions need pairs"
+    if context_tokens > model.max_positions:
+        yield (
+            f"sampling.context_tokens {context_tokens} is more than model.max_positions {model.max_positions}: the "
+            "model was not trained on later positions"
+        )
 
 
-def _check_sampling(config: RunConfig) -> None:
+def _sampling_errors(config: RunConfig) -> Iterator[str]:
     sampling = config.sampling
     buckets, batch_sizes, chunk = sampling.prefill_buckets, sampling.decode_batch_sizes, sampling.prefill_chunk
-    _require(
-        buckets != () and list(buckets) == sorted(set(buckets)),
-        f"sampling.prefill_buckets is {' '.join(map(str, buckets)) or 'empty'}: give at least one width, ascending",
-    )
-    _require(
-        list(batch_sizes) == sorted(set(batch_sizes)),
-        f"sampling.decode_batch_sizes is {' '.join(map(str, batch_sizes))}: give numbers of slots, ascending",
-    )
-    _require(
-        sampling.decode_steps_per_call <= sampling.context_tokens,
-        f"sampling.decode_steps_per_call {sampling.decode_steps_per_call} is more than sampling.context_tokens "
-        f"{sampling.context_tokens}: lower it",
-    )
-    _require(
-        chunk <= sampling.context_tokens,
-        f"sampling.prefill_chunk {chunk} is more than sampling.context_tokens {sampling.context_tokens}: lower it",
-    )
-    _require(
-        all(bucket % chunk == 0 for bucket in buckets),
-        f"sampling.prefill_buckets is {' '.join(map(str, buckets))}: give multiples of sampling.prefill_chunk {chunk}",
-    )
+    for name, tokens in (("decode_steps_per_call", sampling.decode_steps_per_call), ("prefill_chunk", chunk)):
+        if tokens > sampling.context_tokens:
+            yield f"sampling.{name} {tokens} is more than sampling.context_tokens {sampling.context_tokens}: lower it"
+    widths = " ".join(map(str, buckets))
+    if not buckets or list(buckets) != sorted(set(buckets)):
+        yield f"sampling.prefill_buckets is {widths or 'empty'}: give at least one width, ascending"
+    if any(bucket % chunk for bucket in buckets):
+        yield f"sampling.prefill_buckets is {widths}: give multiples of sampling.prefill_chunk {chunk}"
+    if list(batch_sizes) != sorted(set(batch_sizes)):
+        sizes = " ".join(map(str, batch_sizes))
+        yield f"sampling.decode_batch_sizes is {sizes}: give numbers of slots, ascending"
 
 
-def _check_training(config: RunConfig) -> None:
+def _training_errors(config: RunConfig) -> Iterator[str]:
     training, context_tokens, rl = config.training, config.sampling.context_tokens, config.rl
     plan = learning_rate_plan(training, rl.steps)
     end = plan.warmup.count + plan.decay.count
-    _require(
-        not plan.decay.count or plan.decay.unit == "updates" or rl.epochs > 0 or end >= rl.steps,
-        f"training.decay_steps {training.decay_steps}: the learning rate is 0 from training step {end} of {rl.steps} "
-        "on: set it to end, or lower rl.steps",
-    )
-    _require(
-        context_tokens <= training.seq_len,
-        f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context must "
-        "fit one row",
-    )
-    _require(
-        training.minibatch_rows % training.grad_accum_steps == 0,
-        f"training.minibatch_rows {training.minibatch_rows} is no multiple of training.grad_accum_steps "
-        f"{training.grad_accum_steps}",
-    )
-    _require(
-        training.seq_len % training.logit_chunk == 0,
-        f"training.seq_len {training.seq_len} is no multiple of training.logit_chunk {training.logit_chunk}",
-    )
-    _require(
-        training.tis_cap == 0 or training.old_logprobs != "sampler",
-        f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs sampler the ratio compares with the "
-        "sampler already: choose trainer",
-    )
-    teacher, teaches = config.teacher, training.objective != "grpo"
-    _require(
-        not teaches or bool(teacher.path or teacher.hint),
-        f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True",
-    )
-    _require(
-        teaches or not (teacher.hint or (teacher.path and not training.kl_coefficient)),
-        "the teacher teaches nothing: set training.objective to distill or grpo+distill",
-    )
-    _require(
-        not teaches or training.importance_sampling_level == "token",
-        f"training.objective {training.objective} has an advantage for each token: set "
-        "training.importance_sampling_level to token",
-    )
-    _require(
-        not teaches or (rl.keep_constant_reward_groups and not rl.refill),
-        f"training.objective {training.objective} learns also where all rewards of a group are equal: set "
-        "rl.keep_constant_reward_groups to True and rl.refill to 0",
-    )
-    _require(
-        not (not teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient),
-        "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter that "
-        "training begins with: set it to 0",
-    )
+    if plan.decay.count and plan.decay.unit == "steps" and not rl.epochs and end < rl.steps:
+        yield (
+            f"training.decay_steps {training.decay_steps}: the learning rate is 0 from training step {end} of "
+            f"{rl.steps} on: set it to end, or lower rl.steps"
+        )
+    if context_tokens > training.seq_len:
+        yield (
+            f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context "
+            "must fit one row"
+        )
+    for name, divisor in (("minibatch_rows", "grad_accum_steps"), ("seq_len", "logit_chunk")):
+        number, parts = getattr(training, name), getattr(training, divisor)
+        if number % parts:
+            yield f"training.{name} {number} is no multiple of training.{divisor} {parts}"
+    if training.tis_cap and training.old_logprobs == "sampler":
+        yield (
+            f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs sampler the ratio compares with "
+            "the sampler already: choose trainer"
+        )
+    if not config.teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
+        yield (
+            "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter "
+            "that training begins with: set it to 0"
+        )
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
+def _teacher_errors(config: RunConfig) -> Iterator[str]:
+    training, teacher = config.training, config.teacher
+    if training.objective == "grpo":
+        if teacher.hint or (teacher.path and not training.kl_coefficient):
+            yield "the teacher teaches nothing: set training.objective to distill or grpo+distill"
+        return
+    if not teacher.path and not teacher.hint:
+        yield (f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True")
+    if training.importance_sampling_level != "token":
+        yield (
+            f"training.objective {training.objective} has an advantage for each token: set "
+            "training.importance_sampling_level to token"
+        )
+    if not config.rl.keep_constant_reward_groups or config.rl.refill:
+        yield (
+            f"training.objective {training.objective} learns also where all rewards of a group are equal: set "
+            "rl.keep_constant_reward_groups to True and rl.refill to 0"
+        )
 
 
 def intervals(kind: type = RunConfig, prefix: str = "") -> dict[str, Interval]:
@@ -284,6 +253,14 @@ def intervals(kind: type = RunConfig, prefix: str = "") -> dict[str, Interval]:
 def settings(config: Any) -> dict[str, Any]:
     """Every setting under its full name, such as "rl.steps", in the order of the fields."""
     return flatten(dataclasses.asdict(config))
+
+
+def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The config with other values of some settings of its sections, by their full names."""
+    for name, value in values.items():
+        section, field = name.split(".")
+        config = replace(config, **{section: replace(getattr(config, section), **{field: value})})
+    return config
 
 
 def differences(first: RunConfig, second: RunConfig) -> list[tuple[str, Any, Any]]:
@@ -314,7 +291,8 @@ def from_dict(values: dict[str, Any], kind: type = RunConfig, prefix: str = "") 
     Raises ValueError with one line that names an unknown setting, or one of the wrong type.
     """
     hints = typing.get_type_hints(kind)
-    _require(isinstance(values, dict), f"{prefix.rstrip('.') or 'the config'} is {values!r}: it must be a section")
+    if not isinstance(values, dict):
+        raise ValueError(f"{prefix.rstrip('.') or 'the config'} is {values!r}: it must be a section")
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"there is no setting {prefix}{unknown[0]}: the file is of another version")
     return kind(**{name: _typed(value, hints[name], prefix + name) for name, value in values.items()})
@@ -324,14 +302,18 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     """`value` as the type `hint`, which JSON may write differently: a list for a tuple, 1 for 1.0."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_dict(value, hint, f"{name}.")
-    if typing.get_origin(hint) is tuple:
-        _require(isinstance(value, list | tuple), f"{name} is {value!r}: it must be a list")
-        return tuple(_typed(member, typing.get_args(hint)[0], name) for member in value)
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        _require(value in choices, f"{name} is {value!r}: it must be one of {', '.join(choices)}")
-        return value
-    if hint is float and type(value) is int:
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    expected = f"of type {getattr(hint, '__name__', '')}"
+    if origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_typed(member, choices[0], name) for member in value)
+        expected = "a list"
+    elif origin is Literal:
+        if value in choices:
+            return value
+        expected = f"one of {', '.join(choices)}"
+    elif hint is float and type(value) is int:
         return float(value)
-    _require(type(value) is hint, f"{name} is {value!r}: it must be of type {hint.__name__}")
-    return value
+    elif type(value) is hint:
+        return value
+    raise ValueError(f"{name} is {value!r}: it must be {expected}")

@@ -10,14 +10,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memsearcher_jax.agent.prompts import packaged
-from memsearcher_jax.config import RunConfig, from_dict, to_dict
-from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.config import RunConfig, from_dict, to_dict, with_settings
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.config import HASHING
-from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.run_dir import PACKAGED
+from memsearcher_jax.runtime.path_settings import with_paths
 from memsearcher_jax.training.config import TeacherConfig
 
 EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
@@ -51,25 +50,19 @@ def write_export_config(folder: Path, config: RunConfig) -> None:
 def without_local_files(config: RunConfig) -> RunConfig:
     """The config without paths of this machine, without a teacher, and without weights, which the export holds; the
     name of the adapters that it contains stays."""
-    data, retrieval, adapter = config.data, config.retrieval, config.model.adapter
-    if not (adapter.startswith(PACKAGED) or hub.is_repository(adapter)):
-        adapter = Path(adapter).name
-    agent, prompts = config.agent, config.agent.prompts if config.agent.prompts in packaged() else TEMPLATES
-
-    def named(code: str) -> str:
-        return Path(code).name if code.endswith(".py") else code
-
-    tools = tuple(map(named, filter(lambda one: one.endswith(".py"), agent.tools)))  # without addresses
-    by_name = [[entry for entry in entries if entry.partition(":")[0] in SPLITS] for entries in (data.train, data.test)]
-    return replace(
-        config,
-        training=replace(config.training, objective="grpo"),
-        teacher=TeacherConfig(),
-        model=replace(config.model, path="", tokenizer="", adapter=adapter, lora_rank=0),
-        agent=replace(agent, prompts=prompts, workflow=named(agent.workflow), tools=tools, replay=""),
-        reward=replace(config.reward, function=named(config.reward.function)),
-        data=replace(data, train=tuple(by_name[0]), test=tuple(by_name[1]), mixture="", root="", exclude=""),
-        retrieval=replace(
-            retrieval, corpus="", index="", url="", encoder=HASHING if retrieval.encoder == HASHING else ""
-        ),
-    )
+    named = with_paths(config, lambda path: Path(path).name if path.endswith(".py") else "")
+    hashing = HASHING if config.retrieval.encoder == HASHING else ""
+    changes: dict[str, Any] = {
+        "training.objective": "grpo",
+        "model.path": "",
+        "model.tokenizer": "",
+        "model.adapter": named.model.adapter or Path(config.model.adapter).name,
+        "model.lora_rank": 0,
+        "agent.prompts": named.agent.prompts or TEMPLATES,
+        "agent.tools": tuple(one for one in named.agent.tools if one.endswith(".py")),  # without addresses
+        "data.train": tuple(filter(None, named.data.train)),
+        "data.test": tuple(filter(None, named.data.test)),
+        "data.mixture": "",
+    }
+    retrieval = replace(config.retrieval, corpus="", index="", url="", encoder=hashing)
+    return with_settings(replace(named, teacher=TeacherConfig(), retrieval=retrieval), changes)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from memsearcher_jax.config import RunConfig, settings
+from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.data.benchmarks import SPLITS
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
@@ -46,8 +45,7 @@ def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
     """The config with the commit of every repository, OWNER/NAME@COMMIT.
 
     Without a connection the commit comes from the cache. A run that is resumed, with the config `stored`, keeps the
-    commits of its repositories. Raises ValueError or OSError in one line for a repository that is missing, gated or
-    unreachable.
+    commits of its repositories. Raises OSError in one line for a repository that is missing, gated or unreachable.
     """
     kept = {(one.setting, one.repo, one.file): one.value for one in (_references(stored) if stored else [])}
 
@@ -64,7 +62,7 @@ def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
         repo, file = f"{reference.repo}@{commit}", reference.file
         return f"hf://datasets/{repo}/{file}" if file else repo
 
-    return _replaced(config, pin)
+    return with_settings(config, {one.setting: pin(one) for one in _references(config)})
 
 
 def local(config: RunConfig) -> RunConfig:
@@ -72,7 +70,7 @@ def local(config: RunConfig) -> RunConfig:
 
     Raises as `pinned` does. After an error, repeating the call continues: complete files are kept.
     """
-    return _replaced(config, _download)
+    return with_settings(config, {one.setting: _download(one) for one in _references(config)})
 
 
 def local_root(root: str) -> str:
@@ -106,8 +104,7 @@ def _upload_errors(name: str, way_out: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of the connection or the Hub, of many types
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise OSError(f"--push_to_hub {name} failed ({reason}): {way_out}") from error
+        raise OSError(f"--push_to_hub {name} failed ({_reason(error)}): {way_out}") from error
 
 
 class _Reference(NamedTuple):
@@ -134,14 +131,6 @@ def _references(config: RunConfig) -> list[_Reference]:
     return [reference for reference in found if reference]
 
 
-def _replaced(config: RunConfig, resolve: Callable[[_Reference], str]) -> RunConfig:
-    for reference in _references(config):
-        section, field = reference.setting.split(".")
-        changed = replace(getattr(config, section), **{field: resolve(reference)})
-        config = replace(config, **{section: changed})
-    return config
-
-
 def _download(reference: _Reference) -> str:
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -155,26 +144,28 @@ def _download(reference: _Reference) -> str:
 
 @contextlib.contextmanager
 def _one_line_errors(reference: _Reference) -> Iterator[None]:
-    """Turns the library's errors into ValueError or OSError, in one line that names the setting and the way out."""
+    """Turns the library's errors into OSError, in one line that names the setting and the way out."""
     from huggingface_hub import constants, errors
 
-    name = f"{reference.setting} {reference.value}"
-    missing = f"{name}: there is no such path, and no such {reference.repo_type} repository on {constants.ENDPOINT}"
+    hub, kind = constants.ENDPOINT, reference.repo_type
+    missing = f": there is no such path, and no such {kind} repository on {hub}, or it is private: `hf auth login`"
+    offline = f": there is no such path, it is not in the Hub's cache, and {hub} is unreachable"
+    page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{reference.repo}"
+    ways_out: dict[type[Exception], str] = {  # a subclass before its parent
+        errors.GatedRepoError: f" is gated: accept its conditions at {page}, then `hf auth login`",
+        errors.RepositoryNotFoundError: missing,
+        errors.RevisionNotFoundError: f": the repository has no revision {reference.revision or 'main'}",
+        errors.LocalEntryNotFoundError: offline,
+        errors.RevisionResolutionError: offline,
+        errors.EntryNotFoundError: f": the repository has no file {reference.file}",
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        page = f"{constants.ENDPOINT}/{'datasets/' if reference.repo_type == 'dataset' else ''}{reference.repo}"
-        raise ValueError(f"{name} is gated: accept its conditions at {page}, then `hf auth login`") from error
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(f"{missing}, or it is private: `hf auth login`") from error
-    except errors.RevisionNotFoundError as error:
-        raise ValueError(f"{name}: the repository has no revision {reference.revision or 'main'}") from error
-    except (errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
-        raise OSError(
-            f"{name}: there is no such path, it is not in the Hub's cache, and {constants.ENDPOINT} is unreachable"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise ValueError(f"{name}: the repository has no file {reference.file}") from error
-    except Exception as error:  # of the connection or the disk, of many types
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise OSError(f"{name} cannot be downloaded ({reason}): repeat the command, it continues") from error
+    except Exception as error:  # also of the connection or the disk, of many types
+        unavailable = f" cannot be downloaded ({_reason(error)}): repeat the command, it continues"
+        way_out = next((text for kind, text in ways_out.items() if isinstance(error, kind)), unavailable)
+        raise OSError(f"{reference.setting} {reference.value}{way_out}") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

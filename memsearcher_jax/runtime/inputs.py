@@ -17,20 +17,20 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.benchmarks import SPLITS, resolve
+from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
-from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, PACKAGED, is_run, located
+from memsearcher_jax.runtime.path_settings import with_paths
+from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, is_run, located
 
 INPUTS_FILE, COPIES = "inputs.json", "inputs"
 _BLOCK, _BLOCKS = 1 << 20, 64
@@ -83,12 +83,11 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
 
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
-    own = read_inputs(folder).copies.items()
+    own, retrieval = read_inputs(folder).copies.items(), config.retrieval
     copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in own_code(config)}
-    retrieval = config.retrieval
     if index := copies.pop(retrieval.corpus, ""):
-        retrieval = replace(retrieval, corpus="", index=retrieval.index or index)
-    return _with_paths(replace(config, retrieval=retrieval), lambda path: copies.get(path, path))
+        config = replace(config, retrieval=replace(retrieval, corpus="", index=retrieval.index or index))
+    return with_paths(config, lambda path: copies.get(path, path))
 
 
 def own_code(config: RunConfig) -> dict[str, str]:
@@ -120,7 +119,7 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
-    return _with_paths(config, lambda path: str(Path(path).absolute()) if path and Path(path).exists() else path)
+    return with_paths(config, lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
 
 
 def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = True) -> dict[str, str]:
@@ -198,52 +197,6 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
                 if path.is_file():
                     found.setdefault(data.root if benchmark else entry, {})[name] = path
     return found
-
-
-def _with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
-    """The config with `change` applied to every path in it."""
-
-    def path(value: str) -> str:
-        return value if value in packaged() or value.startswith(PACKAGED) or hub.is_repository(value) else change(value)
-
-    def entries(values: Iterable[str]) -> tuple[str, ...]:
-        return tuple(value if value.partition(":")[0] in SPLITS else change(value) for value in values)
-
-    data, model, retrieval = config.data, config.model, config.retrieval
-    parts = [part.rpartition("=") for part in filter(None, data.mixture.split(","))]
-    sources = entries(name for name, *_ in parts)
-    mixture = ",".join(f"{source}={weight}" for source, (*_, weight) in zip(sources, parts, strict=True))
-    return replace(
-        config,
-        agent=replace(
-            config.agent,
-            prompts=path(config.agent.prompts),
-            workflow=_code(config.agent.workflow, change),
-            tools=tuple(_code(one, change) for one in config.agent.tools),
-            replay=change(config.agent.replay),
-        ),
-        reward=replace(config.reward, function=_code(config.reward.function, change)),
-        data=replace(
-            data,
-            train=entries(data.train),
-            test=entries(data.test),
-            root=change(data.root),
-            mixture=mixture,
-            exclude=change(data.exclude),
-        ),
-        model=replace(model, path=path(model.path), tokenizer=path(model.tokenizer), adapter=path(model.adapter)),
-        teacher=replace(config.teacher, path=path(config.teacher.path)),
-        retrieval=replace(
-            retrieval,
-            corpus=path(retrieval.corpus),
-            index=path(retrieval.index),
-            encoder=retrieval.encoder if retrieval.encoder == HASHING else path(retrieval.encoder),
-        ),
-    )
-
-
-def _code(value: str, change: Callable[[str], str]) -> str:
-    return change(value) if value.endswith(".py") else value
 
 
 def _weights(path: str, step: int | None) -> str:
