@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import sys
 import traceback
 from functools import lru_cache
@@ -12,19 +10,6 @@ from types import ModuleType
 from typing import Any
 
 _PREFIX = "memsearcher_jax_file_"  # of the modules' names
-
-
-class _Content(importlib.abc.SourceLoader):
-    """Executes what was read, so that a hash of it is of what runs. Neither reads nor writes bytecode."""
-
-    def __init__(self, path: str, content: bytes):
-        self.path, self.content = path, content
-
-    def get_filename(self, fullname: str) -> str:
-        return self.path
-
-    def get_data(self, path: str) -> bytes:
-        return self.content
 
 
 def load_named(file: str | Path, setting: str, *names: str) -> Any:
@@ -50,14 +35,11 @@ def load(file: str | Path, setting: str) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _execute(path: str, content: bytes, setting: str) -> ModuleType:
-    name = _PREFIX + Path(path).stem
-    loader = _Content(path, content)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    module = ModuleType(_PREFIX + Path(path).stem)
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        loader.exec_module(module)
+        exec(compile(content, path, "exec"), vars(module))  # what was read: a hash of it is of what runs
     except Exception as error:
         raise ValueError(f"{setting} {located(error, path)}") from error
     return module
