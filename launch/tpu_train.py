@@ -105,16 +105,12 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             run = hosts.in_turn(lambda: setup.prepare(own, out, max_outage=outage, weights=weights))
             steps = run.config.rl.steps  # may come from rl.epochs and the data
             seen = hosts.exchange(json.dumps([to_dict(config), flags.resume, done]).encode())
+            ended = hosts.exchange(bytes([has_ended(out)]))  # only the first host has the files of a bucket
             if len(set(seen or ())) > 1:
                 raise ValueError(f"the hosts have other settings or see other files in {place}: start all alike")
-            if done is not None and done >= steps:
+            if done is not None and done >= steps and ended and any(ended[0]):
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
-                    every, last = config.rl.evaluate_every, read_metrics(out / METRICS_FILE)[-1:]
-                    if every and steps % every == 0 and not any(name.startswith("test/") for name in dict(*last)):
-                        print(f"{place}: its last evaluation was stopped: launch/evaluate.py --checkpoint {place}")
-                    if not has_ended(out):  # a stop came between the last checkpoint and the report
-                        finish(out, place, remote, config.rl)
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
                 return
             check_step(flags.profile, done or 0, steps)
@@ -139,9 +135,6 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 rate = learning_rate_plan(run.config.training, steps)
                 where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
                 print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
-                if config.retrieval.method == "bm25" and config.retrieval.corpus and not config.retrieval.index:
-                    reads = f"reads {config.retrieval.corpus} at every start: an index of words holds no passages"
-                    print(f"{place}: {reads}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
@@ -151,13 +144,14 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
         ):
             hosts.training.set()
             try:
-                last = train_run(state, start, out, writer, progress, hosts, at_step)
+                train_run(state, start, out, writer, progress, hosts, at_step)
             except RunEnded as end:
                 raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
         if hosts.first:
             hint = f"; read {place}/report.html" if finish(out, place, remote, config.rl) else ""
-            outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
-            print(f"{place}: step {steps} done, {format_metrics(last)}{hint}")
+            metrics = read_metrics(out / METRICS_FILE)
+            outputs.write_json(flags.json, {"run": str(place), "metrics": metrics})
+            print(f"{place}: step {steps} done, {format_metrics(metrics[-1])}{hint}")
 
 
 def open_output(flags: Train, hosts: Hosts, job: contextlib.ExitStack, startup: contextlib.ExitStack) -> Path:

@@ -41,14 +41,14 @@ class MetricsWriter:
     ):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / METRICS_FILE
+        self._path = path = directory / METRICS_FILE
         if resume_step is None and path.exists() and path.stat().st_size:
             raise ValueError(f"{path} holds the metrics of an earlier run: resume that run or choose another folder")
         self._last_step = -1
         if resume_step is not None and path.exists():
             self._last_step = _drop_steps(path, resume_step)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
-        self._size, self._pending = path.stat().st_size, b""  # of complete lines, and lines that are not written yet
+        self._pending = b""  # lines that are not written yet
+        self._open()
         self._trackers: list[TensorBoard | WeightsAndBiases] = []
         if "tensorboard" in trackers:
             self._trackers.append(TensorBoard(directory, resume_step))
@@ -70,6 +70,26 @@ class MetricsWriter:
         for tracker in self._trackers:
             tracker.log(step, values)
         self.flush()
+
+    def complete(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the line of an earlier run's last step, where it lacks them; write one if there is none.
+
+        Raises OSError if it cannot be written; the line is then as it was.
+        """
+        if step > self._last_step:
+            self.write(step, metrics)
+            return
+        *earlier, last = read_metrics(self._path)
+        added = {name: float(value) for name, value in metrics.items() if name not in last}
+        _write_lines(self._path, [*earlier, last | added])
+        self._file.close()
+        self._open()
+        for tracker in self._trackers:
+            tracker.log(step, added)
+
+    def _open(self) -> None:
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
+        self._size = self._path.stat().st_size  # of complete lines
 
     def flush(self) -> None:
         """Write the lines that an earlier call could not write. Raises OSError; the lines are then kept."""
@@ -120,5 +140,9 @@ def read_metrics(path: str | Path) -> list[Metrics]:
 def _drop_steps(path: Path, first_dropped: int) -> int:
     """Remove the steps from `first_dropped` on and an incomplete last line; return the last step that remains."""
     kept = [metrics for metrics in read_metrics(path) if metrics["step"] < first_dropped]
-    atomic_write(path, "".join(encode_line(encode_floats(metrics)) for metrics in kept).encode())
+    _write_lines(path, kept)
     return int(kept[-1]["step"]) if kept else -1
+
+
+def _write_lines(path: Path, steps: Sequence[Metrics]) -> None:
+    atomic_write(path, "".join(encode_line(encode_floats(metrics)) for metrics in steps).encode())

@@ -64,14 +64,15 @@ class Evaluator:
     reward_fn: RewardFn
     hosts: Hosts
 
-    def before_first_step(self, state: RunState, recovery: Recovery) -> None:
-        """Evaluates what a rollback may have to restore, or what a stop has kept from being evaluated."""
+    def before_first_step(self, state: RunState, recovery: Recovery) -> Metrics:
+        """The test metrics of weights whose evaluation was due when the run ended, or which a rollback may restore."""
         every, health = self.run.config.rl.evaluate_every, recovery.monitor
         if not every or health.state.evaluated == state.step:
-            return
+            return {}
         was_due = state.step > 0 and state.step % every == 0
         if was_due or (health.rolls_back and recovery.best_step is None):
-            self.evaluate(state, recovery, Timer())
+            return self.evaluate(state, recovery, Timer())
+        return {}
 
     def if_due(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights, if the settings ask for them after this step."""
@@ -82,7 +83,7 @@ class Evaluator:
             return self.evaluate(state, recovery, timer)
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
-        """The test metrics of the weights. Raises RunEnded on all hosts if one of them is to stop."""
+        """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if searches failed."""
         jobs, batch = missing_jobs(evaluation_problems(self.run), (), self.hosts), None
         with self.hosts.guarded():
             self.hosts.check()

@@ -14,23 +14,16 @@ from __future__ import annotations
 
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.evaluate import Evaluator
-from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import RunState
 
 
-def train(
-    state: RunState, collector: Collector, recovery: Recovery, evaluator: Evaluator, recorder: Recorder
-) -> Metrics:
-    """Trains until step `rl.steps` and returns the metrics of the last step.
-
-    Raises RunEnded where the run ends earlier; what is healthy is then saved.
-    """
-    metrics: Metrics = {}
+def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: Evaluator, recorder: Recorder) -> None:
+    """Trains until step `rl.steps`. Raises RunEnded where the run ends earlier; what is healthy is then saved."""
     with recorder.saving_at_the_end(state, collector, recovery):
         state.publish()
-        evaluator.before_first_step(state, recovery)
+        recorder.complete(state.step - 1, evaluator.before_first_step(state, recovery))
         recorder.save_rollback_target(state, collector, recovery)
         while state.step < state.run.config.rl.steps:
             with recorder.step(state) as (metrics, timer):
@@ -46,4 +39,3 @@ def train(
                     collector.restart(state.step - 1)
                 metrics |= evaluator.if_due(state, recovery, timer)
                 recorder.save_if_due(state, collector, recovery, timer)
-    return metrics

@@ -52,6 +52,11 @@ class Recorder:
         self._write_metrics(number, metrics)
         self.progress.advance(metrics)
 
+    def complete(self, step: int, metrics: Metrics) -> None:
+        """Adds what a resumed run has measured of an earlier step; the weights before the first one have no line."""
+        if (writer := self.writer) is not None and metrics and step >= 0:
+            self._attempt(lambda: writer.complete(step, metrics), checkpoint=False)
+
     @contextmanager
     def saving_at_the_end(self, state: RunState, collector: Collector, recovery: Recovery) -> Iterator[None]:
         """The one way out: saves what is healthy when the block ends early, and says what was saved."""

@@ -14,7 +14,6 @@ from memsearcher_jax.rl.carry_over import CarryOver
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
-from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.rewards import RewardFn
@@ -35,8 +34,8 @@ def train_run(
     progress: Progress,
     hosts: Hosts | None = None,
     at_step: Callable[[int], None] = lambda step: None,
-) -> Metrics:
-    """Trains from `state` to step `rl.steps`, writes everything under `out`, and returns the last step's metrics.
+) -> None:
+    """Trains from `state` to step `rl.steps` and writes everything under `out`, first an evaluation that is missing.
 
     On several hosts the first one writes, and only it has a writer. `at_step` is called with the number of each step.
     Raises RunEnded where the run ends earlier, ValueError if carried trajectories cannot go on under changed settings.
@@ -53,7 +52,7 @@ def train_run(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step
     ) as checkpoints:
         recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, at_step)
-        return loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)
+        loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)
 
 
 def _make_collector(

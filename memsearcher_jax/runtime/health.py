@@ -84,7 +84,13 @@ class HealthMonitor:
         return metrics.get(MetricName.UNSCORED, 0.0) > self._config.max_unscored
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records an evaluation of the weights after `step` training steps, unless an outage spoilt it."""
+        """Records an evaluation of the weights after `step` training steps; faults make it none that is compared.
+
+        Raises RunEnded if it was lost to failing searches: a run that resumes makes it again.
+        """
+        if (failed := metrics.get("stop/search_failed", 0.0)) > self._config.max_unscored:
+            lost = f"{failed:.0%} of the evaluation's trajectories were lost to failing searches (health.max_unscored)"
+            raise RunEnded(EndReason.OUTAGE, lost)
         state, reward = self.state, metrics[MetricName.REWARD]
         state.evaluated = step
         better = state.best_reward is None or reward > state.best_reward

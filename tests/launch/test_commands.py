@@ -63,12 +63,14 @@ def test_resume_of_a_finished_run_changes_nothing(flags, small, run, snapshot, c
     assert len(json.loads((tmp_path / "x.json").read_text())["metrics"]) == 2
 
 
-def test_resume_writes_the_report_that_a_stop_prevented(run):
+def test_resume_makes_the_last_evaluation_and_the_report_that_a_stop_prevented(run, capsys):
     """The stop came between the last checkpoint and the results."""
     for name in ("report.html", "results.json"):
         (run / name).unlink()
-    tpu_train.main(["--resume", "--out", str(run)])
+    tpu_train.main(["--resume", "--out", str(run), "--rl.evaluate_every", "2"])
     assert (run / "report.html").is_file() and read_facts(run).results["steps"] == 2
+    first, last = read_metrics(run / "metrics.jsonl")
+    assert "test/reward" in last and "test/reward" not in first and f"{run}: step 2 done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

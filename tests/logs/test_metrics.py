@@ -52,6 +52,20 @@ def test_resume_drops_the_steps_that_will_run_again_and_a_line_that_was_cut_off(
     assert path.read_text().splitlines()[:4] == before[:4]
 
 
+def test_what_an_earlier_run_lacked_is_added_to_its_last_step(tmp_path):
+    write_steps(tmp_path, range(3))
+    with MetricsWriter(tmp_path, resume_step=2) as writer:
+        writer.complete(1, {"reward": 9.0, "test/reward": 0.5})
+        writer.write(2, {"reward": 0.2})
+        writer.complete(3, {"test/reward": 0.6})
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "reward": 0.0},
+        {"step": 1, "reward": 0.1, "test/reward": 0.5},
+        {"step": 2, "reward": 0.2},
+        {"step": 3, "test/reward": 0.6},
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

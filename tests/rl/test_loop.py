@@ -88,33 +88,46 @@ class Scripted:
         self.state, self.hosts, self.notes, self.out = FakeState(config), Hosts(), [], out
         self.checkpoints, self.monitor = FakeCheckpoints(), HealthMonitor(config.health, self.notes.append)
         self.in_rollout = self.in_rewards = self.in_evaluation = lambda: None
-        self.stop = StopReason.ANSWERED
+        self.faulty = FAULTY
+        self.stop, self.evaluations = StopReason.ANSWERED, 0
         driver = SimpleNamespace(engine=SimpleNamespace(release=lambda: None), trajectories=self.roll_out)
         self.collector = Collector(run, driver, self.reward, ProblemLoader(problems, 0), self.hosts)
         self.evaluator = Evaluator(run, driver, self.reward_evaluation, self.hosts)
 
     def roll_out(self, jobs, params, key, notify, version=0):
-        if self.state.step >= FAULTY:
+        if self.state.step >= self.faulty:
             self.in_rollout()
-        stop = self.stop if self.state.step >= FAULTY else StopReason.ANSWERED
+        stop = self.stop if self.state.step >= self.faulty else StopReason.ANSWERED
         context = Context((1, 2), (0.0, -1.0), (False, True), version)
         done = [Trajectory(job.problem, job.rollout, Outcome(stop, str(job.rollout)), (context,), "") for job in jobs]
         return done, RolloutStats(seconds=1.0)
 
     def reward(self, trajectories, key, notify):
-        if self.state.step >= FAULTY:
+        if self.state.step >= self.faulty:
             self.in_rewards()
         rewards = [math.nan if one.outcome.stop.is_fault else float(one.outcome.answer) for one in trajectories]
         return [ScoredTrajectory(one, reward) for one, reward in zip(trajectories, rewards, strict=True)]
 
     def reward_evaluation(self, trajectories, key, notify):
-        if self.state.step >= FAULTY:
+        self.evaluations += 1
+        if self.state.step >= self.faulty:
             self.in_evaluation()
         return self.reward(trajectories, key, notify)
 
+    def resumed(self):
+        """The same run as a later process finds it, which resumes from the newest checkpoint."""
+        health = self.state.run.config.health
+        later = Scripted(self.out, health, evaluate_every=self.state.run.config.rl.evaluate_every)
+        later.faulty, later.checkpoints.saved = math.inf, dict(self.checkpoints.saved)
+        later.state.step = self.checkpoints.newest or 0
+        if later.state.step:
+            later.state.train, meta = self.checkpoints.saved[later.state.step]
+            later.monitor.state = HealthState(**meta["health"])
+        return later
+
     def train(self):
         progress = SimpleNamespace(activity=lambda text: None, advance=lambda metrics: None, note=self.notes.append)
-        with MetricsWriter(self.out, trackers=()) as self.writer:
+        with MetricsWriter(self.out, resume_step=self.state.step or None, trackers=()) as self.writer:
             self.recorder = Recorder(self.out, self.checkpoints, progress, self.hosts, {"of": "run"}, self.writer)
             recovery = Recovery(self.monitor, self.checkpoints)
             return loop.train(self.state, self.collector, recovery, self.evaluator, self.recorder)
@@ -163,14 +176,14 @@ def skipped_updates(run):
     [
         (search_outage, 85, FAULTY + 2),  # patience is 2
         (answerer_outage, 85, FAULTY),
-        (answerer_outage_in_an_evaluation, 85, FAULTY),
+        (answerer_outage_in_an_evaluation, 85, FAULTY + 2),
         (error_in_a_rollout, 1, FAULTY),
         (interrupt, 130, FAULTY),
         (skipped_updates, 1, 4),  # all from the first step on
     ],
 )
 def test_healthy_steps_survive_whatever_ends_the_run_from_outside(fault, status, step, scripted):
-    run = scripted(evaluate_every=2)
+    run = scripted(evaluate_every=3)
     fault(run)
     with pytest.raises(RunEnded, match=rf"^stopped after step {step} \(.*\); checkpoint saved$") as end:
         run.train()
@@ -180,6 +193,35 @@ def test_healthy_steps_survive_whatever_ends_the_run_from_outside(fault, status,
     assert meta["health"].keys() == vars(HealthState()).keys()
     assert run.steps() == (list(range(step)), list(range(step)))
     assert run.state.trained[:4] == [4] * 4
+
+
+def interrupt_in_an_evaluation(run):
+    run.in_evaluation = lambda: run.hosts.stop(EndReason.SIGNAL, "SIGTERM") or run.hosts.check()
+
+
+def search_outage_in_an_evaluation(run):
+    """Also in the one training step before it, which alone does not end the run."""
+    run.stop, run.faulty = StopReason.SEARCH_FAILED, run.faulty - 1
+
+
+@pytest.mark.parametrize("step", [0, FAULTY, STEPS], ids=["before the first step", "in the middle", "after the last"])
+@pytest.mark.parametrize(
+    "fault", [answerer_outage_in_an_evaluation, search_outage_in_an_evaluation, interrupt_in_an_evaluation]
+)
+def test_a_resumed_run_makes_the_evaluation_that_its_end_has_interrupted(fault, step, scripted):
+    run = scripted(HealthConfig(patience=2, on_collapse="rollback"), evaluate_every=2)
+    run.faulty = step
+    fault(run)
+    with pytest.raises(RunEnded, match=rf"^stopped after step {step} ") as end:
+        run.train()
+    assert end.value.reason.status == 85
+    resumed = run.resumed()
+    resumed.train()
+    rows = read_metrics(run.out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    assert [row["step"] for row in rows if row.get("test/reward") == 0.0] == [1, 3, 5, 7]
+    assert resumed.evaluations == 1 + (STEPS - step) // 2, "the interrupted one, and each that was due later"
+    assert resumed.monitor.state.best_step == 0 and resumed.monitor.state.evaluated == STEPS
 
 
 def test_an_outage_teaches_nothing(scripted):
