@@ -21,6 +21,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,13 +38,14 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
+from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.console import show_summary
 from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, show_judgements, summarize_evaluation
+from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
-from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config, with_own_tokenizer
+from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
 from memsearcher_jax.types import TrajectorySummary
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ class Evaluate(cli.Command, cli.ResumableSource):
     """File of questions (.jsonl, .jsonl.gz, .parquet), or of streams for memalpha. Default: the test questions of the
     settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
-    """Benchmarks in --data.root, separated by commas: nq,hotpotqa; nq:dev for another split; all for the paper's seven.
-    Held out: web_questions, browsecomp_plus, and for memalpha longmemeval and locomo."""
+    """Benchmarks in --data.root, or files, separated by commas: nq,hotpotqa; nq:dev for another split; all for the
+    paper's seven. Others: web_questions, browsecomp_plus; for memalpha memalpha, memoryagentbench, longmemeval, locomo.
+    """
     workflow: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
     """The agent to evaluate, with its packaged prompts. Default: that of the settings. memalpha reads streams; for
     comparison, --memalpha.answer_from long_context or rag answers from the stream itself."""
@@ -82,14 +85,17 @@ class Evaluate(cli.Command, cli.ResumableSource):
 
 
 def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
-    """The entries of data.test for --benchmarks. Raises ValueError or OSError for an unknown or missing one."""
+    """The entries of data.test for --benchmarks: names of benchmarks, and files.
+
+    Raises ValueError or OSError for an unknown or missing one.
+    """
     paper = [name for name in BENCHMARKS if name not in HELD_OUT]
     listed = [paper if name.strip() == "all" else [name.strip()] for name in names.split(",")]
     entries = tuple(itertools.chain.from_iterable(listed))
     for entry in entries:
-        if entry.partition(":")[0] not in BENCHMARKS:
+        if entry.partition(":")[0] not in BENCHMARKS and not Path(entry).is_file():
             known = ", ".join(BENCHMARKS)
-            raise ValueError(f"--benchmarks: no benchmark {entry!r}: choose from {known}, or give a file with --data")
+            raise ValueError(f"--benchmarks: no benchmark or file {entry!r}: choose from all, {known}, or give a file")
         if entries.count(entry) > 1:
             raise ValueError(f"--benchmarks: {entry} is listed twice")
         resolve(entry, "test", hub.local_root(root))
@@ -140,7 +146,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
                 f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
                 f"now step {weights['step']}: start another evaluation"
             )
-        settings = with_own_tokenizer(out, with_own_inputs(out, config)) if resume else config
+        settings = with_own_inputs(out, config) if resume else config
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
@@ -226,7 +232,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     console.print()
     show_summary(metrics, console)
     answered_by = f"{result['questions']} questions answered by {config.model.path}"
-    print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}")
+    page = f"; read {out / PAGE}" if outputs.report_written(partial(write_page, out, out / PAGE), out) else ""
+    print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{page}")
     if lost:
         print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 

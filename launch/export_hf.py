@@ -2,7 +2,7 @@
 
 python launch/export_hf.py --checkpoint runs/NAME --out DIR
 python launch/export_hf.py --checkpoint runs/NAME --out DIR --adapter     # the adapters of a LoRA run, for PEFT
-python launch/export_hf.py --checkpoint runs/NAME --out DIR --push_to_hub OWNER/NAME --license apache-2.0
+hf upload OWNER/NAME DIR                                                  # to the Hub, by huggingface_hub
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Export(cli.Command):
     """Write the adapters of a LoRA run alone, in PEFT's format. By default they are merged into the weights."""
     shard_gb: Positive = 5.0
     """Maximum size of one weight file; a larger model is written as several."""
-    push_to_hub: str = ""
-    """Repository of the Hugging Face Hub, OWNER/NAME, that gets the directory; it is created if it does not exist."""
+    repository: str = ""
+    """Repository of the Hugging Face Hub, OWNER/NAME, that the model card names in place of the directory."""
     license: str = ""
-    """Licence of the weights for the model card, such as apache-2.0; --push_to_hub needs it."""
+    """Licence of the weights for the model card, such as apache-2.0."""
     evaluation: cli.Directory = None
     """Evaluation of these weights by launch/evaluate.py, whose results the model card shows."""
 
@@ -48,13 +48,9 @@ def main(argv: Sequence[str]) -> None:
         preconditions.require_checkpoint(flags.run)
         if flags.out is None:
             raise ValueError("--out is missing: give the directory to write")
-        if flags.push_to_hub and not flags.license:
-            raise ValueError("--push_to_hub needs --license: name that of the weights, such as apache-2.0")
         from memsearcher_jax.runtime import hub, model_card
 
         evaluation = model_card.read_evaluation(flags.evaluation)
-        if flags.push_to_hub:
-            hub.create_repository(flags.push_to_hub)
         with outputs.new_output_dir(flags.out, "export") as out:
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
@@ -71,10 +67,7 @@ def main(argv: Sequence[str]) -> None:
                 load_weights.export(model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes)
                 written = "weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
             write_export_config(out, flags.run)
-            names = {"name": flags.push_to_hub, "license": flags.license, "adapter": flags.adapter}
+            names = {"name": flags.repository, "license": flags.license, "adapter": flags.adapter}
             model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
-        address = hub.upload(out, flags.push_to_hub) if flags.push_to_hub else ""
     outputs.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {flags.dtype} {written}")
-    if address:
-        print(f"{out}: uploaded to {address}")

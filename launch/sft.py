@@ -23,8 +23,8 @@ from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
 from memsearcher_jax.runtime import hub, load_weights, preemption
-from memsearcher_jax.runtime.inputs import keep_inputs
-from memsearcher_jax.runtime.run_dir import open_run_folder, with_own_tokenizer
+from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runtime.run_dir import open_run_folder
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             from memsearcher_jax.sft import recorded, train
             from memsearcher_jax.training import update
 
-            local = hub.local(with_own_tokenizer(out, config) if flags.resume else config)
+            local = hub.local(with_own_inputs(out, config) if flags.resume else config)
             if local.model.path:
                 load_weights.check_weights(local.model.path, local.model)
             tokenizer = setup.open_tokenizer(local.model)

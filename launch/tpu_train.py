@@ -42,7 +42,7 @@ from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
-from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder, with_own_tokenizer
+from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder
 from memsearcher_jax.training.config import learning_rate_plan
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             from memsearcher_jax.runtime.profiler import StepProfiler, check_step
             from memsearcher_jax.training import checkpoint
 
-            own = with_own_tokenizer(out, with_own_inputs(out, config)) if flags.resume else config
+            own = with_own_inputs(out, config) if flags.resume else config
             done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
             weights = done is None or needs_initial_weights(config)
             begin("opening the model's files, the questions and the index")

@@ -78,35 +78,6 @@ def local_root(root: str) -> str:
     return _download(reference) if (reference := _reference("data.root", root)) else root
 
 
-def create_repository(name: str) -> None:
-    """Creates the model repository OWNER/NAME unless it exists. Raises ValueError or OSError in one line."""
-    from huggingface_hub import HfApi, get_token
-
-    if not REPOSITORY.fullmatch(name) or "@" in name:
-        raise ValueError(f"--push_to_hub {name}: write OWNER/NAME")
-    if get_token() is None:
-        raise ValueError(f"--push_to_hub {name} needs a token: `hf auth login`, or set HF_TOKEN")
-    with _upload_errors(name, "choose a name that your token may write"):
-        HfApi().create_repo(name, exist_ok=True)
-
-
-def upload(folder: Path, name: str) -> str:
-    """Commits the directory to the repository; returns its address. Raises OSError in one line."""
-    from huggingface_hub import HfApi, constants
-
-    with _upload_errors(name, f"{folder} is complete; repeat with `hf upload {name} {folder}`"):
-        HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Export of memsearcher_jax")
-    return f"{constants.ENDPOINT}/{name}"
-
-
-@contextlib.contextmanager
-def _upload_errors(name: str, way_out: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of the connection or the Hub, of many types
-        raise OSError(f"--push_to_hub {name} failed ({_reason(error)}): {way_out}") from error
-
-
 class _Reference(NamedTuple):
     setting: str
     value: str
@@ -162,10 +133,7 @@ def _one_line_errors(reference: _Reference) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # also of the connection or the disk, of many types
-        unavailable = f" cannot be downloaded ({_reason(error)}): repeat the command, it continues"
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        unavailable = f" cannot be downloaded ({reason}): repeat the command, it continues"
         way_out = next((text for kind, text in ways_out.items() if isinstance(error, kind)), unavailable)
         raise OSError(f"{reference.setting} {reference.value}{way_out}") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -18,19 +18,19 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from memsearcher_jax.agent.prompts import packaged
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, with_settings
 from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.path_settings import with_paths
-from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, is_run, located
+from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, TOKENIZER, is_run, located
 
 INPUTS_FILE, COPIES = "inputs.json", "inputs"
 _BLOCK, _BLOCKS = 1 << 20, 64
@@ -85,8 +85,10 @@ def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
     own, retrieval = read_inputs(folder).copies.items(), config.retrieval
     copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in own_code(config)}
+    if (folder / TOKENIZER).is_dir():
+        config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
     if index := copies.pop(retrieval.corpus, ""):
-        config = replace(config, retrieval=replace(retrieval, corpus="", index=retrieval.index or index))
+        config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or index})
     return with_paths(config, lambda path: copies.get(path, path))
 
 
@@ -217,19 +219,20 @@ def _program() -> dict[str, str]:
         release = version("memsearcher_jax")
     except PackageNotFoundError:  # a checkout that is not installed
         release = ""
-    return {"version": release, "commit": _commit(Path(__file__).resolve())}
+    return {"version": release, "commit": _commit(Path(__file__).resolve().parents[2])}
 
 
-def _commit(file: Path) -> str:
-    """The commit of the checkout that the file belongs to; "" if it is installed, or there is no git."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(file.parent), *words]
-        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()
-
+def _commit(checkout: Path) -> str:
+    """The commit of a checkout; "" if there is none, because the program is installed, or no git."""
+    if not (checkout / ".git").exists():
+        return ""
     try:
-        git("ls-files", "--error-unmatch", str(file))
-        changes = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+        changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+        return _git(checkout, "rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def _git(checkout: Path, *words: str) -> str:
+    command = ["git", "-C", str(checkout), *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()

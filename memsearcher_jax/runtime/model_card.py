@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.agent.base import ReadingAgent
-from memsearcher_jax.config import RunConfig, agent_of, settings
+from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.logs.run_facts import read_facts, read_results
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
+from memsearcher_jax.runtime.export_settings import EXPORT_FILE
 from memsearcher_jax.runtime.inputs import read_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
@@ -42,31 +42,33 @@ def write_model_card(
     from huggingface_hub import ModelCardData
 
     config = read_run_config(run) if is_run(run) else None
-    method = "sft" if config and config.sft.trajectories else "grpo"
     base = config.model.path if config else ""
-    public_base = base if hub.is_repository(base) else ""
+    public_base = base.partition("@")[0] if hub.is_repository(base) else ""
+    tags, datasets, origin = ["memsearcher_jax"], [], ""
+    if config:
+        agent, method = Path(config.agent.workflow).stem, "sft" if config.sft.trajectories else "grpo"
+        tags += [agent, method]
+        datasets = [entry for entry in config.data.train_entries if not Path(entry).suffix]
+        link = f"[{base}](https://huggingface.co/{public_base})" if public_base else f"`{Path(base).name}`"
+        origin = f"A {agent} agent, trained by {method} with memsearcher_jax{f' from {link}' if base else ''}.\n"
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         license=license or None,
-        base_model=public_base.partition("@")[0] or None,
-        datasets=[entry for entry in config.data.train_entries if not Path(entry).suffix] or None if config else None,
-        tags=["memsearcher_jax", *((Path(config.agent.workflow).stem, method) if config else ())],
+        base_model=public_base or None,
+        datasets=datasets or None,
+        tags=tags,
     )
-    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {name or directory.name}\n"]
-    if config:
-        link = f"[{base}](https://huggingface.co/{base.partition('@')[0]})" if public_base else f"`{Path(base).name}`"
-        origin = f" from {link}" if base else ""
-        lines.append(f"A {Path(config.agent.workflow).stem} agent, trained by {method} with memsearcher_jax{origin}.\n")
-    lines += [
+    lines = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {name or directory.name}\n",
+        *([origin] if origin else []),
         *_evaluation(evaluation),
         *_training(directory, run),
         "## Use\n",
         _use(config, name or str(directory), base, adapter),
+        f"Its settings are in [{EXPORT_FILE}]({EXPORT_FILE}).\n",
     ]
-    if config:
-        values = json.dumps({key: _public(value) for key, value in settings(config).items()}, indent=2)
-        lines.append(f"<details><summary>Settings</summary>\n\n```json\n{values}\n```\n\n</details>\n")
     (directory / MODEL_CARD).write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -114,14 +116,3 @@ def _interval(value: Mapping[str, float], scale: int = 1) -> str:
     digits = 1 if scale == 100 else 3
     mean, low, high = (f"{scale * value[key]:.{digits}f}" for key in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
-
-
-def _public(value: Any) -> Any:
-    """The value without what a public card must not show: folders of local paths, and addresses of services."""
-    if isinstance(value, list | tuple):
-        return [_public(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    if value.startswith(("http://", "https://")):
-        return ""
-    return Path(value).name if Path(value).is_absolute() else value

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,8 +78,3 @@ def write_run_config(folder: Path, config: RunConfig) -> None:
 def tokenizer_folder(folder: str | Path) -> str:
     """The directory of the tokenizer of these weights."""
     return str(located(folder) / TOKENIZER) if is_run(folder) else str(located(folder))
-
-
-def with_own_tokenizer(folder: Path, config: RunConfig) -> RunConfig:
-    """The config with the tokenizer in the run directory: the original may have moved or changed."""
-    return replace(config, model=replace(config.model, tokenizer=str(folder / TOKENIZER)))

@@ -1,6 +1,5 @@
-"""A Hugging Face Hub on loopback, with the HTTP interface that huggingface_hub uses to read and write repositories."""
+"""A Hugging Face Hub on loopback, with the HTTP interface that huggingface_hub uses to read repositories."""
 
-import base64
 import hashlib
 import json
 import re
@@ -23,8 +22,6 @@ class Hub:
     files: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
-    token: str = "secret"  # that writes
-    broken: bool = False  # whether commits fail
 
     def add(self, repo: str, files: dict[str, bytes], revision: str = "main") -> str:
         """Commits files to a repository; returns the commit."""
@@ -46,30 +43,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.answer()
-
-    def do_POST(self):
-        path, body = urlsplit(self.path).path, self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.hub.requests.append(f"POST {path}")
-        if path == "/api/validate-yaml":
-            return self.send_json({"errors": [], "warnings": []})
-        if self.headers.get("Authorization") != f"Bearer {self.hub.token}":
-            return self.send(401, b'{"error": "Invalid username or password."}', {})
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            repo = f"{asked.get('organization') or asked['name'].partition('/')[0]}/{asked['name'].rpartition('/')[2]}"
-            self.hub.revisions.get(f"models/{repo}") or self.hub.add(f"models/{repo}", {})
-            return self.send_json({"url": f"{self.hub.address}/{repo}"})
-        repo, verb = re.fullmatch(r"/api/(models/[^/]+/[^/]+)/(preupload|commit)/main", path).groups()
-        if verb == "preupload":
-            files = json.loads(body)["files"]
-            modes = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]
-            return self.send_json({"files": modes})
-        if self.hub.broken:
-            return self.send(413, b'{"error": "the commit is too large"}', {})
-        values = [one["value"] for one in map(json.loads, body.splitlines()) if one["key"] == "file"]
-        commit = self.hub.add(repo, {one["path"]: base64.b64decode(one["content"]) for one in values})
-        url = f"{self.hub.address}/{repo.removeprefix('models/')}/commit/{commit}"
-        self.send_json({"commitUrl": url, "commitOid": commit, "pullRequestUrl": None})
 
     def answer(self):
         path = unquote(urlsplit(self.path).path)

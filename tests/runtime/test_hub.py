@@ -169,45 +169,5 @@ def test_a_model_card_is_made_from_the_run_and_its_evaluation(run, tmp_path):
     )
     assert "| nq | 120 | 50.0 [40.0, 60.0] | 50.0 [40.0, 60.0] |" in card.text
     assert "30 steps; means over the last 10: reward 0.500 [0.400, 0.600]." in card.text
-    assert '"rl.steps":' in card.text and "/home/me" not in card.text
+    assert "memsearcher.json" in card.text and "/home/me" not in card.text
     assert "commit abc" in card.text and (out / "curves.png").read_bytes() == b"png"
-
-
-def export(tmp_path, *flags):
-    tiny = str(located("package:tiny"))
-    export_hf.main(["--config", "tiny", "--checkpoint", tiny, "--out", str(tmp_path / "out"), *flags])
-
-
-PUSH = ("--push_to_hub", "me/agent", "--license", "apache-2.0")
-
-
-def test_an_export_is_uploaded_with_its_card(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    export(tmp_path, *PUSH)
-    assert f"uploaded to {hub.address}/me/agent" in capsys.readouterr().out
-    folder = Path(hub_module.local(hub_module.pinned(config(model__path="me/agent"))).model.path)
-    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
-    (files,) = [found for (repo, _), found in hub.files.items() if found]
-    assert ModelCard(files["README.md"].decode()).data.license == "apache-2.0"
-
-
-@pytest.mark.parametrize(
-    ("token", "broken", "flags", "message", "exported"),
-    [
-        (None, False, PUSH, "--push_to_hub me/agent needs a token: `hf auth login`, or set HF_TOKEN", False),
-        ("secret", True, PUSH, "out is complete; repeat with `hf upload me/agent", True),
-        ("secret", False, PUSH[:2], "--push_to_hub needs --license", False),
-        ("secret", False, ("--evaluation", "nowhere"), "nowhere has no results.json", False),
-    ],
-)
-def test_what_cannot_be_uploaded_is_one_line(
-    token, broken, flags, message, exported, hub, tmp_path, monkeypatch, capsys
-):
-    hub.broken = broken
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
-    monkeypatch.setenv("HF_TOKEN", token or "")
-    with pytest.raises(SystemExit):
-        export(tmp_path, *flags)
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert (tmp_path / "out" / "model.safetensors").exists() == exported

@@ -89,6 +89,7 @@ def test_hashes_name_every_input(given, tmp_path):
 def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # "" outside a checkout
+    assert inputs._commit(tmp_path) == "", "an installed program has a version alone"
     first = keep_inputs(tmp_path, RunConfig(), None)
     assert [one["commit"].removesuffix("+changes") for one in first.program] == [commit]
     monkeypatch.setattr(inputs, "_program", lambda: {"version": "9", "commit": "c"})
@@ -97,12 +98,6 @@ def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
     (tmp_path / "inputs.json").write_text("{")
     with pytest.raises(ValueError, match=r"inputs\.json"):
         inputs.read_inputs(tmp_path)
-
-
-def test_installed_programs_have_a_version_and_no_commit(tmp_path):
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "inputs.py").write_text("installed inside the repository of someone else")
-    assert inputs._commit(tmp_path / "inputs.py") == ""
 
 
 def test_a_fingerprint_depends_on_every_file_and_on_blocks_of_large_ones(tmp_path, monkeypatch):
