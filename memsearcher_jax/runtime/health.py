@@ -50,10 +50,8 @@ class HealthState:
     consecutive_skips: float = 0.0
     consecutive_losses: int = 0
     consecutive_steps: dict[str, int] = field(default_factory=dict)  # by limit, of steps beyond it
-    rewards: list[float] = field(default_factory=list)  # of the last `patience` steps since the last rollback
-    best_mean: float = 0.0  # of `patience` steps
-    likelihoods: list[float] = field(default_factory=list)  # log-probabilities of correct trajectories, likewise
-    best_likelihood: float | None = None  # the best mean of these
+    recent: dict[str, list[float]] = field(default_factory=dict)  # by metric, of `patience` steps since a rollback
+    best_means: dict[str, float] = field(default_factory=dict)  # by metric, of `patience` steps
     rollbacks: int = 0
     evaluated: int = -1  # training steps before the last evaluation
     best_step: int | None = None  # of the checkpoint with the best evaluation
@@ -103,38 +101,17 @@ class HealthMonitor:
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
         """
-        state, patience = self.state, self._config.patience
         if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
             self._rate_is_zero = True
             self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
         must_roll_back = self._check_skipped(step, metrics)
         if not self._check_outage(step, metrics):
-            exceeded = dict(self._exceeded(metrics))
-            state.consecutive_steps = {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in exceeded}
-            for limit, message in exceeded.items():
-                beyond = state.consecutive_steps[limit]
-                if beyond >= patience and beyond % patience == 0:
-                    self.notify(f"alarm at step {step}: {message}")
-                if beyond >= patience and self._config.on_collapse == "stop":
-                    raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
-                if beyond >= patience and self.rolls_back:
-                    if not self._can_roll_back:
-                        never = "; no checkpoint was evaluated that could be restored"
-                        why = never if state.best_step is None else f", after {state.rollbacks} rollbacks"
-                        raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}{why}")
-                    must_roll_back = True
-            if math.isfinite(reward := metrics.get(MetricName.REWARD, math.nan)):
-                state.rewards = [*state.rewards, float(reward)][-patience:]
-            if len(state.rewards) == patience:
-                state.best_mean = max(state.best_mean, sum(state.rewards) / patience)
-            if math.isfinite(likelihood := metrics.get(MetricName.CORRECT_LOGPROB, math.nan)):
-                state.likelihoods = [*state.likelihoods, float(likelihood)][-patience:]
-            if len(state.likelihoods) == patience:
-                mean = sum(state.likelihoods) / patience
-                state.best_likelihood = mean if state.best_likelihood is None else max(state.best_likelihood, mean)
+            must_roll_back = self._check_limits(step, metrics) or must_roll_back
+            self._update_means(metrics)
         if must_roll_back:
+            state = self.state
             state.rollbacks += 1
-            state.consecutive_skips, state.consecutive_steps, state.rewards, state.likelihoods = 0.0, {}, [], []
+            state.consecutive_skips, state.consecutive_steps, state.recent = 0.0, {}, {}
             self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
         return must_roll_back
 
@@ -177,24 +154,45 @@ class HealthMonitor:
             raise RunEnded(EndReason.OUTAGE, message)
         return True
 
+    def _check_limits(self, step: int, metrics: Mapping[str, float]) -> bool:
+        state, patience, exceeded = self.state, self._config.patience, dict(self._exceeded(metrics))
+        state.consecutive_steps = {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in exceeded}
+        lasting = [limit for limit, beyond in state.consecutive_steps.items() if beyond >= patience]
+        for limit in lasting:
+            message = exceeded[limit]
+            if state.consecutive_steps[limit] % patience == 0:
+                self.notify(f"alarm at step {step}: {message}")
+            if self._config.on_collapse == "stop":
+                raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
+            if self.rolls_back and not self._can_roll_back:
+                never = "; no checkpoint was evaluated that could be restored"
+                why = never if state.best_step is None else f", after {state.rollbacks} rollbacks"
+                raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}{why}")
+        return self.rolls_back and bool(lasting)
+
+    def _update_means(self, metrics: Mapping[str, float]) -> None:
+        state, patience = self.state, self._config.patience
+        for metric in (MetricName.REWARD, MetricName.CORRECT_LOGPROB):
+            if math.isfinite(value := metrics.get(metric, math.nan)):
+                recent = state.recent[metric] = [*state.recent.get(metric, []), float(value)][-patience:]
+                if len(recent) == patience:
+                    mean = sum(recent) / patience
+                    state.best_means[metric] = max(mean, state.best_means.get(metric, mean))
+
     def _exceeded(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """(limit, message) of every limit that the metrics exceed."""
-        lowest = self._config.min_reward_fraction * self.state.best_mean
-        if lowest > 0 and (reward := metrics.get(MetricName.REWARD, math.nan)) < lowest:
-            yield (
-                "min_reward_fraction",
-                f"reward is {reward:.4g}, its best mean over {self._config.patience} steps is "
-                f"{self.state.best_mean:.4g}, and health.min_reward_fraction {self._config.min_reward_fraction:g}",
-            )
-        best, likelihood = self.state.best_likelihood, metrics.get(MetricName.CORRECT_LOGPROB)
-        limit = self._config.max_likelihood_fall
-        if limit and best is not None and likelihood is not None and not likelihood >= best - limit:
-            yield (
-                "max_likelihood_fall",
-                f"{MetricName.CORRECT_LOGPROB} is {likelihood:.4g}, its best mean over {self._config.patience} steps "
-                f"is {best:.4g}, and health.max_likelihood_fall {limit:g}",
-            )
+        config, best = self._config, self.state.best_means
+        reward, likelihood = best.get(MetricName.REWARD, 0.0), best.get(MetricName.CORRECT_LOGPROB)
+        lowest: list[tuple[str, str, float]] = []
+        if reward > 0 and not math.isnan(metrics.get(MetricName.REWARD, math.nan)):
+            lowest += [("min_reward_fraction", MetricName.REWARD, config.min_reward_fraction * reward)]
+        if config.max_likelihood_fall and likelihood is not None:
+            lowest += [("max_likelihood_fall", MetricName.CORRECT_LOGPROB, likelihood - config.max_likelihood_fall)]
+        for name, metric, bound in lowest:
+            if not (value := metrics.get(metric, bound)) >= bound:  # NaN is below it, too
+                mean = f"its best mean over {config.patience} steps is {best[metric]:.4g}"
+                yield name, f"{metric} is {value:.4g}, {mean}, and health.{name} {getattr(config, name):g}"
         for name, metric in LIMITS.items():
-            limit, value = getattr(self._config, name), metrics.get(metric)
+            limit, value = getattr(config, name), metrics.get(metric)
             if limit and value is not None and not value <= limit:  # NaN is beyond it, too
                 yield name, f"{metric} is {value:.4g} and health.{name} {limit:g}"

@@ -107,7 +107,7 @@ def test_a_reward_below_a_fraction_of_its_best_mean_is_an_alarm():
 
 def guarded(state=None, **changes):
     """A monitor for which a reward of 0.1 is a collapse."""
-    state = state or HealthState(best_mean=1.0)
+    state = state or HealthState(best_means={"reward": 1.0})
     config = HealthConfig(on_collapse="rollback", **{"min_reward_fraction": 0.5, "patience": 2} | changes)
     return HealthMonitor(config, lambda line: None, state)
 
@@ -128,7 +128,7 @@ def test_an_outage_is_no_collapse():
     monitor.record_evaluation(1, {"reward": 0.9, "unscored": 0.9})
     assert (monitor.state.best_step, monitor.state.evaluated) == (0, 1)
     assert not any(monitor.check(step, outage) for step in range(2))
-    assert (monitor.state.consecutive_steps, monitor.state.rewards) == ({}, [])
+    assert (monitor.state.consecutive_steps, monitor.state.recent) == ({}, {})
     steps = [{"reward": 0.1}, {"reward": 0.1}, {"reward": 0.9, "unscored": 0.9}, {"reward": 0.1}]
     assert [monitor.check(step, metrics) for step, metrics in enumerate(steps, 2)] == [False, False, False, True]
 
