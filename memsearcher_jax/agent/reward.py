@@ -31,7 +31,7 @@ Parsed = tuple[str | None, str]
 
 @dataclass(frozen=True)
 class Reward:
-    """A trajectory's reward, in [0, 1] without turn cost and evidence, NaN if none, and the reason."""
+    """A trajectory's reward, in [0, 1] for one question without turn cost and evidence, NaN if none, and the reason."""
 
     value: float
     reason: str
@@ -170,6 +170,8 @@ def _answer_reward(
     if answer is None or (error and settings.require_format):
         return Reward(0.0, error)
     value = answer_scores(answer, golden_answers)[settings.metric]
+    if isinstance(golden_answers, Objectives):
+        value *= len(golden_answers)  # a sum, as in MEM1
     if value > 0:
         return Reward(value, f"correct answer, get {settings.metric} score: {value}")
     return Reward(0.0, error) if error else Reward(settings.wrong_answer, f"wrong answer but good format: {answer}")

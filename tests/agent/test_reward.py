@@ -177,6 +177,10 @@ def test_answers_to_joined_questions_are_scored_one_by_one(answer, value):
     golden = Problem("q", "?; ?", ("Ada; b",), {"objectives": [["Ada"], ["a", "B"]]}).golden
     scores = reward.answer_scores(answer, golden)
     assert scores["exact_match"] == scores["f1"] == value
+    settings = RewardConfig(metric="exact_match", wrong_answer=0.0)
+    text = transcript(f"t</think>\\boxed{{{answer}}}")
+    earned = reward.trajectory_reward(Outcome(StopReason.ANSWERED), text, golden, settings)
+    assert earned.value == 2 * value, "the sum over the questions"
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "\\boxed{x}", "\\boxed ", "x"])))
