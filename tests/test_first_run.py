@@ -1,6 +1,7 @@
 """The steps of docs/start.md on part of its data, with the tokenizer of Qwen2.5 and a small random Qwen."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.launch import export_hf, tpu_train
+from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen, sharding, weights
@@ -108,3 +109,18 @@ def test_transformers_loads_the_export_and_computes_the_same_logits(first_run, e
     theirs = transformers.AutoTokenizer.from_pretrained(exported)
     assert theirs.encode(text) == list(tokenizer.encode_trusted(text))
     assert model.generation_config.eos_token_id == list(tokenizer.end_ids)
+
+
+def test_the_authors_evaluation_on_seven_benchmarks(exported, data, shared, tmp_path, capsys):
+    """docs/reproduce.md: with the settings for the published weights, and smaller ones in their place."""
+    (small,) = re.findall(r"--model.vocab_size .*--mesh.tensor 2", SETTINGS.replace("\n", " "))
+    given = f"--data.root {shared}/data/benchmarks --retrieval.corpus {data}/corpus.jsonl --retrieval.encoder hashing"
+    limits = "--evaluation.max_questions 1 --evaluation.max_turns 2 --sampling.slots 8 --sampling.kv_tokens 65536"
+    evaluate.main(
+        f"--config memsearcher_3b --checkpoint {exported} --benchmarks all {given} --out {tmp_path}/seven "
+        f"{small} {limits} --agent.completion_tokens 8".split()
+    )
+    (trajectory, *rest) = read_trajectories(tmp_path / "seven" / "trajectories" / "host_0000.jsonl.gz")
+    opening = ChatTokenizer.load(exported).transcript(trajectory.trajectory.contexts[0].ids)
+    assert len(rest) == 6 and "You will answer a complex question through iterative reasoning" in opening
+    assert (tmp_path / "seven" / "report.html").is_file() and "bamboogle" in capsys.readouterr().out

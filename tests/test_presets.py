@@ -53,6 +53,8 @@ DEVICES = {
     "memalpha_4b": [(16, 4), (16, 8)],
     "memalpha_qwen3b": [(16, 4), (16, 8)],
     "search_r1_3b": [(16, 4), (16, 8)],
+    "memsearcher_3b": [(16, 4), (16, 8)],
+    "search_r1_3b_it": [(16, 4), (16, 8)],
     "mem1_7b": [(32, 4), (32, 8)],
     "memagent_7b": [(32, 4), (32, 8)],
     "tiny_memagent": [(1, 1), (8, 8)],
@@ -194,6 +196,22 @@ def test_settings_equal_those_of_search_r1(shared):
     assert (preset.rl.prompts_per_step, preset.rl.group_size) == (512, 5)
     assert (training.learning_rate, training.kl_coefficient, training.entropy_coefficient) == (1e-6, 0.001, 0.001)
     setup.check_contexts(preset, agent_of(preset), ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"))
+
+
+def test_settings_for_published_weights_equal_those_of_their_authors_evaluations():
+    """MemSearcher's `eval.sh`, and the server that it starts; Search-R1's Instruct models differ in the system text."""
+    preset = cli.load_preset("memsearcher_3b")
+    assert {name: value for name, _, value in differences(cli.load_preset("qwen3b"), preset)} == {
+        "agent.prompts": "original",
+        "agent.memory_tokens": 511,
+        "agent.rewrite_tokens": 512,
+        "agent.default_top_n": 10,
+        "agent.on_search_error": "show",
+        "judge.model": "gpt-4o-mini",
+        "judge.api_key_env": "OPENAI_API_KEY",
+    }
+    changed = differences(cli.load_preset("search_r1_3b"), cli.load_preset("search_r1_3b_it"))
+    assert changed == [("agent.prompts", "search_r1", "instruct_search_r1")]
 
 
 @pytest.mark.parametrize(("name", "devices", "local"), [(name, *pair) for name in PRESETS for pair in DEVICES[name]])

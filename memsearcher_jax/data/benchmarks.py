@@ -1,4 +1,4 @@
-"""The paper's benchmarks and a held-out one by name, in FlashRAG's folder layout."""
+"""The paper's benchmarks and others by name, in the folder layout of FlashRAG, and where their files come from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ SPLITS = {
     "bamboogle": ("test",),
     "web_questions": ("train", "test"),
     "browsecomp_plus": ("test",),
+    "memalpha": ("train", "test"),
+    "memoryagentbench": ("train", "test"),
     "longmemeval": ("oracle", "m", "s"),
     "locomo": ("10",),
 }
@@ -21,27 +23,43 @@ SPLITS = {
 
 BENCHMARKS = tuple(SPLITS)
 
-HELD_OUT = ("web_questions", "browsecomp_plus", "longmemeval", "locomo")
-"""Benchmarks that the paper does not report, so that no choice was made by them."""
+HELD_OUT = ("web_questions", "browsecomp_plus", "memalpha", "memoryagentbench", "longmemeval", "locomo")
+"""Benchmarks that MemSearcher's paper does not report, so that no choice was made by them."""
 
+FLASHRAG = "RUC-NLPIR/FlashRAG_datasets on the Hub"
 SOURCES = {
-    "browsecomp_plus": "python -m examples.browsecomp_plus makes it from Tevatron/browsecomp-plus, which must not be "
-    "published in plain text",
-    "longmemeval": "longmemeval_s.json is in xiaowu0162/longmemeval on the Hub, under MIT",
-    "locomo": "locomo10.json is in data/ of github.com/snap-research/locomo, whose licence applies",
+    "nq": (FLASHRAG, "CC BY-SA 3.0"),
+    "triviaqa": (FLASHRAG, "Apache-2.0"),
+    "popqa": (FLASHRAG, "MIT"),
+    "hotpotqa": (FLASHRAG, "CC BY-SA 4.0"),
+    "2wikimultihopqa": (FLASHRAG, "Apache-2.0"),
+    "musique": (FLASHRAG, "CC BY 4.0"),
+    "bamboogle": (FLASHRAG, "MIT"),
+    "web_questions": (FLASHRAG, "see its page"),
+    "browsecomp_plus": (
+        "python -m examples.browsecomp_plus, from Tevatron/browsecomp-plus on the Hub",
+        "see its page; not to be published in plain text",
+    ),
+    "memalpha": ("YuWangX/Memalpha on the Hub", "see its page"),
+    "memoryagentbench": ("YuWangX/Memalpha-Memoryagentbench on the Hub", "MIT for the original"),
+    "longmemeval": ("xiaowu0162/longmemeval-cleaned on the Hub", "MIT"),
+    "locomo": ("data/ of github.com/snap-research/locomo", "see its LICENSE.txt"),
 }
-FLASHRAG = "RUC-NLPIR/FlashRAG_datasets on the Hub has it, under the licence of the benchmark"
+"""Where the files of each benchmark come from, and the licence of the benchmark."""
 
-EXTENSIONS = (".jsonl", ".jsonl.gz", ".parquet", ".json")
+FILES = {
+    "longmemeval": ("longmemeval_{}_cleaned.json", "longmemeval_{}.json"),
+    "locomo": ("locomo{}.json",),
+}
+"""The names of a split's file as it is published, the preferred one first, where they are not FLASHRAG_FILES."""
+FLASHRAG_FILES = ("{}.jsonl", "{}.jsonl.gz", "{}.parquet")
 
 
 def resolve(entry: str, split: str, root: str) -> tuple[Path, str]:
     """(path, benchmark or "") of the entry of the setting `data.<split>`, where `split` is "train" or "test".
 
     "nq" is that split of the benchmark; if the test split has no answers, "test" means the last split that has them.
-    "nq:dev" names a split. These are files `<root>/<benchmark>/<split>.jsonl`, as FlashRAG publishes them, or carry the
-    benchmark's name too, as `longmemeval/longmemeval_s.json` and `locomo/locomo10.json`. Any other entry is the path of
-    a file.
+    "nq:dev" names a split. The files are in `<root>/<benchmark>/`. Any other entry is the path of a file.
 
     Raises:
       FileNotFoundError, ValueError: a one-line message that names the entry.
@@ -53,12 +71,14 @@ def resolve(entry: str, split: str, root: str) -> tuple[Path, str]:
     chosen = chosen or (splits[-1] if split == "test" else split)
     if chosen not in splits:
         raise ValueError(f"data.{split} {entry}: {name} has no split {chosen} with answers, only {', '.join(splits)}")
+    names = [template.format(chosen) for template in FILES.get(name, FLASHRAG_FILES)]
     if not root:
-        raise ValueError(f"data.{split} {entry}: set data.root to the folder that holds {name}/{chosen}.jsonl")
-    stems = (chosen, f"{name}_{chosen}", f"{name}{chosen}")
-    candidates = [Path(root, name, stem + extension) for stem in stems for extension in EXTENSIONS]
-    for path in candidates:
-        if path.is_file():
+        raise ValueError(f"data.{split} {entry}: set data.root to the folder that holds {name}/{names[0]}")
+    for file in names:
+        if (path := Path(root, name, file)).is_file():
             return path, name
-    source = SOURCES.get(name, FLASHRAG)
-    raise FileNotFoundError(f"{candidates[0]}: no such file (nor .jsonl.gz or .parquet): check data.root; {source}")
+    others = f" (nor {' or '.join(names[1:])})" if names[1:] else ""
+    source, licence = SOURCES[name]
+    raise FileNotFoundError(
+        f"{Path(root, name, names[0])}: no such file{others}: check data.root. It comes from {source}; licence: {licence}"
+    )

@@ -10,7 +10,7 @@ from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from tests.agent.conftest import agent_of
 
-SETS = {name: "memsearcher" for name in ("memsearcher", "brief", "terse")} | {
+SETS = {name: "memsearcher" for name in ("memsearcher", "original", "brief", "terse")} | {
     style + workflow: workflow for workflow in ("react", "direct", "rag") for style in ("", "brief_", "terse_")
 }
 OF_TEXTS = ("memalpha", "terse_memalpha", "memagent", "terse_memagent")
@@ -32,7 +32,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_packaged_sets():
-    assert prompts.packaged() == sorted([*SETS, *SEARCH_R1, *OF_TEXTS])
+    assert prompts.packaged() == sorted([*SETS, *SEARCH_R1, "instruct_search_r1", *OF_TEXTS])
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

@@ -122,30 +122,10 @@ def qwen(shared) -> QwenTokenCounter:
 
 
 @pytest.fixture(scope="module")
-def wording(rollouts, tmp_path_factory) -> str:
-    """A prompt set with the original's wording, cut out of its recorded contexts."""
-    opening = next(rollout.contexts[0][0] for rollout in rollouts)
-    answered = next(rollout.contexts[0][1][1][1] for rollout in rollouts if rollout.archetype == "two_turns")
-    system = opening.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0]
-    order = answered.partition("</tool_response>\n")[2].partition("<|im_end|>")[0]
-    texts = {
-        "system": system,
-        "turn": "<question> {{question}} </question>\n\n<memory> {{memory}} </memory>",
-        "passage": "{{contents}}\\n\\n",
-        "response": "<tool_response>{{call}}\n{{result}}\n</tool_response>\n" + order,
-        "observation": "{{responses}}",
-    }
-    folder = tmp_path_factory.mktemp("wording")
-    for name, text in texts.items():
-        (folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def train(wording, qwen, scripted):
+def train(qwen, scripted):
     """Plays a recorded training script, and more lines after it, under the recorded limits."""
     config = AgentConfig(
-        prompts=wording, max_turns=3, memory_tokens=400, observation_tokens=700, on_search_error="show"
+        prompts="original", max_turns=3, memory_tokens=400, observation_tokens=700, on_search_error="show"
     )
     chosen = prompts.load(config)
 
@@ -253,11 +233,11 @@ def test_no_limit_on_a_turns_sum_ends_a_trajectory(rollouts, train):
 
 
 @pytest.fixture(scope="module")
-def evaluate(wording, qwen, scripted):
+def evaluate(qwen, scripted):
     """Plays a recorded evaluation script; the search gives the recorded replies in order."""
 
     def evaluate(trace: dict):
-        config = AgentConfig(prompts=wording, max_turns=trace["max_turns"], on_search_error="show")
+        config = AgentConfig(prompts="original", max_turns=trace["max_turns"], on_search_error="show")
         replies = iter(trace["retriever_outputs"])
         workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
         script = [output for output in trace["model_outputs"] if isinstance(output, str)]
@@ -317,9 +297,9 @@ def test_evaluation_holds_the_memory_budget(traces, evaluate, qwen):
         assert played.outcome.answer == trace["pred"]
 
 
-def test_a_fault_of_the_model_server_ends_the_workflow(traces, wording, qwen):
+def test_a_fault_of_the_model_server_ends_the_workflow(traces, qwen):
     """The original starts the question again, up to 200 times; a workflow is never started twice."""
-    config = AgentConfig(prompts=wording)
+    config = AgentConfig(prompts="original")
     for trace in of_category(traces, {"model_error_retry"}):
         workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
         opening = next(workflow).text

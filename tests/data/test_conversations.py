@@ -135,7 +135,8 @@ def test_a_file_that_is_no_list_is_an_error(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("name", "file", "entry"),
     [
-        ("longmemeval", "longmemeval/longmemeval_s.json", longmemeval()),
+        ("longmemeval", "longmemeval/longmemeval_s_cleaned.json", longmemeval()),
+        ("longmemeval:m", "longmemeval/longmemeval_m.json", longmemeval()),
         ("longmemeval:oracle", "longmemeval/longmemeval_oracle.json", longmemeval()),
         ("locomo", "locomo/locomo10.json", LOCOMO),
     ],

@@ -1,0 +1,34 @@
+"""Published weights with the prompts and limits of their authors' evaluations.
+
+python launch/evaluate.py --config memsearcher_3b --checkpoint yuanqianhao/MemSearcher-3B --benchmarks all \\
+    --data.root RUC-NLPIR/FlashRAG_datasets --retrieval.index DIR --retrieval.encoder intfloat/e5-base-v2
+"""
+
+from dataclasses import replace
+
+from memsearcher_jax.config import RunConfig
+from memsearcher_jax.configs.qwen import qwen3b, search_r1_3b
+
+
+def memsearcher_3b() -> RunConfig:
+    """MemSearcher's 3B model as its `eval.sh` evaluates it: greedy, 20 turns, 512 tokens for a reply or a memory, errors
+    of the search as results, and the 10 passages of its search server where a call does not say how many.
+
+    `--judge.backend openai --judge.url URL` adds the judge that its `llm_judge.py` asks.
+    """
+    base = qwen3b()
+    agent = replace(
+        base.agent,
+        prompts="original",
+        memory_tokens=511,  # cuts nothing: the original has no budget, but 512 tokens for the memory with its tags
+        rewrite_tokens=512,
+        default_top_n=10,
+        on_search_error="show",
+    )
+    return replace(base, agent=agent, judge=replace(base.judge, model="gpt-4o-mini", api_key_env="OPENAI_API_KEY"))
+
+
+def search_r1_3b_it() -> RunConfig:
+    """Search-R1's 3B models that were trained from the Instruct model; `search_r1_3b` is for the others."""
+    base = search_r1_3b()
+    return replace(base, agent=replace(base.agent, prompts="instruct_search_r1"))
