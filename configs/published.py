@@ -11,8 +11,8 @@ from memsearcher_jax.configs.qwen import qwen3b, search_r1_3b
 
 
 def memsearcher_3b() -> RunConfig:
-    """MemSearcher's 3B model as its `eval.sh` evaluates it: greedy, 20 turns, 512 tokens for a reply or a memory, errors
-    of the search as results, and the 10 passages of its search server where a call does not say how many.
+    """MemSearcher's 3B model as its `eval.sh` evaluates it: greedy, 20 turns, 512 tokens for a reply or a memory,
+    errors of the search as results, and the 10 passages of its search server where a call does not say how many.
 
     `--judge.backend openai --judge.url URL` adds the judge that its `llm_judge.py` asks.
     """

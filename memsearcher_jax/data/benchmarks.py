@@ -77,8 +77,6 @@ def resolve(entry: str, split: str, root: str) -> tuple[Path, str]:
     for file in names:
         if (path := Path(root, name, file)).is_file():
             return path, name
-    others = f" (nor {' or '.join(names[1:])})" if names[1:] else ""
+    missing = f"{Path(root, name, names[0])}: no such file" + (f" (nor {' or '.join(names[1:])})" if names[1:] else "")
     source, licence = SOURCES[name]
-    raise FileNotFoundError(
-        f"{Path(root, name, names[0])}: no such file{others}: check data.root. It comes from {source}; licence: {licence}"
-    )
+    raise FileNotFoundError(f"{missing}: check data.root. It comes from {source}; licence: {licence}")

@@ -86,7 +86,10 @@ INVALID = {
     export_hf: [("--config nano --out x", "--checkpoint is missing"), ("--checkpoint folder", "--out is missing")],
     evaluate: [
         ("--config nano", "--checkpoint is missing: give a run directory or a Hugging Face directory"),
-        (f"{EVALUATED} --benchmarks nq,quiz --data.root .", "--benchmarks: no benchmark or file 'quiz': choose from all, nq"),
+        (
+            f"{EVALUATED} --benchmarks nq,quiz --data.root .",
+            "--benchmarks: no benchmark or file 'quiz': choose from all, nq",
+        ),
         (f"{EVALUATED} --benchmarks nq", "set data.root to the folder that holds nq/test.jsonl"),
         (f"{EVALUATED} --benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
         (f"{EVALUATED} --evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
