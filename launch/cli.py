@@ -197,19 +197,13 @@ def one_line_errors(
     except BrokenPipeError:
         raise
     except errors as error:
-        print(f"error: {printable(error)}{hint}", file=sys.stderr, flush=True)
+        print(f"error: {outputs.printable(error)}{hint}", file=sys.stderr, flush=True)
         raise SystemExit(status) from None
 
 
 def stop_in_one_line(hint: str) -> contextlib.AbstractContextManager[None]:
     """Prints a failed write of long work in one line, with the way to continue; exit status 1."""
     return one_line_errors((OSError,), 1, f"; {hint}")
-
-
-def printable(message: object) -> str:
-    """The message in one line; control characters, which a terminal would obey, are escaped."""
-    line = " ".join(str(message).split())
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
 def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,58 +10,51 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from memsearcher_jax.launch import interrupts
 
-# The subcommands, and the modules whose name differs; only the module of the chosen one is imported.
-COMMANDS = (
-    "train",
-    "sft",
-    "evaluate",
-    "sweep",
-    "compare",
-    "report",
-    "ask",
-    "export_hf",
-    "import_gguf",
-    "build_corpus",
-    "build_index",
-    "serve_agent",
-    "serve_search",
-    "plan_tpu",
-    "jobset",
-    "queued_resource",
-)
-MODULES = {"train": "tpu_train", "jobset": "pod.jobset", "queued_resource": "pod.queued_resource"}
+# The module of each subcommand; only that of the chosen one is imported.
+COMMANDS = {
+    "train": "tpu_train",
+    "sft": "sft",
+    "evaluate": "evaluate",
+    "sweep": "sweep",
+    "compare": "compare",
+    "report": "report",
+    "ask": "ask",
+    "export_hf": "export_hf",
+    "import_gguf": "import_gguf",
+    "build_corpus": "build_corpus",
+    "build_index": "build_index",
+    "serve_agent": "serve_agent",
+    "serve_search": "serve_search",
+    "plan_tpu": "plan_tpu",
+    "jobset": "pod.jobset",
+    "queued_resource": "pod.queued_resource",
+}
 
 
 def main() -> None:
+    """Runs the command in the file that Python was started with, or the one that the first argument names."""
     interrupts.end_at_once()
     from memsearcher_jax.launch import cli
 
     cli.run(run_command)
 
 
-def run_file(file: str) -> NoReturn:
-    """Runs the command of a file in launch/, and exits. It is imported again, by its name in the package."""
-    interrupts.end_at_once()
-    from memsearcher_jax.launch import cli
-
-    package = "memsearcher_jax.launch.pod" if Path(file).parent.name == "pod" else "memsearcher_jax.launch"
-    cli.run(importlib.import_module(f"{package}.{Path(file).stem}").main)
-    raise SystemExit
-
-
 def run_command(argv: Sequence[str]) -> None:
-    name, rest = (argv[0], argv[1:]) if argv else ("", ())
-    if name in COMMANDS:
+    of_file = {module.rpartition(".")[2]: module for module in COMMANDS.values()}
+    module, name, rest = of_file.get(Path(sys.argv[0]).stem), "", argv
+    if not module and argv:
+        name, *rest = argv
+        module = COMMANDS.get(name)
         sys.argv = [f"memsearcher {name}", *rest]  # tyro prints the first word as the program's name
-        importlib.import_module(f"memsearcher_jax.launch.{MODULES.get(name, name)}").main(sys.argv[1:])
+    if module:
+        importlib.import_module(f"memsearcher_jax.launch.{module}").main(rest)
     elif name in ("", "-h", "--help"):
         print("usage: memsearcher COMMAND ...\n")
-        for command in COMMANDS:
-            source = Path(__file__).parent / f"{MODULES.get(command, command).replace('.', '/')}.py"
+        for command, module in COMMANDS.items():
+            source = Path(__file__).parent / f"{module.replace('.', '/')}.py"
             summary = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").splitlines()[0]
             print(f"    {command:<16} {summary}")
         print("\nmemsearcher COMMAND --help lists the flags of a command.", flush=True)
@@ -70,5 +63,6 @@ def run_command(argv: Sequence[str]) -> None:
         raise SystemExit(2)
 
 
-if __name__ == "__main__":
+def run_file(file: str) -> None:  # TEMP
     main()
+    raise SystemExit

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ def write_json(file: Path | None, result: dict[str, Any]) -> None:
     if file:
         text = json.dumps(encode_floats(result), indent=2, ensure_ascii=False, allow_nan=False)
         atomic_write(file, f"{text}\n".encode(errors="replace"))
+
+
+def report_written(write: Callable[[], object], place: object) -> bool:
+    """Writes the report of a run that has ended, and returns whether it is there: its failure does not fail the run."""
+    try:
+        write()
+    except Exception as error:  # whatever is wrong with what it shows, the results are written
+        reason = printable(f"{type(error).__name__}: {error}")
+        print(
+            f"{place}: no report ({reason}); once that is fixed: launch/report.py {place}", file=sys.stderr, flush=True
+        )
+        return False
+    return True
+
+
+def printable(message: object) -> str:
+    """The message in one line; control characters, which a terminal would obey, are escaped."""
+    line = " ".join(str(message).split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
 def _remove_all_but(folder: Path, kept: set[Path]) -> None:

@@ -13,16 +13,14 @@ compiled: memory is that of the weights and caches, and a lower bound of what a 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
-    from memsearcher_jax.launch.main import run_file
-
-    run_file(__file__)
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,10 +49,8 @@ ENVIRONMENT = {
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
-PROGRAM_HEADER = (
-    f"\n{'GB per device':24}{'arguments':>10}{'temporary':>10}{'peak':>8}{'donated':>9}{'total':>8}"
-    f"{'sent':>8}{'TFLOP':>9}{'operations':>12}{'Mcycles':>9}{'compiled':>10}"
-)
+PROGRAM_ROW = "{:24}{:>8}{:>9}{:>8}{:>8}{:>12}{:>9}"
+PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}    {}"
 
 
 @dataclass(frozen=True)
@@ -80,176 +76,137 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(
                 "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
             )
-        generation, _, shape = flags.topology.partition(":")
-        if generation not in CHIPS | GPUS:
-            raise ValueError(f"--topology {flags.topology}: plans are for {', '.join(CHIPS | GPUS)}")
-        os.environ.update(ENVIRONMENT)
-        if generation in CHIPS:
-            find_slice(flags.topology)
-        elif re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
-            os.environ["JAX_NUM_CPU_DEVICES"] = str(math.prod(map(int, shape.split("x"))))
-        else:
-            raise ValueError(f"--topology {flags.topology}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
+        os.environ.update(ENVIRONMENT | devices_of(flags.topology))
         with announced() as begin:
             begin("loading the compiler")
             from memsearcher_jax.planning import tpu_plan
 
-            topology, training = tpu_plan.find_topology(flags.topology), None
-            if flags.suggest:
-                config, training = suggested(flags, topology, begin)
-            result = plan_run(config, flags, topology, begin, training)
+            topology = tpu_plan.find_topology(flags.topology)
+            plan = plan_fastest if flags.suggest else plan_run
+            result = plan(config, flags, topology, begin)
     outputs.write_json(flags.json, result)
     if not result["fits"]:
-        ways = "" if flags.suggest else ", --suggest, --model.remat nothing_saveable"
-        print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, a larger slice{ways}")
+        ways = "a larger slice, --suggest, --model.remat nothing_saveable"
+        print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, {ways}")
         raise SystemExit(DOES_NOT_FIT)
 
 
-def plan_run(
-    config: RunConfig,
-    flags: PlanTpu,
-    topology: Topology,
-    begin: Callable[[str], None],
-    training: Iterable[Program] | None = None,
-) -> dict[str, Any]:
-    """Prints the plan and returns it for JSON; `reason` says why the run does not fit. `training`: its programs."""
+def devices_of(topology: str) -> dict[str, str]:
+    """The environment in which JAX has the devices of --topology. Raises ValueError for one without plans."""
+    generation, _, shape = topology.partition(":")
+    if generation in CHIPS:
+        find_slice(topology)
+        return {}
+    if generation not in GPUS:
+        raise ValueError(f"--topology {topology}: plans are for {', '.join(CHIPS | GPUS)}")
+    if not re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
+        raise ValueError(f"--topology {topology}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
+    return {"JAX_NUM_CPU_DEVICES": str(math.prod(map(int, shape.split("x"))))}
+
+
+def plan_fastest(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> dict[str, Any]:
+    """The plan of the fastest candidate that fits. Raises ValueError if none does."""
+    from memsearcher_jax.planning import suggest
+
+    too_large = list[suggest.Candidate]()
+    for one in suggest.candidates(config, flags.workload, topology):
+        if any(one.needs_more_than(other) for other in too_large):
+            continue
+        print(f"{one}: {one.seconds:.1f} s at the roofline", flush=True)
+        result = plan_run(one.config, flags, topology, begin)
+        if result["fits"]:
+            return result
+        print(f"does not fit: {result['reason']}\n", flush=True)
+        too_large.append(one)
+    raise ValueError(f"nothing fits {flags.topology}: choose a larger slice or lower sampling.slots")
+
+
+def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> dict[str, Any]:
+    """Prints the plan of a config and returns it for JSON; `reason` says why the run does not fit.
+
+    Nothing is compiled if a lower bound of its memory does not fit, and nothing after the first program that does not.
+    """
     from memsearcher_jax.planning import suggest, tpu_plan
     from memsearcher_jax.runtime.meshes import make_meshes
     from memsearcher_jax.training.update import fit_to_mesh
 
     meshes, limit = make_meshes(config, topology.devices, topology.host_devices), topology.chip.hbm_bytes
-    config, mesh = replace(config, training=fit_to_mesh(config.training, meshes.train)), dict(meshes.train.shape)
+    config = replace(config, training=fit_to_mesh(config.training, meshes.train))
     memory = tpu_plan.resident_memory(config, meshes)
-    print_settings(config, flags.topology, topology, mesh, memory)
-    if flags.topology.partition(":")[0] in GPUS:
-        rows = config.training.minibatch_rows // config.training.grad_accum_steps * mesh["tensor"] / meshes.train.size
-        saved = math.ceil(rows) * suggest.min_row_bytes(config)
-        needed = max(memory.rollout, memory.training + saved)
-        print(f"saved for the backward pass: at least {saved / GB:.2f} GB, of {math.ceil(rows)} rows")
-        result = {"topology": flags.topology, "resident": asdict(memory), "row_bytes": saved, "fits": needed <= limit}
-        result["reason"] = f"it needs at least {needed / GB:.2f} GB, and a device has {limit / GB:.2f}"
-        sent = roofline.fsdp_bytes(config.model, meshes.train.size)
-        return result | {"roofline": print_phases(config, flags, topology, mesh, sent, {})}
-    print(PROGRAM_HEADER)
-    training = training or tpu_plan.training_programs(config, meshes, begin)
-    sampling = tpu_plan.sampling_programs(config, meshes, begin) if flags.what != "update" else ()
+    print_settings(config, flags.topology, topology, memory)
     programs: list[Program] = []
-    peaks, reason = dict[str, int](), ""
-    try:
-        for program in itertools.chain(training if flags.what != "sample" else (), sampling):
-            print_program(program)
-            programs.append(program)
-            name = program.name.split(",")[0]
-            phase = "rollout" if name in ("decode", "prefill", "copy_pages") else name
-            peaks[phase] = max(peaks.get(phase, 0), program.total_bytes)
-    except tpu_plan.DoesNotFitError as error:
-        reason = str(error)
-    largest = max(programs, key=lambda program: program.total_bytes, default=None)
-    if largest and not reason and largest.total_bytes > limit:
-        reason = (
-            f"{largest.name} needs {largest.total_bytes / GB:.2f} GB, including memory that the run keeps, "
-            f"and programs may use {limit / GB:.2f} GB of a device"
-        )
+    sources, peaks = [], dict[str, float]()
+    if flags.what != "sample":
+        sources.append(tpu_plan.training_programs(config, meshes, begin))
+        peaks["update"] = memory.training + suggest.min_saved_bytes(config, len(topology.devices))
+    if flags.what != "update":
+        sources.append(tpu_plan.sampling_programs(config, meshes, begin))
+        peaks["rollout"] = memory.rollout
+    reason = excess(peaks, limit, "at least ")
+    if topology.chip in CHIPS.values() and not reason:
+        columns = ("peak", "donated", "total", "sent", "operations", "Mcycles")
+        print(f"\n{PROGRAM_ROW.format('GB per device', *columns)}")
+        try:
+            for program in itertools.chain(*sources):
+                print_program(program)
+                programs.append(program)
+                peaks[program.phase] = max(peaks.get(program.phase, 0), program.total_bytes)
+                if reason := excess(peaks, limit):
+                    break
+        except tpu_plan.DoesNotFitError as error:
+            reason = str(error)
     result = {
         "topology": flags.topology,
-        "mesh": mesh,
-        "remat": config.model.remat,
-        "grad_accum_steps": config.training.grad_accum_steps,
-        "hbm_bytes": limit,
+        "settings": {"remat": config.model.remat, "grad_accum_steps": config.training.grad_accum_steps},
         "resident": asdict(memory),
         "programs": list(map(asdict, programs)),
+        "peaks": peaks,
+        "hbm_bytes": limit,
         "fits": not reason,
         "reason": reason,
     }
-    if largest and not reason:
-        print(
-            f"\nfits: the peak is {largest.total_bytes / GB:.2f} GB of {limit / GB:.2f}, in {largest.name}\n"
-            f"peak GB by phase: {', '.join(f'{phase} {size / GB:.2f}' for phase, size in peaks.items())}"
-        )
-        # Several prefill programs differ in width: the last one is the widest.
-        by_name = {program.name.split(", ")[0]: program for program in programs}
-        sent = {name: program.sent_bytes for name, program in by_name.items()}
-        cycles = {name: program.cycles for name, program in by_name.items()}
-        result["roofline"] = print_phases(config, flags, topology, mesh, sent, cycles)
-    return result
+    if reason:
+        return result
+    listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in peaks.items())
+    print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
+    # Several prefill programs differ in width: the last one is the widest.
+    work = {program.name.partition(",")[0]: program.work for program in programs}
+    work = work or roofline.fsdp_work(config.model, len(topology.devices))
+    phases = roofline.sampling_phases(config, flags.workload, topology, work) if flags.what != "update" else []
+    phases += roofline.training_phases(config, flags.workload, topology, work) if flags.what != "sample" else []
+    return result | {"roofline": print_estimate(config, flags.workload, topology, phases)}
 
 
-def print_phases(
-    config: RunConfig,
-    flags: PlanTpu,
-    topology: Topology,
-    mesh: dict[str, int],
-    sent_bytes: dict[str, float],
-    cycles: dict[str, float],
-) -> dict[str, Any]:
-    """Prints the estimate of the phases that --what names, and returns it."""
-    phases, work = list[Phase](), (config, flags.workload, topology)
-    if flags.what != "update":
-        phases += roofline.sampling_phases(*work, sent_bytes=sent_bytes, cycles=cycles)
-    if flags.what != "sample":
-        phases += roofline.training_phases(*work, tensor=mesh["tensor"], sent_bytes=sent_bytes)
-    return print_estimate(*work, phases)
+def excess(peaks: Mapping[str, float], limit: float, least: str = "") -> str:
+    """Why the phase with the highest peak does not fit; "" if it does."""
+    phase, size = max(peaks.items(), key=lambda peak: peak[1])
+    needs = f"{phase} needs {least}{size / GB:.2f} GB, including memory that the run keeps"
+    return f"{needs}, and programs may use {limit / GB:.2f} GB of a device" if size > limit else ""
 
 
-def suggested(flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> tuple[RunConfig, Iterator[Program]]:
-    """The config of the fastest candidate that fits, and its programs. Raises ValueError if none fits."""
-    from memsearcher_jax.planning import suggest, tpu_plan
-    from memsearcher_jax.runtime.meshes import make_meshes
-
-    limit, too_large = topology.chip.hbm_bytes, []
-    for candidate in suggest.candidates(flags.run, flags.workload, topology):
-        meshes = make_meshes(candidate.config, topology.devices, topology.host_devices)
-        memory = tpu_plan.resident_memory(candidate.config, meshes)
-        least = max(memory.rollout, memory.training + candidate.rows * suggest.min_row_bytes(candidate.config))
-        if least > limit or any(candidate.needs_more_memory_than(other) for other in too_large):
-            continue
-        if flags.topology.partition(":")[0] in GPUS:
-            print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, needs at least {least / GB:.2f} GB")
-            return candidate.config, iter(())
-        programs = tpu_plan.training_programs(candidate.config, meshes, begin)
-        try:
-            update = next(programs)
-            fits, verdict = update.total_bytes <= limit, f"needs {update.total_bytes / GB:.2f} GB"
-        except tpu_plan.DoesNotFitError as error:
-            fits, verdict = False, str(error)
-        verdict = f"{'fits' if fits else 'does not fit'}, {verdict}"
-        print(f"{candidate}: {candidate.seconds:.1f} s at the roofline, {verdict}", flush=True)
-        if fits:
-            return candidate.config, itertools.chain([update], programs)
-        too_large.append(candidate)
-    raise ValueError(f"nothing fits {flags.topology}: choose a larger slice or lower sampling.slots")
-
-
-def print_settings(
-    config: RunConfig, name: str, topology: Topology, mesh: dict[str, int], memory: ResidentMemory
-) -> None:
+def print_settings(config: RunConfig, name: str, topology: Topology, memory: ResidentMemory) -> None:
     """Prints how the run is laid out, and the memory of a device that stays allocated."""
-    training, sampling = config.training, config.sampling
-    micro_rows = training.minibatch_rows // training.grad_accum_steps
-    moved = " (in host memory between uses)" if memory.training < memory.state + memory.base + memory.reference else ""
+    training, sampling, mesh = config.training, config.sampling, config.mesh.shape(len(topology.devices))
+    resident = (f"{part.replace('_', ' ')} {size / GB:.2f}" for part, size in asdict(memory).items())
     print(
         f"{name}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
         f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"
         f"training: mesh {' x '.join(f'{axis} {size}' for axis, size in mesh.items())}, remat {config.model.remat}, "
         f"mini-batches of {training.minibatch_rows} rows of {training.seq_len:,} tokens in "
-        f"{training.grad_accum_steps} micro-batches of {micro_rows}\n"
+        f"{training.grad_accum_steps} micro-batches\n"
         f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
         f"weights on {sampling.tensor} devices\n"
-        f"resident per device: train state {memory.state / GB:.2f} GB, frozen base {memory.base / GB:.2f}, "
-        f"{'teacher' if config.teacher.path else 'reference'} {memory.reference / GB:.2f}{moved}, "
-        f"during rollouts sampler weights {memory.sampler_params / GB:.2f} and slots {memory.slots / GB:.2f}; "
-        f"total {memory.training / GB:.2f} GB, during rollouts {memory.rollout / GB:.2f} GB"
+        f"GB that stay allocated on a device: {', '.join(resident)}"
     )
 
 
-def print_program(p: Program) -> None:
+def print_program(program: Program) -> None:
     """Prints a line of the table of programs."""
-    print(
-        f"{p.name:24}{p.argument_bytes / GB:10.2f}{p.temp_bytes / GB:10.2f}{p.peak_bytes / GB:8.2f}"
-        f"{p.donated_bytes / GB:9.2f}{p.total_bytes / GB:8.2f}{p.sent_bytes / GB:8.2f}{p.flops / 1e12:9.1f}"
-        f"{p.operations:12,.0f}{f'{p.cycles / 1e6:.1f}' if p.cycles else '?':>9}{p.compile_seconds:8.0f} s",
-        flush=True,
-    )
+    work = program.work
+    sizes = (program.peak_bytes, program.donated_bytes, program.total_bytes, work.sent_bytes)
+    cycles = f"{work.cycles / 1e6:.1f}" if work.cycles else "?"
+    row = program.name, *(f"{size / GB:.2f}" for size in sizes), f"{work.operations:,.0f}", cycles
+    print(PROGRAM_ROW.format(*row), flush=True)
 
 
 def print_estimate(
@@ -262,12 +219,10 @@ def print_estimate(
         f"\nstep: {trajectories:,} trajectories, {trajectories * workload.contexts:,.0f} contexts of "
         f"{workload.context_tokens:,.0f} tokens ({workload.generated_tokens:,.0f} generated), "
         f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
-        f"{'seconds at peak rates':24}{'compute':>10}{'memory':>10}{'links':>8}{'operations':>12}    bound by"
+        f"{PHASE_ROW.format('seconds at peak rates', *Phase._fields[1:], 'bound by')}"
     )
-    for one in phases:
-        print(
-            f"{one.name:24}{one.compute:10.2f}{one.memory:10.2f}{one.links:8.2f}{one.operations:12.2f}    {one.bound}"
-        )
+    for name, *limits in phases:
+        print(PHASE_ROW.format(name, *(f"{seconds:.2f}" for seconds in limits), Phase(name, *limits).bound))
     longest = max(phases, key=lambda phase: phase.seconds)
     print(
         f"total {sum(phase.seconds for phase in phases):.1f} s; longest: {longest.name}, bound by {longest.bound}\n"

@@ -7,10 +7,8 @@ python launch/report.py runs/MEMSEARCHER --compare runs/REACT   # both in the ta
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
-    from memsearcher_jax.launch.main import run_file
-
-    run_file(__file__)
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import sys
 import time
@@ -24,11 +22,10 @@ import tyro
 
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.metrics import METRICS_FILE
-from memsearcher_jax.logs.run_facts import has_ended
+from memsearcher_jax.logs.run_facts import PAGE, has_ended
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
 
-PAGE = "report.html"
 RELOAD_SECONDS = 30
 FOLLOW_SECONDS = 5  # between looks at the run
 

@@ -10,10 +10,8 @@ OUT/rl.credit=last_context/test/   the evaluation of a training run on its test 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
-    from memsearcher_jax.launch.main import run_file
-
-    run_file(__file__)
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import os
 import signal

@@ -8,10 +8,8 @@ python launch/tpu_train.py --resume --out runs/NAME                       # cont
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
-    from memsearcher_jax.launch.main import run_file
-
-    run_file(__file__)
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import contextlib
 import json
@@ -32,7 +30,7 @@ from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
-from memsearcher_jax.logs.run_facts import RESULTS_FILE, has_ended
+from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, has_ended
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
@@ -148,7 +146,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             except RunEnded as end:
                 raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
         if hosts.first:
-            hint = f"; read {place}/report.html" if finish(out, place, remote, config.rl) else ""
+            hint = f"; read {place}/{PAGE}" if finish(out, place, remote, config.rl) else ""
             metrics = read_metrics(out / METRICS_FILE)
             outputs.write_json(flags.json, {"run": str(place), "metrics": metrics})
             print(f"{place}: step {steps} done, {format_metrics(metrics[-1])}{hint}")
@@ -196,13 +194,10 @@ def last_steps(out: Path) -> dict[str, Any]:
 
 
 def write_report(out: Path, place: object) -> bool:
-    """Writes the learning curves and the report of a finished run, which a failure does not fail."""
-    try:
+    """Writes the learning curves and the page of a trained run; returns whether there is a page."""
+
+    def write() -> None:
         training_curves(out / METRICS_FILE, out / CURVES_FILE)
-        write_page(out, out / "report.html", max_trajectories=REPORT_TRAJECTORIES)
-    except Exception as error:  # whatever is wrong with what it shows, the weights are trained
-        reason = cli.printable(f"{type(error).__name__}: {error}")
-        hint = f"once that is fixed: launch/report.py {place}"
-        print(f"{place}: no report ({reason}); {hint}", file=sys.stderr, flush=True)
-        return False
-    return True
+        write_page(out, out / PAGE, max_trajectories=REPORT_TRAJECTORIES)
+
+    return outputs.report_written(write, place)

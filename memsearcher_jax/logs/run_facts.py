@@ -16,6 +16,7 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 
 RUN_FILE, INPUTS_FILE, RESULTS_FILE, WEIGHTS_FILE = "run.json", "inputs.json", "results.json", "weights.json"
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,6 @@ def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: f
     )
 
 
-def row_flops(config: ModelConfig, seq_len: int, predicted: float) -> ForwardFlops:
-    """As `forward_flops`, of one packed row, with every pair up to the diagonal: those between contexts count."""
-    return forward_flops(config, seq_len, seq_len * (seq_len + 1) / 2, predicted)
-
-
 def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
     """FLOPs of the forward pass, the backward pass and what remat recomputes; the output layer is always recomputed.
 

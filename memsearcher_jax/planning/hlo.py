@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,9 +18,10 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 # Later parts of an asynchronous collective; its bytes are counted where it starts.
 _CONTINUATION = re.compile(r" async-(done|update)\(|^ *(ROOT )?%async-collective-done|calls=%async_collective_fusion")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_HEADER = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 # A tpu7x runs collectives on its sparse cores; the end of such a computation names the thread.
-_END = re.compile(r'\}(, execution_thread="\w+")?$')
+_COMPUTATION = re.compile(
+    r'^(ENTRY )?%(\S+) \([^\n]*\{\n(.*?)^\}(?:, execution_thread="\w+")?$', re.MULTILINE | re.DOTALL
+)
 _OPCODE = re.compile(r"^ *(?:ROOT )?%\S+ = .*? ([a-z][\w-]*)\(")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # Instructions that only name or reserve memory, or end another one, take no time of their own.
@@ -33,19 +33,20 @@ _ALLOCATION = re.compile(r'custom_call_target="(AllocateBuffer|ZeroCrop)"')
 _CONSTANT = re.compile(r"constant\((\d+)\)")
 
 
-class Schedule(NamedTuple):
+@dataclass(frozen=True)
+class Work:
     """The work of one device in a call of a program."""
 
-    operations: float
+    operations: float = 0.0
     """Operations that run one after the other: fusions, kernels, copies, collectives; an asynchronous collective counts
     once, and an asynchronous copy not at all."""
-    cycles: float
-    """The compiler's estimate. It has none for kernels and collectives."""
-    sent_bytes: float
+    cycles: float = 0.0
+    """The compiler's estimate, without kernels and collectives; 0: unknown."""
+    sent_bytes: float = 0.0
     """Bytes sent to other devices by collectives."""
 
 
-def schedule(program: str, *, unknown_trips: int) -> Schedule:
+def count_work(program: str, *, unknown_trips: int) -> Work:
     """The operations, cycles and bytes of all computations that a call runs.
 
     Of N participating devices each sends (N - 1) / N of the result of an all-gather or all-to-all and of the operand
@@ -53,7 +54,8 @@ def schedule(program: str, *, unknown_trips: int) -> Schedule:
     operations counts. `unknown_trips`: the trip count of loops whose text has none, such as those over a batch that may
     not be full.
     """
-    computations = dict(_computations(program))
+    found = _COMPUTATION.findall(program)
+    computations = {name: body.splitlines() for _, name, body in found}
 
     @functools.cache
     def work_of(name: str) -> np.ndarray:
@@ -75,20 +77,8 @@ def schedule(program: str, *, unknown_trips: int) -> Schedule:
                 total = total + np.array([1, cycles, _sent_bytes(line, computations)])
         return total
 
-    (entry,) = (name for name in computations if name.startswith("ENTRY "))
-    return Schedule(*work_of(entry).tolist())
-
-
-def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
-    """(name, lines) of each computation; the name of the entry computation begins with ENTRY."""
-    name, lines = None, []
-    for line in program.splitlines():
-        if header := _HEADER.match(line):
-            name, lines = (header[1] or "") + header[2], []
-        elif _END.match(line) and name:
-            yield name, lines
-        else:
-            lines.append(line)
+    (entry,) = (name for is_entry, name, _ in found if is_entry)
+    return Work(*work_of(entry).tolist())
 
 
 def _sent_bytes(line: str, computations: dict[str, list[str]]) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.flops import ForwardFlops, forward_flops, training_flops
+from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
 
 GIB = 2**30
@@ -98,15 +99,16 @@ class Topology:
     chip: Chip
     devices: Sequence[Any]  # of JAX
     host_devices: Sequence[Any]  # of one host
-    has_rings: bool  # whether the links of every axis form rings
+    link_bandwidth: float  # bytes per second that a device sends to others
 
     @classmethod
     def of(cls, generation: str, shape: Sequence[int], devices: Sequence[Any], host_devices: Sequence[Any]) -> Topology:
         """A slice of a generation in `CHIPS`, or cards in `GPUS`; `shape`: the chips along each axis."""
         chip = (CHIPS | GPUS)[generation]
+        bandwidth = chip.ici_bandwidth * (1 if all(length >= chip.ring_chips for length in shape) else 0.5)
         if generation in GPUS and len(devices) > len(host_devices):
-            chip = replace(chip, ici_bandwidth=NETWORK_BANDWIDTH)
-        return cls(chip, devices, host_devices, has_rings=all(length >= chip.ring_chips for length in shape))
+            bandwidth = NETWORK_BANDWIDTH
+        return cls(chip, devices, host_devices, bandwidth)
 
     @property
     def hosts(self) -> int:
@@ -118,18 +120,18 @@ class Topology:
 
     def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float = 0.0) -> Phase:
         """A phase in which each device does this much."""
-        chip, ici_bandwidth = self.chip, self.chip.ici_bandwidth * (1 if self.has_rings else 0.5)
-        seconds = flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, sent_bytes / ici_bandwidth, cycles / chip.clock
-        return Phase(name, *seconds)
+        chip = self.chip
+        links, operations = sent_bytes / self.link_bandwidth, cycles / chip.clock
+        return Phase(name, flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, links, operations)
 
 
-def fsdp_bytes(model: ModelConfig, devices: int) -> dict[str, float]:
+def fsdp_work(model: ModelConfig, devices: int) -> dict[str, Work]:
     """What a device sends per micro-batch if all weights are sharded over all devices, by program, by formula.
 
     The update gathers every matrix for the forward and for the backward pass, and scatters its gradient.
     """
     sent = matmul_param_bytes(model) * (devices - 1) / devices
-    return {"update": 3 * sent, "reference": sent, "publish": sent}
+    return {name: Work(sent_bytes=times * sent) for name, times in (("update", 3), ("reference", 1), ("publish", 1))}
 
 
 def matmul_param_bytes(model: ModelConfig) -> float:
@@ -148,54 +150,48 @@ def rows_per_step(config: RunConfig, workload: Workload) -> float:
     return contexts / contexts_per_row(config, workload)
 
 
-def training_phases(
-    config: RunConfig, workload: Workload, topology: Topology, *, tensor: int, sent_bytes: Mapping[str, float]
-) -> list[Phase]:
-    """The phases after the rollout. `tensor`: the size of this mesh axis. `sent_bytes`: of one device per micro-batch,
-    by program."""
+def scoring_passes(config: RunConfig) -> dict[str, int]:
+    """Forward passes over each row before the update: of the reference, or the policy before it, and of the teacher."""
+    training, teacher = config.training, config.teacher
+    is_reference = not teacher.path and (bool(training.kl_coefficient) or teacher.hint)
+    passes = {"reference": is_reference + (training.old_logprobs != "sampler"), "teacher": int(bool(teacher.path))}
+    return {name: count for name, count in passes.items() if count}
+
+
+def training_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
+    """The phases after the rollout. `work`: of one device per micro-batch, by program."""
     training = config.training
     micro_rows = training.minibatch_rows // training.grad_accum_steps
     count = math.ceil(rows_per_step(config, workload) / micro_rows)  # micro-batches that hold tokens
     device_rows = micro_rows * count / len(topology.devices)  # fractional if "tensor" splits rows
     # Logits are computed of the trained tokens, in whole chunks.
-    chunks = contexts_per_row(config, workload) * workload.generated_tokens / training.logit_chunk
+    chunks = math.ceil(contexts_per_row(config, workload) * workload.generated_tokens / training.logit_chunk)
     # A query needs the keys of its own context and those that all share, in whole blocks.
     keys = min(workload.context_tokens + ATTENTION_BLOCK, training.seq_len / 2)
-    scored = math.ceil(chunks) * training.logit_chunk
 
-    def forward_work(model: ModelConfig) -> tuple[ForwardFlops, float]:
-        """(FLOPs of a row, bytes of gathered matrices): every pass writes and reads each matrix, or the device's share
-        of it along "tensor"."""
-        flops = forward_flops(model, training.seq_len, training.seq_len * keys, scored)
-        return flops, 2 * matmul_param_bytes(model) / tensor * count
+    def row_flops(model: ModelConfig) -> ForwardFlops:
+        return forward_flops(model, training.seq_len, training.seq_len * keys, chunks * training.logit_chunk)
 
-    phases, model, teacher = [], config.model, config.teacher
-    flops, gathered = forward_work(model)
-    is_reference = not teacher.path and (bool(training.kl_coefficient) or teacher.hint)
-    if forwards := is_reference + (training.old_logprobs != "sampler"):
-        work = device_rows * flops.forward, gathered, sent_bytes.get("reference", 0) * count
-        phases.append(topology.phase("reference", *(forwards * amount for amount in work)))
-    if teacher.path:
-        # It loads JAX, which reads its environment then.
-        from memsearcher_jax.runtime.load_weights import teacher_model
+    def phase(name: str, model: ModelConfig, flops: float, *, gathers: int = 1, calls: int = 1) -> Phase:
+        """Each gathered matrix is written and read: the whole, or the device's share of it along "tensor"."""
+        gathered = 2 * gathers * matmul_param_bytes(model) / config.mesh.shape(len(topology.devices))["tensor"]
+        sent_bytes = work.get(name, Work()).sent_bytes
+        return topology.phase(name, calls * device_rows * flops, calls * count * gathered, calls * count * sent_bytes)
 
-        taught, read = forward_work(teacher_model(config))
-        work = device_rows * taught.forward, read, sent_bytes.get("teacher", 0) * count
-        phases.append(topology.phase("teacher", *work))
-    passes = 2 if model.remat == "none" else 3
-    work = device_rows * training_flops(model, flops), passes * gathered, sent_bytes.get("update", 0) * count
-    return [*phases, topology.phase("update", *work)]
+    phases, model = [], config.model
+    for name, calls in scoring_passes(config).items():
+        scored_by = model
+        if name == "teacher":  # its module loads JAX, which reads its environment then
+            from memsearcher_jax.runtime.load_weights import teacher_model
+
+            scored_by = teacher_model(config)
+        phases.append(phase(name, scored_by, row_flops(scored_by).forward, calls=calls))
+    gathers = 2 if model.remat == "none" else 3
+    return [*phases, phase("update", model, training_flops(model, row_flops(model)), gathers=gathers)]
 
 
-def sampling_phases(
-    config: RunConfig,
-    workload: Workload,
-    topology: Topology,
-    *,
-    sent_bytes: Mapping[str, float],
-    cycles: Mapping[str, float],
-) -> list[Phase]:
-    """Publishing the weights, and the rollouts. `sent_bytes` and `cycles`: per call, by program.
+def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
+    """Publishing the weights, and the rollouts. `work`: per call, by program.
 
     Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories
     run; steps that only the longest of them needs are the phase "longest trajectory".
@@ -215,19 +211,21 @@ def sampling_phases(
     cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * read_entries
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
 
-    def phase(name: str, calls: float, flops: float, hbm_bytes: float, program: str) -> Phase:
-        work = calls * sent_bytes.get(program, 0), calls * cycles.get(program, 0)
-        return topology.phase(name, flops / host_devices, hbm_bytes, *work)
+    def phase(program: str, calls: float, flops: float, hbm_bytes: float, name: str = "") -> Phase:
+        one = work.get(program, Work())
+        return topology.phase(
+            name or program, flops / host_devices, hbm_bytes, calls * one.sent_bytes, calls * one.cycles
+        )
 
     decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices
     phases = [
-        phase("publish", 1, 0, 2 * param_bytes, "publish"),
-        phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes, "prefill"),
-        phase("decode", steps / sampling.decode_steps_per_call, decode_flops, decode_bytes, "decode"),
+        phase("publish", 1, 0, 2 * param_bytes),
+        phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes),
+        phase("decode", steps / sampling.decode_steps_per_call, decode_flops, decode_bytes),
     ]
     if extra_steps:
         calls = extra_steps / sampling.decode_steps_per_call
-        phases.append(phase("longest trajectory", calls, 0, extra_steps * param_bytes, "decode"))
+        phases.append(phase("decode", calls, 0, extra_steps * param_bytes, "longest trajectory"))
     return phases
 
 

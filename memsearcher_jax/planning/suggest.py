@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from memsearcher_jax.config import RunConfig
@@ -21,17 +22,11 @@ class Candidate:
     """One way to train on a slice."""
 
     config: RunConfig
-    rows: int  # of a micro-batch, per device or group of "tensor" devices
+    saved_bytes: float  # per device, at least
     seconds: float  # of reference and update per step, at the roofline
 
-    def needs_more_memory_than(self, other: Candidate) -> bool:
-        """Whether it certainly needs at least as much: the same mesh, as many tokens, and as much saved for each."""
-        mine, others = self.config, other.config
-        return (
-            mine.mesh == others.mesh
-            and self.rows * mine.training.seq_len >= other.rows * others.training.seq_len
-            and REMAT.index(mine.model.remat) <= REMAT.index(others.model.remat)
-        )
+    def needs_more_than(self, other: Candidate) -> bool:
+        return self.config.mesh == other.config.mesh and self.saved_bytes >= other.saved_bytes
 
     def __str__(self) -> str:
         """Its flags."""
@@ -59,22 +54,17 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
             continue
         training = replace(config.training, seq_len=seq_len, grad_accum_steps=steps)
         one = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
-        phases = roofline.training_phases(one, workload, topology, tensor=tensor, sent_bytes={})
-        found.append(Candidate(one, rows, sum(phase.seconds for phase in phases)))
-    return sorted(found, key=_order)
+        phases = roofline.training_phases(one, workload, topology, {})
+        found.append(Candidate(one, min_saved_bytes(one, devices), sum(phase.seconds for phase in phases)))
+    return sorted(found, key=lambda one: (one.config.mesh.tensor, round(one.seconds, 3), one.saved_bytes))
 
 
-def min_row_bytes(config: RunConfig) -> float:
-    """A lower bound of the bytes saved per row for the backward pass: each layer's input, and what the policy names."""
-    model, saved = config.model, REMAT[::-1].index(config.model.remat)
+def min_saved_bytes(config: RunConfig, devices: int) -> float:
+    """A lower bound of what a device saves for the backward pass: each layer's input, and what the policy names."""
+    model, training, saved = config.model, config.training, REMAT[::-1].index(config.model.remat)
+    tensor = config.mesh.shape(devices)["tensor"]
     heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
-    # Split over the axis "tensor". "none" saves all four arrays of the feed-forward block.
-    split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved])
-    inputs = model.compute_itemsize * model.layers * config.training.seq_len
-    return inputs * (model.embed_size + split / config.mesh.tensor)
-
-
-def _order(one: Candidate) -> tuple[float, ...]:
-    config = one.config
-    tokens = one.rows * config.training.seq_len
-    return config.mesh.tensor, round(one.seconds, 3), tokens, -REMAT.index(config.model.remat)
+    # "none" saves all four arrays of the feed-forward block.
+    split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved]) / tensor
+    rows = math.ceil(training.minibatch_rows // training.grad_accum_steps * tensor / devices)
+    return rows * training.seq_len * model.layers * model.compute_itemsize * (model.embed_size + split)

@@ -1,6 +1,6 @@
 """What the programs of a run need on a TPU slice: they are compiled for the slice, which need not be present.
 
-Nothing is executed and no weights are allocated. Bytes and FLOPs are those of one device.
+Nothing is executed and no weights are allocated. Bytes are those of one device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib.util
 import math
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +25,8 @@ from jax.stages import Lowered
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.planning.flops import forward_flops, row_flops, training_flops
-from memsearcher_jax.planning.hlo import schedule
-from memsearcher_jax.planning.roofline import GIB, GPUS, Topology
+from memsearcher_jax.planning.hlo import Work, count_work
+from memsearcher_jax.planning.roofline import GIB, GPUS, Topology, scoring_passes
 from memsearcher_jax.runtime.load_weights import teacher_model
 from memsearcher_jax.runtime.meshes import Meshes
 from memsearcher_jax.sampling import model_runner
@@ -47,19 +45,14 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program. Bytes and FLOPs are of one device and one call."""
+    """A compiled program. Bytes are of one device and one call."""
 
     name: str
-    argument_bytes: int
-    temp_bytes: int
+    phase: str
     peak_bytes: int  # arguments, results and temporaries at the peak
     donated_bytes: int  # of the arguments, reused for results
     total_bytes: int  # at the peak, with what the run keeps allocated that is no argument
-    flops: float  # by formula
-    sent_bytes: float  # over links; with one micro-batch
-    operations: float  # scheduled: those of loop bodies times trips
-    cycles: float  # the compiler's estimate, without kernels and collectives; 0: unknown
-    compile_seconds: float
+    work: Work  # of one micro-batch, or of one call
 
 
 @dataclass(frozen=True)
@@ -120,69 +113,61 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
 
 def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The update, and the log-probabilities of reference, old policy and teacher. Raises DoesNotFitError."""
-    mesh, temperature = meshes.train, config.sampling.temperature
+    mesh, memory, temperature = meshes.train, resident_memory(config, meshes), config.sampling.temperature
     training = with_plan(config.training, learning_rate_plan(config.training, config.rl.steps))
-    model, memory = sharding.select_attention(config.model, mesh), resident_memory(config, meshes)
-    rows, flops = training.minibatch_rows / mesh.size, row_flops(model, training.seq_len, training.seq_len)
+    model, passes = sharding.select_attention(config.model, mesh), scoring_passes(config)
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     state = update.abstract_state(model, update.make_optimizer(training), mesh)
-    step = update_program(model, mesh, "grpo", temperature, training)
     weights = _compute_params(model, mesh)
 
-    def compile_on_mesh(name: str, program: Any, *arguments: object, other_bytes: int, flops: float) -> Program:
+    def compiled(name: str, program: Any, *arguments: object, others: int) -> Program:
         def lower() -> Lowered:
             with jax.set_mesh(mesh):
                 return program.lower(*arguments)
 
-        notify(f"compiling {name}")
-        return _compile(name, lower, other_bytes, rows * flops)
+        return _compile(name, lower, others, notify)
 
-    base = weights if model.lora_rank else None
-    other_bytes = memory.training - memory.state - memory.base
-    batch = _abstract_batch(training, mesh, resolved=True)
-    work = training_flops(model, flops)
-    yield compile_on_mesh("update", step, state, batch, base, other_bytes=other_bytes, flops=work)
-    teacher = config.teacher
-    frozen = training.kl_coefficient and not (teacher.path or teacher.hint)
-    if frozen or (teacher.hint and not teacher.path) or training.old_logprobs != "sampler":
-        # Without a reference they are those of the policy, whose weights are a part of the state, or merged for it.
-        params, params_bytes = (weights, memory.base or memory.reference) if frozen else (state.params, memory.params)
-        if model.lora_rank and not frozen:
-            params, params_bytes = weights, 0
-        other_bytes = memory.state + memory.base + memory.reference - params_bytes
-        logprobs = make_logprob_fn(model, training, temperature=temperature), params, _abstract_batch(training, mesh)
-        yield compile_on_mesh("reference", *logprobs, other_bytes=other_bytes, flops=flops.forward)
-    if teacher.path:
-        model = sharding.select_attention(teacher_model(config), mesh)
-        work = row_flops(model, training.seq_len, training.seq_len).forward
-        scores = make_logprob_fn(model, training, temperature=temperature), _compute_params(model, mesh)
-        other_bytes = memory.state + memory.base
-        yield compile_on_mesh("teacher", *scores, _abstract_batch(training, mesh), other_bytes=other_bytes, flops=work)
+    def scores(name: str, model: ModelConfig, params: object, others: int) -> Program:
+        program = make_logprob_fn(model, training, temperature=temperature)
+        return compiled(name, program, params, _abstract_batch(training, mesh), others=others)
+
+    step = update_program(model, mesh, "grpo", temperature, training)
+    arguments = state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None
+    yield compiled("update", step, *arguments, others=memory.training - memory.state - memory.base)
+    kept = memory.state + memory.base
+    if "reference" in passes:
+        if training.kl_coefficient and not (config.teacher.path or config.teacher.hint):
+            params, own = weights, memory.base or memory.reference
+        elif model.lora_rank:  # the policy's weights are merged for it
+            params, own = weights, 0
+        else:
+            params, own = state.params, memory.params
+        yield scores("reference", model, params, kept + memory.reference - own)
+    if "teacher" in passes:
+        taught_by = sharding.select_attention(teacher_model(config), mesh)
+        yield scores("teacher", taught_by, _compute_params(taught_by, mesh), kept)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The programs of a host's sampler, then the publishing of weights to all samplers. Raises DoesNotFitError."""
     model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
-    for name, tokens, lowered in model_runner.lower_programs(model, sampling, local):
-        flops = forward_flops(model, tokens, 0, tokens if name == "decode" else 0).forward / local.size
-        arguments = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
-        trips = sampling.decode_steps_per_call
-        notify(f"compiling {name}")
-        yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - arguments, flops, unknown_trips=trips)
+    for name, lowered in model_runner.lower_programs(model, sampling, local):
+        own = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
+        kind = {"phase": "rollout", "unknown_trips": sampling.decode_steps_per_call}
+        yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - own, notify, **kind)
     # The sampler has released its old weights and its slots.
     shardings = sharding.per_host_shardings(model, local, tuple(meshes.train.devices.flat))
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
     lower = partial(sharding.cast_program(shardings).lower, weights, dtype=model.compute_dtype)
-    arguments = 0 if model.lora_rank else memory.params  # LoRA merges a copy
-    notify("compiling publish")
-    yield _compile("publish", lower, memory.training - arguments, 0.0)
+    own = 0 if model.lora_rank else memory.params  # LoRA merges a copy
+    yield _compile("publish", lower, memory.training - own, notify)
 
 
 def _compile(
-    name: str, lower: Callable[[], Lowered], other_bytes: int, flops: float, *, unknown_trips: int = 1
+    name: str, lower: Callable[[], Lowered], others: int, notify: Notify, *, phase: str = "", unknown_trips: int = 1
 ) -> Program:
-    """`other_bytes`: what the run keeps allocated meanwhile that is no argument."""
-    start = time.monotonic()
+    """`others`: bytes that the run keeps allocated meanwhile, besides the arguments. `phase`: by default the name."""
+    notify(f"compiling {name.partition(',')[0]}")
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         try:
             # Dumped, because `Compiled.as_text` fails for some programs; the dump has no estimated cycles.
@@ -199,19 +184,10 @@ def _compile(
         text = file.read_text()
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         text = compiled.as_text() or text
-    work, memory = schedule(text, unknown_trips=unknown_trips), compiled.memory_analysis()
+    memory = compiled.memory_analysis()
     assert memory is not None, "the compiler for TPUs reports memory"
-    return Program(
-        name,
-        argument_bytes=memory.argument_size_in_bytes,
-        temp_bytes=memory.temp_size_in_bytes,
-        peak_bytes=memory.peak_memory_in_bytes,
-        donated_bytes=memory.alias_size_in_bytes,
-        total_bytes=memory.peak_memory_in_bytes + other_bytes,
-        flops=flops,
-        compile_seconds=time.monotonic() - start,
-        **work._asdict(),
-    )
+    peak, work = memory.peak_memory_in_bytes, count_work(text, unknown_trips=unknown_trips)
+    return Program(name, phase or name, peak, memory.alias_size_in_bytes, peak + others, work)
 
 
 def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:

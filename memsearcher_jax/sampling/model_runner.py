@@ -68,8 +68,8 @@ def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), shapes)
 
 
-def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, int, Lowered]]:
-    """(name, tokens that a call computes, program) of decoding, of prefill in every width, and of copying pages."""
+def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, Lowered]]:
+    """(name, program) of decoding, of prefill in every width, and of copying pages."""
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
     params = sharding.abstract_params(model, mesh, model.compute_dtype)
@@ -85,12 +85,12 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     assert largest is not None, "the last step decodes"
     with jax.set_mesh(mesh):
         root_key = jax.eval_shape(lambda: jax.random.key(0))
-        yield "decode", settings.slots * settings.decode_steps_per_call, lower(largest, root_key)
+        yield "decode", lower(largest, root_key)
         for call in prefills:
             assert isinstance(call, Prefill)
             rows, width = call.ids_BT.shape
-            yield f"prefill, {rows} x {width}", rows * width, lower(call)
-        yield "copy_pages", 0, lower(copies)
+            yield f"prefill, {rows} x {width}", lower(call)
+        yield "copy_pages", lower(copies)
 
 
 def _programs(

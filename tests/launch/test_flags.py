@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.config import RunConfig, settings
-from memsearcher_jax.launch import cli, compile_cache, evaluate, help_pages, main, tpu_train
+from memsearcher_jax.launch import cli, compile_cache, evaluate, help_pages, tpu_train
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.run_dir import write_run_config
 
@@ -114,7 +114,7 @@ def test_every_setting_of_a_section_is_explained(section, capsys, refused):
 
 
 def test_the_version_is_printed():
-    done = subprocess.run([sys.executable, main.__file__, "--version"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "memsearcher_jax.launch", "--version"], capture_output=True, text=True)
     assert done.stdout == f"memsearcher_jax {version('memsearcher_jax')}\n"
 
 

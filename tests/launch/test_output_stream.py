@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 
-from memsearcher_jax.launch import cli, compare, evaluate
+from memsearcher_jax.launch import compare, evaluate, outputs
 from tests.support import ScriptedPolicy
 
 
@@ -69,7 +69,7 @@ def swallowed(argv):
 def test_error_lines_escape_control_characters_and_arguments_are_utf8(refused, tmp_path):
     line = refused(compare.main, [tmp_path / "\x1b[31mred\x07", tmp_path])
     assert "\\x1b[31mred\\x07" in line
-    assert cli.printable("a\n b\t\x9b\u202e Zoë") == "a b \\x9b\\u202e Zoë"
+    assert outputs.printable("a\n b\t\x9b\u202e Zoë") == "a b \\x9b\\u202e Zoë"
     assert "the argument '\\udcff.jsonl' is not valid UTF-8" in refused(evaluate.main, ["--data", "\udcff.jsonl"])
 
 

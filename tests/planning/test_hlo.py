@@ -1,6 +1,6 @@
 """Bytes over links, counted in HLO texts that are short enough to count by hand."""
 
-from memsearcher_jax.planning.hlo import schedule
+from memsearcher_jax.planning.hlo import count_work
 
 # Layouts and tile sizes as the TPU compiler writes them, and device groups in its three notations.
 PROGRAM = """\
@@ -47,7 +47,7 @@ ENTRY %main (x: bf16[64,32]) -> f32[] {
 
 
 def sent_bytes(program, unknown_trips=1):
-    return schedule(program, unknown_trips=unknown_trips).sent_bytes
+    return count_work(program, unknown_trips=unknown_trips).sent_bytes
 
 
 GATHERED, SCATTERED = 64 * 128 * 2 * 3 / 4, 64 * 32 * 2 * 3
@@ -135,8 +135,8 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %copy = f32[8]{0} copy(%x), backend_config={"window_config":{"estimated_cycles":"50"}}
 }
 """
-    work = schedule(program, unknown_trips=1)
+    work = count_work(program, unknown_trips=1)
     assert work.operations == 32 * (2 + 1) + 2 + 1
     assert work.cycles == 33 * 700 + 50
-    unknown = schedule(program.replace("condition=%condition", "condition=%open"), unknown_trips=5)
+    unknown = count_work(program.replace("condition=%condition", "condition=%open"), unknown_trips=5)
     assert unknown.operations == 5 * (2 + 1) + 2 + 1

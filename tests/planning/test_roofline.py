@@ -9,6 +9,7 @@ from benchmarks.workload import BRIDGE, SUFFIX, SYSTEM, make_workload
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import resident_memory
 from memsearcher_jax.runtime.meshes import make_meshes
@@ -45,7 +46,7 @@ def test_a_step_has_the_rows_of_its_contexts_in_full_micro_batches():
     trajectories = CONFIG.rl.prompts_per_step * CONFIG.rl.group_size
     assert roofline.rows_per_step(CONFIG, WORKLOAD) == trajectories * 4 * 1_000 / 8_000 == 640  # 20 micro-batches
     updates = [
-        roofline.training_phases(CONFIG, replace(WORKLOAD, packing_efficiency=full), V6E, tensor=1, sent_bytes={})[1]
+        roofline.training_phases(CONFIG, replace(WORKLOAD, packing_efficiency=full), V6E, {})[1]
         for full in (1.0, 0.99)
     ]
     assert updates[1].memory == pytest.approx(updates[0].memory * 21 / 20)
@@ -60,18 +61,18 @@ def test_a_row_holds_the_shared_tokens_once():
 
 def test_training_time_is_that_of_its_flops():
     """640 rows over 32 devices: 20 each, about 118 TFLOP forward each and four times that for an update."""
-    reference, update = roofline.training_phases(CONFIG, WORKLOAD, V6E, tensor=1, sent_bytes={"update": 40e9})
+    reference, update = roofline.training_phases(CONFIG, WORKLOAD, V6E, {"update": Work(sent_bytes=40e9)})
     assert reference.bound == update.bound == "compute"
     assert reference.compute == pytest.approx(20 * 118e12 / 918e12, rel=0.05)
     assert update.links == pytest.approx(20 * 40e9 / 200e9)
     full = replace(CONFIG, model=replace(CONFIG.model, remat="nothing_saveable"))
-    again = roofline.training_phases(full, WORKLOAD, V6E, tensor=1, sent_bytes={})[1]
+    again = roofline.training_phases(full, WORKLOAD, V6E, {})[1]
     assert again.compute / update.compute == pytest.approx(4 / 3, rel=0.1)
 
 
 def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
     def names(config):
-        return [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={})]
+        return [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, {})]
 
     config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=0.0))
     assert names(config) == ["update"]
@@ -83,8 +84,8 @@ def test_a_teacher_has_a_phase_and_memory_in_the_place_of_the_reference():
         CONFIG, model=replace(CONFIG.model, compute_dtype="float32"), sampling=load_preset("nano").sampling
     )
     taught = replace(config, teacher=TeacherConfig("package:tiny"))
-    phases = roofline.training_phases(taught, WORKLOAD, V6E, tensor=1, sent_bytes={})
-    reference, update = roofline.training_phases(config, WORKLOAD, V6E, tensor=1, sent_bytes={})
+    phases = roofline.training_phases(taught, WORKLOAD, V6E, {})
+    reference, update = roofline.training_phases(config, WORKLOAD, V6E, {})
     assert [phase.name for phase in phases] == ["teacher", "update"] and phases[1] == update
     assert phases[0].compute < reference.compute / 100
     meshes = make_meshes(taught, jax.devices(), jax.local_devices())
@@ -94,8 +95,7 @@ def test_a_teacher_has_a_phase_and_memory_in_the_place_of_the_reference():
 
 
 def sampling_phases(config, **work):
-    work = {"sent_bytes": {}, "cycles": {}} | work
-    return {phase.name: phase for phase in roofline.sampling_phases(config, WORKLOAD, V6E, **work)}
+    return {phase.name: phase for phase in roofline.sampling_phases(config, WORKLOAD, V6E, work)}
 
 
 TOKENS_OF_HOST = 1_280 * 4 * 250 / 8
@@ -128,7 +128,7 @@ def test_the_longest_trajectory_decodes_its_tokens_one_after_the_other():
 
 def test_operations_take_time_of_their_own():
     config = decode_config(64)
-    phases = sampling_phases(config, cycles={"decode": 7e6 * config.sampling.decode_steps_per_call})
+    phases = sampling_phases(config, decode=Work(cycles=7e6 * config.sampling.decode_steps_per_call))
     assert phases["decode"].operations == pytest.approx(TOKENS_OF_HOST / 64 * 7e6 / 1.75e9)
     assert phases["decode"].bound == "operations"
 

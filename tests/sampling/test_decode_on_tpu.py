@@ -5,7 +5,7 @@ from jax.experimental import topologies
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.planning.hlo import schedule
+from memsearcher_jax.planning.hlo import count_work
 from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.sampling.config import SamplingConfig
 
@@ -22,7 +22,7 @@ MODELS = {
 
 @pytest.fixture
 def lower(monkeypatch):
-    """(model, settings, topology) -> (name, tokens, lowered program) of the sampler of a host."""
+    """(model, settings, topology) -> (name, lowered program) of the sampler of a host."""
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -39,7 +39,7 @@ def assert_decodes_within_the_limits(compiled, settings):
     """Few operations per token, no loops but those over tokens and layers, and little temporary memory."""
     text = compiled.as_text()
     steps = settings.decode_steps_per_call
-    assert schedule(text, unknown_trips=steps).operations <= MAX_OPERATIONS * steps
+    assert count_work(text, unknown_trips=steps).operations <= MAX_OPERATIONS * steps
     assert text.count(" while(") == 2
     assert compiled.memory_analysis().temp_size_in_bytes <= 0.1 * GB
 
@@ -47,7 +47,7 @@ def assert_decodes_within_the_limits(compiled, settings):
 def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
     """64 slots of 8,192 tokens on v5e 2x2: 3.8 GB of weights and 7.5 GB of cache on each chip of 16 GB."""
     settings, names = SamplingConfig(slots=64, tensor=4), []
-    for name, _, lowered in lower("7B", settings, "v5e:2x2"):
+    for name, lowered in lower("7B", settings, "v5e:2x2"):
         compiled = lowered.compile()
         memory = compiled.memory_analysis()
         assert memory.temp_size_in_bytes <= 0.1 * GB, name
@@ -70,7 +70,7 @@ def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
 )
 def test_a_decoded_token_takes_few_operations(model, topology, settings, lower):
     """256 slots of the 7B sampler have the cache of 64 full ones: 7.5 GB on each chip."""
-    name, _, lowered = next(lower(model, settings, topology))
+    name, lowered = next(lower(model, settings, topology))
     assert name == "decode"
     compiled = lowered.compile()
     assert_decodes_within_the_limits(compiled, settings)
