@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def announced(every_s: float = 8.0) -> Iterator[Callable[[str], None]]:
-    """Gives a function to call with what begins. What takes long is printed every `every_s` seconds, with its age."""
-    current, ended = ("starting", time.monotonic()), threading.Event()
+def announced(activity: str = "starting", every_s: float = 8.0) -> Iterator[Callable[[str], None]]:
+    """Prints what takes long every `every_s` seconds, with its age: `activity`, or what the given function was called
+    with since.
+    """
+    current, ended = (activity, time.monotonic()), threading.Event()
 
     def begin(activity: str) -> None:
         nonlocal current

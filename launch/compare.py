@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluation, show_comparison
 
@@ -43,7 +44,8 @@ class Compare:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Compare, argv)
-        first, second = read_evaluation(flags.first), read_evaluation(flags.second)
-        comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
+        with announced("reading the evaluations"):
+            first, second = read_evaluation(flags.first), read_evaluation(flags.second)
+            comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
         outputs.write_json(flags.json, comparison | {"seed": flags.seed})
     show_comparison(comparison, Console(highlight=False), max_questions=flags.show)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.ranges import Positive
 from memsearcher_jax.runtime.export_settings import write_export_config
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
         from memsearcher_jax.runtime import hub, model_card
 
         evaluation = model_card.read_evaluation(flags.evaluation)
-        with outputs.new_output_dir(flags.out, "export") as out:
+        with outputs.new_output_dir(flags.out, "export") as out, announced("converting the weights"):
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
             from memsearcher_jax.runtime import load_weights

@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.activity import announced
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ImportGGUF:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(ImportGGUF, argv)
-        with outputs.new_output_dir(flags.out, "import") as out:
+        with outputs.new_output_dir(flags.out, "import") as out, announced("converting the weights"):
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.runtime import gguf_file
 

@@ -21,6 +21,7 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.metrics import METRICS_FILE
 from memsearcher_jax.logs.run_facts import PAGE, has_ended
 from memsearcher_jax.ranges import Count
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
                 print(f"{out}: written; Ctrl-C ends", file=sys.stderr, flush=True)
             written = sizes
             time.sleep(FOLLOW_SECONDS)
-        counts = write()
+        with announced("reading the trajectories and writing the page"):
+            counts = write()
     size = out.stat().st_size / 1e6
     print(f"{out}: {counts['shown']:,} of {counts['read']:,} trajectories, {size:.1f} MB; open it in a browser")

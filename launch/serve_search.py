@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError("--retrieval.index or --retrieval.corpus is missing: give passages, or --smoke_test")
             listener = resources.enter_context(listen(flags.host, flags.port))
             scratch = resources.enter_context(tempfile.TemporaryDirectory())
-            searcher = make_searcher(flags, Path(scratch))
+            with announced("opening the index"):
+                searcher = make_searcher(flags, Path(scratch))
 
         from memsearcher_jax.retrieval.server.app import make_app
 

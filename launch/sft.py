@@ -33,7 +33,7 @@ class SFT(cli.Command, cli.ResumableSource):
 def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
     """`progress_type` shows the progress, and may observe it."""
     with contextlib.ExitStack() as job:
-        with cli.one_line_errors(), contextlib.ExitStack() as startup:
+        with cli.one_line_errors(), contextlib.ExitStack() as startup, announced("loading weights and trajectories"):
             flags = cli.parse(SFT, argv)
             config = flags.run
             if not config.sft.trajectories:

@@ -49,7 +49,7 @@ class Progress:
         total: int,
         *,
         done: int = 0,
-        quiet_s: float = 10.0,
+        quiet_s: float = 8.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
