@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -176,6 +177,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         total = len(range(hosts.index, len(problems), hosts.count))
         updates, pending = -(-len(jobs) // MAX_UPDATES), 0
         first = len(done)
+        print(f"{out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
         with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"), bar as progress:
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from memsearcher_jax.config import agent_of, to_dict
 from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.tpu_train import write_report
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
