@@ -14,6 +14,7 @@ from typing import Any
 
 from memsearcher_jax import file_lock
 from memsearcher_jax.jsonl import encode_floats
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.run_facts import WEIGHTS_FILE
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
@@ -102,7 +103,8 @@ def write_json(file: Path | None, result: dict[str, Any]) -> None:
 def report_written(write: Callable[[], object], place: object) -> bool:
     """Writes the report of a run that has ended, and returns whether it is there: its failure does not fail the run."""
     try:
-        write()
+        with announced("writing the report"):
+            write()
     except Exception as error:  # whatever is wrong with what it shows, the results are written
         reason = printable(f"{type(error).__name__}: {error}")
         print(
