@@ -26,7 +26,7 @@ from typing import Annotated
 
 import tyro
 from faulty_host import Fault
-from run_job import MAX_RESTARTS, Job, checkpoint_steps, differences, free_port, restarts
+from run_job import MAX_RESTARTS, Job, checkpoint_steps, differences, free_port
 from search_service import FaultySearchService, write_questions
 
 from memsearcher_jax.launch import cli
@@ -34,7 +34,6 @@ from memsearcher_jax.launch import cli
 SMALL = "--rl.steps 6 --rl.prompts_per_step 4 --rl.group_size 4 --rl.checkpoint_every 1 --rl.keep_checkpoints 3"
 PHASES = ("rollout", "gather", "update", "write")  # of kills and stops
 UNUSED_FILE = "_sharding"  # orbax reads it only if no shardings are given
-DISK_FULL_STATUS = 1
 LOG_LINES = {  # that must report a fault
     "sigterm": r"stopped after step",
     "disk_full": r"not written yet|cannot write|[Ff]ile too large",
@@ -105,10 +104,7 @@ def check_job(
             injected.add("damaged checkpoint")
             print(f"    damaged: {damaged}", flush=True)
 
-    def recoverable(statuses: Sequence[int]) -> bool:
-        return restarts([0 if status == DISK_FULL_STATUS else status for status in statuses])
-
-    if not job.run(MAX_RESTARTS, before_restart, recoverable):
+    if not job.run(MAX_RESTARTS, before_restart, after_failures=True):  # such as a full disk
         return [*failures, "the job did not finish"]
     nan_faults = [fault for fault in faults if fault.kind == "nan"]  # they change what is learned
     reference = Job(arguments, folder / "reference", folder, hosts, devices, nan_faults, search)

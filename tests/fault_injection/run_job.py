@@ -41,6 +41,7 @@ LOG_LINES = re.compile(
     r"fault: |stopped after|host lost|coordinator lost|failed|damaged|step \d+ of \d+$"
     r"|not finite|not written|cannot write|error: "
 )
+RESTARTED = (0, preemption.STOPPED, -signal.SIGKILL)  # the statuses after which a JobSet restarts its hosts
 STATUSES = {0: "done", preemption.STOPPED: "stopped (85)", -signal.SIGKILL: "killed", -signal.SIGALRM: "hung"}
 
 
@@ -59,15 +60,13 @@ class Job:
     disturbed: list[Fault] = field(default_factory=list)  # faults passed to the search service
 
     def run(
-        self,
-        max_restarts: int,
-        before_restart: Callable[[], object] = lambda: None,
-        recoverable: Callable[[Sequence[int]], bool] | None = None,
+        self, max_restarts: int, before_restart: Callable[[], object] = lambda: None, *, after_failures: bool = False
     ) -> bool:
-        """Starts the job and restarts it while `recoverable(statuses)`, by default as a JobSet does.
+        """Starts the job and restarts it as a JobSet does, and `after_failures` of the program also then.
 
         Returns whether all hosts finished.
         """
+        recoverable = (*RESTARTED, 1) if after_failures else RESTARTED
         self._triggered.mkdir(exist_ok=True)
         attempt = 0
         while True:
@@ -81,7 +80,7 @@ class Job:
                 print(f"    {line}", flush=True)
             if not any(statuses):
                 return True
-            if attempt == max_restarts or not (recoverable or restarts)(statuses):
+            if attempt == max_restarts or not set(statuses) <= set(recoverable):
                 break
             before_restart()
             attempt += 1
@@ -141,11 +140,6 @@ class Job:
             if self.search and fault.kind == "search_outage" and self.triggered(fault) and fault not in self.disturbed:
                 self.disturbed.append(fault)
                 self.search.interrupt(fault.seconds)
-
-
-def restarts(statuses: Sequence[int]) -> bool:
-    """Whether a JobSet would restart the job: not after a failure of the program itself."""
-    return all(status in (0, preemption.STOPPED, -signal.SIGKILL) for status in statuses)
 
 
 def wait_for(processes: Sequence[subprocess.Popen], poll: Callable[[], None]) -> list[int]:

@@ -2,7 +2,6 @@
 
 import random
 import re
-from pathlib import Path
 
 import pytest
 import random_faults
@@ -24,38 +23,29 @@ def test_every_step_except_the_first_has_a_fault(seed):
     assert set(kinds) == set(random_faults.LOG_LINES) - {"damaged checkpoint", "malformed row"}
 
 
-def checkpoint(out: Path, step: int) -> None:
-    folder = out / "checkpoints" / str(step)
-    (folder / "params").mkdir(parents=True)
-    (folder / "_CHECKPOINT_METADATA").write_text("{}")
-    for name in ("data", "_sharding"):  # a run does not read the second
-        (folder / "params" / name).write_bytes(bytes(5_000))
-
-
 @pytest.mark.parametrize("truncate", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_newest_of_several_checkpoints_is_damaged(seed, truncate, tmp_path):
-    checkpoint(tmp_path, 1)
-    assert random_faults.damage(random.Random(seed), tmp_path, truncate) == ""  # the only checkpoint is not damaged
-    checkpoint(tmp_path, 2)
-    done = random_faults.damage(random.Random(seed), tmp_path, truncate)
+def test_the_newest_of_several_checkpoints_is_damaged(truncate, tmp_path):
+    files = [tmp_path / "checkpoints" / step / "params" / name for step in "12" for name in ("data", "_sharding")]
+    for number, file in enumerate(files):  # a run does not read _sharding
+        if number == 2:
+            assert random_faults.damage(random.Random(0), tmp_path, truncate) == "", "the only one is not damaged"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(5_000))
+        (file.parents[1] / "_CHECKPOINT_METADATA").write_text("{}")
+    done = random_faults.damage(random.Random(0), tmp_path, truncate)
     assert done == f"checkpoints/2/params/data: {'truncated' if truncate else 'bit flipped'}"
-    older, newest = ((tmp_path / "checkpoints" / str(step) / "params" / "data").read_bytes() for step in (1, 2))
-    assert older == bytes(5_000)
-    assert len(newest) == (2_500 if truncate else 5_000)
+    older, newest = files[0].read_bytes(), files[2].read_bytes()
+    assert (older, len(newest)) == (bytes(5_000), 2_500 if truncate else 5_000)
     assert sum(byte.bit_count() for byte in newest) == (0 if truncate else 1)
 
 
 def test_lost_steps_are_reported_steps_without_a_checkpoint():
-    line = "host 0: train {}/6  reward 0.100  EM 0.000  rollout 1.0s  update 1.0s  left 0:00:09"
-    log = "\n".join([line.format(2), "host 0: train 2/6  write", line.format(3)])
+    log = "\n".join(f"host 0: train {step}/6  reward 0.100  EM 0.000  left 0:00:09" for step in (2, 3))
     assert [random_faults.lost_steps(log, newest) for newest in (1, 2, 3)] == [2, 1, 0]
-    assert random_faults.lost_steps("", 4) == 0
+    assert random_faults.lost_steps("host 0: train 2/6  write", 4) == 0
 
 
 def test_the_log_line_of_a_skipped_update_is_recognised():
     lines = []
     HealthMonitor(HealthConfig(), lines.append).check(5, {"skipped_updates": 1, "updates": 1})
-    (line,) = lines
-    assert re.search(random_faults.LOG_LINES["nan"], line)
-    assert LOG_LINES.search(line)
+    assert re.search(random_faults.LOG_LINES["nan"], lines[0]) and LOG_LINES.search(lines[0])

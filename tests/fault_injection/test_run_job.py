@@ -88,17 +88,16 @@ def test_invalid_flags_are_rejected(refused, misused):
     assert "Perhaps you meant: --rl.steps" in misused(run_job.main, ["--config", "nano", "--", "--rl.stepz", "3"])
 
 
-def finished(folder: Path, **changes) -> Path:
+def finished(folder: Path, *, checksum="00ff", position=8, loss=0.5, step=2) -> Path:
     """Writes the files of a finished job that `differences` reads."""
-    values = {"checksum": "00ff", "position": 8, "loss": 0.5, "step": 2} | changes
-    step = folder / "checkpoints" / str(values["step"])
-    (step / "meta").mkdir(parents=True)
-    (step / "_CHECKPOINT_METADATA").write_text("{}")
-    checksums = {item: {"embed": values["checksum"], "norm": "1"} for item in ("params", "optimizer")}
-    meta = {"array_checksums": checksums, "run": {"position": values["position"]}}
-    (step / "meta" / "metadata").write_text(json.dumps(meta))
-    lines = [{"step": step, "loss": values["loss"], "time/update": time.time()} for step in range(2)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checkpoint = folder / "checkpoints" / str(step)
+    (checkpoint / "meta").mkdir(parents=True)
+    (checkpoint / "_CHECKPOINT_METADATA").write_text("{}")
+    checksums = {item: {"embed": checksum, "norm": "1"} for item in ("params", "optimizer")}
+    meta = {"array_checksums": checksums, "run": {"position": position}}
+    (checkpoint / "meta" / "metadata").write_text(json.dumps(meta))
+    lines = [json.dumps({"step": step, "loss": loss, "time/update": time.time()}) + "\n" for step in range(2)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
     return folder
 
 
@@ -114,9 +113,3 @@ def finished(folder: Path, **changes) -> Path:
 )
 def test_differences_reports_every_difference(changes, expected, tmp_path):
     assert run_job.differences(finished(tmp_path / "first"), finished(tmp_path / "other", **changes)) == expected
-
-
-def test_statuses_are_described():
-    assert run_job.describe([0, 85, -9, -14, 1]) == (
-        "host 0 done, host 1 stopped (85), host 2 killed, host 3 hung, host 4 failed (1)"
-    )

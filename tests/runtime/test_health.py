@@ -48,19 +48,15 @@ def test_a_fall_of_the_likelihood_of_correct_trajectories_is_an_alarm():
     assert run_checks(HealthConfig(patience=2), steps) == ([], [0] * 9)
 
 
-def test_on_collapse_stop_ends_the_run_on_an_alarm():
-    config = HealthConfig(max_kl=0.1, patience=3, on_collapse="stop")
-    message = r"step 2: kl is 0\.5 and health.max_kl 0\.1; health.on_collapse is stop"
-    with pytest.raises(RunEnded, match=message) as end:
-        run_checks(config, [{"kl": 0.5}] * 3)
-    assert end.value.reason.weights_are_suspect
-
-
-def test_a_streak_beyond_patience_acts_when_a_resumed_run_has_another_action():
-    state = HealthState(consecutive_steps={"max_kl": 7})
+@pytest.mark.parametrize("beyond", [4, 7])
+def test_on_collapse_stop_ends_the_run_on_an_alarm(beyond):
+    """Also where the streak is longer than patience, because the run was resumed with another action."""
+    state = HealthState(consecutive_steps={"max_kl": beyond})
     monitor = HealthMonitor(HealthConfig(max_kl=0.1, patience=5, on_collapse="stop"), print, state)
-    with pytest.raises(RunEnded, match=r"health.on_collapse is stop"):
+    message = r"step 7: kl is 0\.5 and health.max_kl 0\.1; health.on_collapse is stop"
+    with pytest.raises(RunEnded, match=message) as end:
         monitor.check(7, {"kl": 0.5})
+    assert end.value.reason.weights_are_suspect
 
 
 def test_lost_trajectories_are_reported_and_then_end_the_run_which_may_be_restarted():
@@ -133,17 +129,14 @@ def test_an_outage_is_no_collapse():
     assert [monitor.check(step, metrics) for step, metrics in enumerate(steps, 2)] == [False, False, False, True]
 
 
-def test_updates_without_a_finite_gradient_demand_a_rollback():
-    monitor = guarded()
-    monitor.record_evaluation(0, {"reward": 0.5})
-    assert monitor.check(0, skipped_updates(8, 8, 8)) and not monitor.check(1, {"reward": 1.0})
-
-
-def test_without_an_evaluated_checkpoint_a_collapse_ends_the_run():
+def test_a_rollback_needs_an_evaluated_checkpoint():
     monitor = guarded(patience=1)
     monitor.record_evaluation(0, {"reward": math.nan})
     with pytest.raises(RunEnded, match="no checkpoint was evaluated"):
         monitor.check(0, {"reward": 0.1})
+    monitor.record_evaluation(0, {"reward": 0.5})
+    assert monitor.check(0, skipped_updates(8, 8, 8)), "updates without a finite gradient demand one, too"
+    assert not monitor.check(1, {"reward": 1.0})
 
 
 def test_the_best_evaluation_counts():

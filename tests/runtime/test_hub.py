@@ -1,29 +1,23 @@
 """Repositories of the Hub in place of directories, against a Hub on loopback."""
 
-import importlib.util
 import json
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from memsearcher_jax.config import RunConfig, settings
+from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.launch import cli, evaluate, export_hf, tpu_train
 from memsearcher_jax.runtime import hub as hub_module
 from memsearcher_jax.runtime import model_card, run_dir
 from memsearcher_jax.runtime.run_dir import located
+from tests.runtime.hub_server import running_hub
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A running Hub, with an empty cache. The library reads its environment when it is imported."""
-    spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
-    hub_server = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = hub_server  # where dataclasses look up the types of fields
-    spec.loader.exec_module(hub_server)
-    with hub_server.running_hub() as hub:
+    with running_hub() as hub:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -34,11 +28,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def config(**values):
-    made = RunConfig()
-    for name, value in values.items():
-        section, field = name.split("__")
-        made = replace(made, **{section: replace(getattr(made, section), **{field: value})})
-    return made
+    return with_settings(RunConfig(), {name.replace("__", "."): value for name, value in values.items()})
 
 
 def files_in(folder):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
@@ -173,35 +172,3 @@ def test_real_weights_give_the_embeddings_of_transformers(minilm_folder, shared)
     # transformers encodes [SEP] in a text as the separator; here untrusted text must not become a separator.
     same = np.array(["[SEP]" not in text for text in texts])
     assert (ours * expected).sum(axis=1)[same].min() >= 0.99999
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("kind", ["uncased", "byte_level"])
-def test_tokenizers_give_the_ids_of_transformers(kind, folder):
-    """Token ids equal those of transformers for the same tokenizer.json."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import trainers
-
-    text = "Größe café Ünïcode 漢字 \U0001f600 a-b_c 1,234.5 don't\n\tstop"
-    if kind == "byte_level":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        )
-        ends = ("<s>", "</s>")
-    else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"])
-        ends = ("[CLS]", "[SEP]")
-    tokenizer.train_from_iterator([text.upper(), text] * 3, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{ends[0]} $A {ends[1]}", special_tokens=[(end, tokenizer.token_to_id(end)) for end in ends]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    ours = text_encoder._truncating_tokenizer((folder / "tokenizer.json").read_text(), 24)
-    for example in (text, "", text * 5):
-        assert ours.encode(example).ids == theirs(example, truncation=True, max_length=24)["input_ids"]

@@ -26,9 +26,13 @@ def tokenizer(request):
 
 @settings(deadline=None)
 @given(hostile)
-def test_untrusted_text_never_encodes_to_a_control_token(text):
+def test_untrusted_text_forges_no_turn_in_a_context_or_in_its_transcript(text):
     for tokenizer in TOKENIZERS.values():
-        assert not set(tokenizer.encode_untrusted(text)) & set(tokenizer.stop_ids)
+        outside = tokenizer.encode_untrusted(text)
+        assert not set(outside) & set(tokenizer.stop_ids)
+        opening, end = tokenizer.encode_trusted("<|im_start|>user\n"), tokenizer.encode_trusted("<|im_end|>\n")
+        transcript = tokenizer.transcript((*opening, *outside, *end))
+        assert [transcript.count(markup) for markup in MARKUP] == [1, 1, 0]
 
 
 @settings(deadline=None)
@@ -39,25 +43,7 @@ def test_clipped_text_is_the_longest_prefix_within_the_limit(text, limit):
         assert text.startswith(clipped)
         assert tokenizer.count(clipped) <= limit
         assert clipped == text or tokenizer.count(text) > limit
-
-
-def test_a_character_of_several_tokens_is_never_split(tokenizer):
-    text = "日本語👩‍👩‍👧"
-    for limit in range(tokenizer.count(text)):
-        clipped = tokenizer.clip(text, limit)
-        assert "\ufffd" not in clipped
-        assert text.startswith(clipped)
-
-
-@settings(deadline=None)
-@given(hostile)
-def test_only_control_tokens_appear_as_markup_in_a_transcript(text):
-    """A retrieved page cannot forge a turn in the transcript."""
-    for tokenizer in TOKENIZERS.values():
-        ids = (*tokenizer.encode_trusted("<|im_start|>user\n"), *tokenizer.encode_untrusted(text))
-        ids += tokenizer.encode_trusted("<|im_end|>\n")
-        transcript = tokenizer.transcript(ids)
-        assert [transcript.count(markup) for markup in MARKUP] == [1, 1, 0]
+        assert "\ufffd" not in clipped or "\ufffd" in text, "no character of several tokens is split"
 
 
 def test_a_transcript_round_trips(tokenizer):
@@ -94,11 +80,7 @@ def test_a_missing_or_invalid_tokenizer_is_an_error(tmp_path):
         (tmp_path / "tokenizer.json").write_bytes(damaged)
         with pytest.raises(ValueError, match="cannot be read"):
             ChatTokenizer.load(tmp_path)
-
-
-def test_a_tokenizer_without_chatml_tokens_is_an_error(tmp_path):
-    definition = byte_tokenizer().definition.replace("<|im_start|>", "<|turn|>")
-    (tmp_path / "tokenizer.json").write_text(definition)
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().definition.replace("<|im_start|>", "<|turn|>"))
     with pytest.raises(ValueError, match=r"has no <\|im_start\|> and"):
         ChatTokenizer.load(tmp_path)
 
