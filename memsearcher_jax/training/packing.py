@@ -6,7 +6,6 @@ predicts from the tokens before it. So the first token of a context is never tra
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,8 @@ def pack(
     microbatches: int = 1,
     minibatch_contexts: int = sys.maxsize,
 ) -> PackedBatch:
-    """Rows [B, seq_len] that hold each example exactly once and unsplit, in as few rows as possible.
+    """Rows [B, seq_len] that hold each example once and unsplit, up to its last trained token, in as few rows as
+    possible.
 
     A row holds the tokens with which all of its examples begin only once: the first example is whole, the others are
     their own tokens, with the positions that they have in the whole example. Attention gives these tokens the shared
@@ -97,17 +97,10 @@ def pack(
     """
     if not examples:
         raise ValueError("pack needs at least one example")
-    lengths = np.array([len(example.ids) for example in examples])
+    lengths = np.array([1 + np.max(np.flatnonzero(example.sampled), initial=0) for example in examples])
     if max(lengths) > seq_len:
         raise ValueError(f"a context of {max(lengths)} tokens does not fit a row of {seq_len}: raise training.seq_len")
-    order = rng.permutation(len(examples))
-    bins: list[list[int]] = []
-    prefixes: list[int] = []
-    for members, prefix in _prefix_groups(examples, lengths, seq_len):
-        group_order = order[np.isin(order, members)]
-        group_bins = _best_fit_decreasing(lengths - prefix, seq_len - prefix, group_order)
-        bins += group_bins
-        prefixes += [prefix] * len(group_bins)
+    bins, prefixes = _fill_rows(examples, lengths, seq_len, rng.permutation(len(examples)))
     trained = np.array([sum(np.count_nonzero(examples[index].sampled) for index in members) for members in bins])
     micro_rows = minibatch_rows // microbatches
     num_microbatches = -(-len(bins) // micro_rows)
@@ -123,53 +116,63 @@ def pack(
             begin, skipped = end, prefix if end else 0
             end += lengths[index] - skipped
             place, example = (row, slice(begin, end)), examples[index]
-            sampled_T = np.asarray(example.sampled, np.bool_)[skipped:]
-            arrays["ids_BT"][place] = example.ids[skipped:]
-            arrays["position_BT"][place] = np.arange(skipped, len(example.ids))
+            own = slice(skipped, lengths[index])
+            sampled_T = np.asarray(example.sampled[own], np.bool_)
+            arrays["ids_BT"][place] = example.ids[own]
+            arrays["position_BT"][place] = np.arange(skipped, lengths[index])
             arrays["segment_BT"][place] = segment
             arrays["mask_BT"][place] = sampled_T
             arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
-            arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[skipped:], 0)
+            arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[own], 0)
             arrays["number_BT"][place] = example.number
             arrays["example_BT"][place] = index
     return PackedBatch(**arrays)
 
 
-def _prefix_groups(
-    examples: Sequence[TrainingExample], lengths: np.ndarray, seq_len: int
-) -> list[tuple[np.ndarray, int]]:
-    """(indices, P) of groups of examples that begin with the same P tokens, to be packed into rows of their own.
+def _fill_rows(
+    examples: Sequence[TrainingExample], lengths: np.ndarray, seq_len: int, order: np.ndarray
+) -> tuple[list[list[int]], list[int]]:
+    """The members of each row, and P: they begin with the same P tokens, which the row holds once.
 
-    Examples that agree in more tokens are a group of their own if that saves rows. No prefix reaches the token
-    before the first trained one: that token is the example's own, because its prediction has to come from the example.
+    Examples with a longer common beginning are a group within one with a shorter one. From the innermost groups to all
+    examples, a row of members of one group is kept if a row with the P of the next larger group could not hold them;
+    the other members are left to that group. No prefix reaches the token before the first trained one: that token is
+    the example's own, because its prediction has to come from the example. `order` breaks ties.
     """
     mask = PackedMask(seq_len)
-    limits = np.array([np.argmax(np.append(example.sampled, True)) - 1 for example in examples])
+    limits = np.array(
+        [np.argmax(np.append(one.sampled[:length], True)) - 1 for one, length in zip(examples, lengths, strict=True)]
+    )
     width = min(int(limits.max()), mask.max_prefix)
-    # From its limit on, each example has an id of its own, so that no two agree there.
-    ids = np.repeat(-1 - np.arange(len(examples), dtype=np.int32)[:, None], width, axis=1)
+    # From its limit on, each example has an id of its own, so that no two agree there. The last one ends the search.
+    ids = np.repeat(-1 - np.arange(len(examples), dtype=np.int32)[:, None], width + 1, axis=1)
     for index, (example, limit) in enumerate(zip(examples, limits, strict=True)):
-        ids[index, :limit] = example.ids[: min(limit, width)]
+        ids[index, : min(limit, width)] = example.ids[: min(limit, width)]
+    by_ids = sorted(range(len(examples)), key=lambda index: ids[index].tobytes())
+    common = np.argmax(ids[by_ids[1:]] != ids[by_ids[:-1]], axis=1) // mask.unit * mask.unit
+    rank = np.argsort(order)
 
-    def common_tokens(members: np.ndarray) -> int:
-        return int(np.argmax(np.append((ids[members] != ids[members[0]]).any(axis=0), True)))
-
-    def rows(members: np.ndarray, common: int) -> float:
-        prefix = common // mask.unit * mask.unit
-        return np.sum(lengths[members] - prefix) / (seq_len - prefix)
-
-    groups, pending = [], [np.arange(len(examples))]
-    while pending:
-        members = pending.pop()
-        common = common_tokens(members)
-        for token in np.unique(ids[members, common : common + 1]):
-            agreeing = members[ids[members, common] == token]
-            if len(agreeing) > 1 and math.ceil(rows(agreeing, common_tokens(agreeing))) < rows(agreeing, common):
-                pending.append(agreeing)
-                members = np.setdiff1d(members, agreeing)
-        if len(members):
-            groups.append((members, common // mask.unit * mask.unit if len(members) > 1 else 0))
-    return groups
+    bins: list[list[int]] = []
+    prefixes: list[int] = []
+    groups = [(min(common.tolist(), default=0), list[int]())]  # (P, members not in a row yet), the largest group first
+    # With its successor in this order an example shares the most tokens.
+    for index, prefix in zip(by_ids, [*common.tolist(), -1], strict=True):
+        left = [index]
+        while groups and groups[-1][0] > prefix:
+            own_prefix, members = groups.pop()
+            outer_prefix = max(prefix, groups[-1][0]) if groups else -1
+            members = np.array(sorted(members + left, key=rank.__getitem__), np.int64)
+            left = []
+            for row in _best_fit_decreasing(lengths - own_prefix, seq_len - own_prefix, members):
+                if outer_prefix >= 0 and np.sum(lengths[row] - outer_prefix) <= seq_len - outer_prefix:
+                    left += row
+                else:
+                    bins.append(row)
+                    prefixes.append(own_prefix)
+        if not groups or groups[-1][0] < prefix:
+            groups.append((prefix, []))
+        groups[-1][1].extend(left)
+    return bins, prefixes
 
 
 def _best_fit_decreasing(lengths: np.ndarray, seq_len: int, order: np.ndarray) -> list[list[int]]:
