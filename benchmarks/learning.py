@@ -48,8 +48,6 @@ VARIANTS = {
     "direct": Variant("tiny_direct"),
     "exact match": Variant("tiny", ("--reward.metric", "exact_match")),
     "no format": Variant("tiny", ("--reward.wrong_answer", "0")),
-    "turn cost": Variant("tiny", ("--reward.turn_cost", "0.05")),
-    "evidence": Variant("tiny", ("--reward.evidence", "0.3")),
     "lora": Variant("tiny", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3")),
     "carry over 1": Variant("tiny", ("--rl.carry_over", "1")),
     "carry over 2": Variant("tiny", ("--rl.carry_over", "2")),

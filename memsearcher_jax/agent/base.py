@@ -174,8 +174,8 @@ class QuestionAgent(Agent):
     def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
         outcome, problem, transcript = trajectory.outcome, trajectory.problem, trajectory.transcript
-        golden, titles, parse = problem.golden, problem.supporting_titles, type(self).parse_answer
-        earned = answers.trajectory_reward(outcome, transcript, golden, self.reward, parse, titles)
+        golden = problem.golden
+        earned = answers.trajectory_reward(outcome, transcript, golden, self.reward, type(self).parse_answer)
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
@@ -187,11 +187,7 @@ class QuestionAgent(Agent):
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
 
     def check(self) -> None:
-        if self.reward.evidence and not self.keeps_memory:
-            raise ValueError(
-                f"reward.evidence {self.reward.evidence} rewards what a memory holds after a question, and "
-                f"agent.workflow {self.config.workflow} has no such memory: set it to 0"
-            )
+        """No settings that all of these agents share contradict each other."""
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         limit = self.config.question_tokens

@@ -10,10 +10,7 @@ from memsearcher_jax.ranges import Count, CountOrZero, Positive, Probability
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """The reward of a trajectory that answers a question. The defaults are the MemSearcher paper's.
-
-    A trajectory without an answer earns 0, minus the cost of its turns.
-    """
+    """The reward of a trajectory that answers a question; one without an answer earns 0. Defaults: the paper's."""
 
     metric: Literal["f1", "exact_match", "cover_exact_match"] = "f1"
     """What an answer earns. Search-R1 uses exact_match."""
@@ -21,11 +18,6 @@ class RewardConfig:
     """What an answer with a metric of 0 earns if its format is right."""
     require_format: bool = True
     """An answer in the wrong format earns 0 (True) or its metric (False). Each workflow has a format of its own."""
-    turn_cost: Probability = 0.0
-    """Subtracted for every turn after the first."""
-    evidence: Probability = 0.0
-    """Process reward: added times the fraction of the question's supporting titles that the last memory names. Needs a
-    workflow with a memory; a question without supporting titles adds 0."""
     function: str = ""
     """A reward of one's own: FILE.py with a function `reward`, or of the file's name. It gets the trajectories of one
     problem and returns a number for each, or one for each of its contexts (docs/extend.md). The metrics stay."""

@@ -72,7 +72,6 @@ class MemSearcher(QuestionAgent):
     keeps_memory = True
 
     def check(self) -> None:
-        super().check()
         if self.config.max_rewrite_tokens <= self.config.memory_tokens:
             raise ValueError(
                 f"agent.rewrite_tokens {self.config.rewrite_tokens} is not above agent.memory_tokens "

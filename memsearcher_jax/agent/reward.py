@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.config import PAPER_REWARD, RewardConfig
-from memsearcher_jax.types import Objectives, Outcome, StopReason, plain_title
+from memsearcher_jax.types import Objectives, Outcome, StopReason
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -31,7 +31,7 @@ Parsed = tuple[str | None, str]
 
 @dataclass(frozen=True)
 class Reward:
-    """A trajectory's reward, in [0, 1] for one question without turn cost and evidence, NaN if none, and the reason."""
+    """A trajectory's reward, in [0, 1] for one question, NaN if there is none, and the reason."""
 
     value: float
     reason: str
@@ -117,7 +117,6 @@ def trajectory_reward(
     golden_answers: Sequence[str] | Objectives | str,
     settings: RewardConfig = PAPER_REWARD,
     parse: Callable[[str], Parsed] = parse_boxed,
-    supporting_titles: Sequence[str] = (),
 ) -> Reward:
     """The reward of a trajectory of any workflow that answers questions.
 
@@ -127,26 +126,9 @@ def trajectory_reward(
     """
     if outcome.stop.is_fault:
         return Reward(math.nan, f"lost: {outcome.stop.value}")
-    if outcome.stop is StopReason.ANSWERED:
-        earned = _answer_reward(*parse(transcript), golden_answers, settings)
-    else:
-        earned = Reward(0.0, outcome.stop.value)
-    terms = {"turns": -settings.turn_cost * max(0, len(outcome.turns) - 1)}
-    if settings.evidence and outcome.turns:
-        last = outcome.turns[-1]
-        terms["evidence"] = settings.evidence * named_share(last.new_memory or last.memory, supporting_titles)
-    reasons = (earned.reason, *(f"{name}: {value:+.3g}" for name, value in terms.items() if value))
-    return Reward(earned.value + sum(terms.values()), "; ".join(reasons))
-
-
-def named_share(text: str, titles: Sequence[str]) -> float:
-    """Fraction of the titles that the text contains, both normalised, without a final `(...)`; 0.0 without titles.
-
-    A title of articles and punctuation alone does not count: every text would contain it.
-    """
-    names = [name for title in titles if (name := normalize(plain_title(title)))]
-    held = normalize(text)
-    return sum(name in held for name in names) / len(names) if names else 0.0
+    if outcome.stop is not StopReason.ANSWERED:
+        return Reward(0.0, outcome.stop.value)
+    return _answer_reward(*parse(transcript), golden_answers, settings)
 
 
 def _parse(transcript: str, *, visible: Callable[[str], str]) -> Parsed:

@@ -34,6 +34,8 @@ def file_tools(file: str) -> list[Tool]:
     `function.batch`, if it is set, is a function that takes the arguments of all calls that wait, as a list of
     dictionaries, and returns their results. Raises ValueError or OSError in one line with the file and the line.
     """
+    if not file.endswith(".py"):
+        raise ValueError(f"agent.tools {file}: is no Python file; put what is none of its values before --agent.tools")
     module = load(file, "agent.tools")
     public = [one for name, one in vars(module).items() if inspect.isfunction(one) and not name.startswith("_")]
     functions = getattr(module, "TOOLS", [one for one in public if one.__module__ == module.__name__])

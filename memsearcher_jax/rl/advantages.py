@@ -81,10 +81,9 @@ def _rewarded_contexts(
 ) -> Iterator[tuple[float, str, Sequence[tuple[int, Context]]]]:
     """(reward, group, numbered contexts that carry its advantage) of one trajectory, in its order."""
     contexts = list(enumerate(scored.trajectory.contexts))
-    masked = settings.mask_truncated and scored.trajectory.outcome.stop.is_limit
     if settings.advantage_scope == "trajectory":
         first = {"all_contexts": 0, "last_context": -1}[settings.credit]
-        yield scored.reward, str(number), () if masked else contexts[first:]
+        yield scored.reward, str(number), contexts[first:]
         return
     if len(scored.context_rewards) != len(contexts):
         raise ValueError(
@@ -93,7 +92,7 @@ def _rewarded_contexts(
         )
     for (position, context), reward in zip(contexts, scored.context_rewards, strict=True):
         group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
-        yield reward, group, () if masked else ((position, context),)
+        yield reward, group, ((position, context),)
 
 
 def _is_correct(scored: ScoredTrajectory) -> bool:

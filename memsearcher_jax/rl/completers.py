@@ -28,6 +28,8 @@ from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
 
+CACHED_COMPLETIONS = 20_000  # the least recently used are evicted
+
 
 class Completer(Protocol):
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
@@ -173,7 +175,7 @@ def open_completers(
         if backend.backend == "openai":
             limits = {"max_tokens": settings.answer_tokens, "temperature": settings.answer_temperature}
             completer = open_openai_completer(backend, section=section, check=check, **limits)
-        return CachedCompleter(completer, LRUCache(backend.cache_size)) if completer else None
+        return CachedCompleter(completer, LRUCache(CACHED_COMPLETIONS)) if completer else None
 
     return open_completer("answerer", config.answerer), open_completer("judge", config.judge)
 

@@ -41,9 +41,6 @@ class RLConfig:
     refill: CountOrZero = 0
     """Dynamic sampling: rounds in which a step replaces groups whose rewards are all equal by further problems, until
     it trains as many groups as it has problems. 0: it trains the groups that it has."""
-    mask_truncated: bool = False
-    """Leave trajectories that a limit cut off (stop/max_turns, stop/cut_off, stop/context_full) out of the loss; their
-    rewards stay in the mean of their group."""
     checkpoint_every: Count = 20
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: Count = 2
@@ -83,8 +80,6 @@ class CompleterConfig:
     """openai: concurrent requests."""
     max_outage: NonNegative = 600.0
     """openai: seconds for which a request is repeated while the service is down, before it has failed."""
-    cache_size: Count = 20_000
-    """Completions to cache, so that equal prompts are completed once; the least recently used are evicted."""
 
 
 def read_key(variable: str, setting: str) -> str:

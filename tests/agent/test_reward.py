@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.config import RewardConfig
-from memsearcher_jax.types import Outcome, Problem, StopReason, Turn
+from memsearcher_jax.types import Outcome, Problem, StopReason
 
 METRICS = {
     "em": reward.exact_match,
@@ -139,35 +139,6 @@ def test_settings_of_the_answer(settings, reply, value):
     text = transcript(f" t </think> {reply}")
     judged = reward.trajectory_reward(Outcome(StopReason.ANSWERED), text, ["new york"], RewardConfig(**settings))
     assert judged.value == pytest.approx(value)
-
-
-def test_every_turn_after_the_first_has_its_cost():
-    turns = tuple(Turn(memory="", reply="") for _ in range(4))
-    settings, text = RewardConfig(turn_cost=0.05), transcript(" t </think> \\boxed{x}")
-    for count, stop, value in (
-        (1, StopReason.ANSWERED, 1.0),
-        (4, StopReason.ANSWERED, 0.85),
-        (4, StopReason.MAX_TURNS, -0.15),
-    ):
-        judged = reward.trajectory_reward(Outcome(stop, turns=turns[:count]), text, ["x"], settings)
-        assert judged.value == pytest.approx(value)
-    assert judged.reason == "max_turns; turns: -0.15"
-
-
-def test_evidence_is_the_share_of_supporting_titles_in_the_last_memory():
-    titles = ["Fame (2009 film)", "The Guggenheim", "Oslo"]
-    memories = ("", "Oslo and fame.", "Guggenheim; Fame was shot there.")
-    turns = tuple(Turn(memory=memory, reply="") for memory in memories)
-    text = transcript(" t </think> \\boxed{y}")
-    judged = reward.trajectory_reward(
-        Outcome(StopReason.ANSWERED, turns=turns), text, ["x"], RewardConfig(evidence=0.3), supporting_titles=titles
-    )
-    assert judged.value == pytest.approx(0.1 + 0.3 * 2 / 3)
-    assert judged.reason == "wrong answer but good format: y; evidence: +0.2"
-    assert reward.named_share("anything", []) == reward.named_share("anything", ["The The"]) == 0.0
-    rewritten = Outcome(StopReason.MAX_TURNS, turns=(Turn(memory="", reply="", new_memory="Oslo"),))
-    unanswered = reward.trajectory_reward(rewritten, text, ["x"], RewardConfig(evidence=0.3), supporting_titles=titles)
-    assert unanswered.value == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,6 @@ def test_groups_with_constant_rewards_can_be_left_out():
     assert examples([trajectory(1)] * 2, [1.0, 1.0], [0, 0], keep_constant_reward_groups=False) == []
 
 
-@pytest.mark.parametrize("stop", StopReason)
-def test_trajectories_that_a_limit_cut_off_can_be_masked(stop):
-    """Their reward stays in the mean of their group."""
-    cut = replace(trajectory(3), outcome=Outcome(stop))
-    kept = examples([cut, trajectory(1)], [0.0, 1.0], [0, 0], mask_truncated=False)
-    masked = examples([cut, trajectory(1)], [0.0, 1.0], [0, 0], mask_truncated=True)
-    is_limit = stop in (StopReason.MAX_TURNS, StopReason.CUT_OFF, StopReason.CONTEXT_FULL)
-    assert [one.advantage for one in masked] == [one.advantage for one in kept][3 if is_limit else 0 :]
-
-
 def test_the_last_context_alone_can_be_trained():
     """The ablation changes which contexts carry the advantages, not how they are normalised."""
     first, last = Context((5, 6), (0.0, -1.0), (False, True)), Context((7, 8), (0.0, -2.0), (False, True))

@@ -220,15 +220,6 @@ def test_completions_are_cached_and_failures_are_retried():
     assert echo.received == ["a", "b", "a", "b"]
 
 
-def test_the_cache_size_is_bounded():
-    echo = EchoCompleter()
-    completer = CachedCompleter(echo, LRUCache(1))
-    assert completer.complete([prompt("a"), prompt("b")], KEY) == [Completion("m:a"), Completion("m:b")]
-    completer.complete([prompt("b")], KEY)
-    completer.complete([prompt("a")], KEY)
-    assert echo.received == ["a", "b", "a"]
-
-
 @pytest.fixture
 def driver(engine):
     return RolloutDriver(engine, TOKENIZER, partial(generate_once, max_tokens=6))

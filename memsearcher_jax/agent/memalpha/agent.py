@@ -104,11 +104,6 @@ class Memalpha(ReadingAgent):
                 f"memalpha.core_tokens {self.memalpha.core_tokens} is not below agent.memory_tokens "
                 f"{self.config.memory_tokens}: a context shows the complete core and the latest items after it"
             )
-        if self.reward.evidence:
-            raise ValueError(
-                f"reward.evidence {self.reward.evidence} rewards what a memory holds after a question, and Mem-alpha "
-                "reads before the questions: set it to 0"
-            )
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         sources = set()

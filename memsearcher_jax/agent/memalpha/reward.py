@@ -37,14 +37,10 @@ _JSON_BLOCK = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
 
 @dataclass(frozen=True)
 class MemalphaRewardConfig:
-    """Weights of the four terms. The defaults are those of the paper's released run."""
+    """Weights beside r1 and r2, which count once. The defaults are those of the paper's released run."""
 
-    answers_weight: NonNegative = 1.0
-    """Of r1, the mean score of the stream's questions."""
     compression_weight: NonNegative = 0.05
     """Of r3, 1 - memory tokens / stream tokens."""
-    calls_weight: NonNegative = 1.0
-    """Of r2, the fraction of a chunk's calls that succeeded."""
     content_weight: NonNegative = 0.1
     """Of r4, the fraction of a chunk's calls whose content is valid."""
     clip_compression: bool = True
@@ -84,8 +80,7 @@ def stream_reward(
     if config.threshold:
         answers = float(answers >= config.threshold)
     compression = compression_reward(memory_tokens, stream_tokens, clip=config.clip_compression)
-    shared = config.answers_weight * answers + config.compression_weight * compression
-    value_C = [shared + config.calls_weight * calls for calls in calls_C]
+    value_C = [answers + config.compression_weight * compression + calls for calls in calls_C]
     if content_C is not None and config.content_weight:  # 0 x NaN would lose a context whose verdicts all failed
         value_C = [value + config.content_weight * content for value, content in zip(value_C, content_C, strict=True)]
     return StreamReward(tuple(value_C), answers, compression)

@@ -22,11 +22,11 @@ def test_a_stream_by_hand():
     ours = stream_reward([1.0, 0.0], **given_, config=MemalphaRewardConfig())
     assert ours.value_C == pytest.approx((0.5 + 0.05 * 0.75 + 1.0 + 0.1, 0.5 + 0.05 * 0.75 + 0.5))
     assert (ours.answers, ours.compression) == (0.5, 0.75)
-    config = MemalphaRewardConfig(2.0, 1.0, 3.0, 4.0, threshold=0.5)
+    config = MemalphaRewardConfig(compression_weight=1.0, content_weight=4.0, threshold=0.5)
     ours = stream_reward([1.0, 0.0], **given_, config=config)
-    assert ours.value_C == pytest.approx((2.0 + 0.75 + 3.0 + 4.0, 2.0 + 0.75 + 1.5))
+    assert ours.value_C == pytest.approx((1.0 + 0.75 + 1.0 + 4.0, 1.0 + 0.75 + 0.5))
     unjudged = stream_reward([1.0], **(given_ | {"content_C": None}), config=config)
-    assert unjudged.value_C == pytest.approx((2.0 + 0.75 + 3.0, 2.0 + 0.75 + 1.5))
+    assert unjudged.value_C == pytest.approx((1.0 + 0.75 + 1.0, 1.0 + 0.75 + 0.5))
 
 
 def test_failed_verdicts_lose_a_context_only_where_they_count():
