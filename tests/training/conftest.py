@@ -1,6 +1,7 @@
 """A model small enough to compile in seconds, and packed rows to train it on."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -64,15 +65,19 @@ class Nano:
         return replace(rows, ref_logprob_BT=(-1 - (rows.ids_BT * 7 + rows.position_BT) % 5).astype(np.float32))
 
 
-def draw_examples(count: int, longest: int, rng: np.random.Generator) -> list[TrainingExample]:
+def draw_examples(
+    prompts: Sequence[Sequence[int]], counts: Sequence[int], longest: int, rng: np.random.Generator
+) -> list[TrainingExample]:
+    """`counts[i]` contexts that continue prompts[i], with trained tokens anywhere behind the first own token."""
     examples = []
-    for _ in range(count):
-        length = int(rng.integers(3, longest + 1))
-        sampled = rng.random(length) < 0.6
-        sampled[0], sampled[-1] = False, True
-        ids = rng.integers(0, MODEL.vocab_size, length)
-        logprobs = np.log(MODEL.vocab_size) * -(0.8 + 0.4 * rng.random(length))
-        examples.append(TrainingExample(ids, logprobs, sampled, float(rng.normal())))
+    for prompt, count in zip(prompts, counts, strict=True):
+        for _ in range(count):
+            own = int(rng.integers(3, longest + 1))
+            sampled = np.append(np.zeros(len(prompt) + 1, bool), rng.random(own - 1) < 0.6)
+            sampled[-1] = True
+            ids = np.append(prompt, rng.integers(0, MODEL.vocab_size, own)).astype(int)
+            logprobs = np.log(MODEL.vocab_size) * -(0.8 + 0.4 * rng.random(len(ids)))
+            examples.append(TrainingExample(ids, logprobs, sampled, float(rng.normal())))
     return examples
 
 
@@ -83,7 +88,7 @@ def nano() -> Nano:
 
 def make_nano() -> Nano:
     rng = np.random.default_rng(0)
-    examples = draw_examples(12, 24, rng)
+    examples = draw_examples([[]], [12], 24, rng)
     rows = pack(examples, TRAINING.seq_len, TRAINING.minibatch_rows, rng)
     filled = (rows.segment_BT > 0).any(axis=1).sum()
     assert len(rows.ids_BT) == TRAINING.minibatch_rows and filled < len(examples)  # some rows hold several contexts

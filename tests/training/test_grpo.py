@@ -174,11 +174,3 @@ def test_masked_entries_never_matter():
     broken_BT = np.where(mask_BT, old_BT, np.nan), np.where(mask_BT, advantage_BT, np.inf)
     for value, expected in zip(loss_and_gradient(logprob_BT, *broken_BT), clean, strict=True):
         np.testing.assert_array_equal(value, expected)
-
-
-def test_an_unknown_aggregate_is_refused():
-    zeros_BT = jnp.zeros((1, 2))
-    with pytest.raises(ValueError, match="token-mean"):
-        grpo.policy_loss(
-            zeros_BT, zeros_BT, zeros_BT, zeros_BT, clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregate="bogus"
-        )

@@ -33,8 +33,10 @@ def test_entropy_and_kl_are_means_over_tokens_whatever_the_loss_averages(nano, a
     entropy_BT = rng.uniform(0, 1, rows.mask_BT.shape).astype(np.float32)
     config = replace(nano.training, aggregate=aggregate)
     weight_BT = token_weights(rows.mask_BT, aggregate, rows.segment_BT, norm_tokens=config.norm_tokens)
-    _, metrics = loss_fn(config, logprob_BT, entropy_BT, rows, weight_BT)
+    loss, metrics = loss_fn(config, logprob_BT, entropy_BT, rows, weight_BT)
     np.testing.assert_allclose(metrics["entropy"], entropy_BT[rows.mask_BT].mean(), rtol=1e-5)
     if loss_fn is losses.grpo_loss:
         kl_BT = np.asarray(grpo.kl_k3(logprob_BT, rows.ref_logprob_BT))
         np.testing.assert_allclose(metrics["kl"], kl_BT[rows.mask_BT].mean(), rtol=1e-5)
+        penalty_BT = config.kl_coefficient * kl_BT - config.entropy_coefficient * entropy_BT
+        np.testing.assert_allclose(loss, metrics["policy_loss"] + np.sum(penalty_BT * weight_BT), rtol=1e-5)

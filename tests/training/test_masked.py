@@ -67,6 +67,9 @@ def test_aggregates_over_packed_and_unpacked_rows(sequences, aggregate):
     np.testing.assert_allclose(unpacked, packed, rtol=1e-5)
 
 
-def test_seq_mean_token_sum_norm_needs_norm_tokens():
-    with pytest.raises(ValueError, match="norm_tokens"):
-        masked.token_weights(np.ones((1, 2)), "seq-mean-token-sum-norm", np.ones((1, 2), np.int32))
+@pytest.mark.parametrize(
+    ("aggregate", "message"), [("seq-mean-token-sum-norm", "norm_tokens"), ("bogus", "token-mean")]
+)
+def test_invalid_aggregates_are_refused(aggregate, message):
+    with pytest.raises(ValueError, match=message):
+        masked.token_weights(np.ones((1, 2)), aggregate, np.ones((1, 2), np.int32))

@@ -61,9 +61,10 @@ def test_every_example_is_packed_exactly_once_unsplit_and_in_order(examples, mic
 
     expected = []
     for example in examples:
-        sampled_T = np.array(example.sampled)
-        values = (np.float32(value) * sampled_T for value in (example.advantage, example.logprobs))
-        expected.append((example.ids, *(tuple(x.tolist()) for x in (sampled_T, *values))))
+        end = 1 + max(np.flatnonzero(example.sampled), default=0)  # what comes later is not computed
+        sampled_T = np.array(example.sampled[:end])
+        values = (np.float32(value) * sampled_T for value in (example.advantage, example.logprobs[:end]))
+        expected.append((example.ids[:end], *(tuple(x.tolist()) for x in (sampled_T, *values))))
     assert sorted(found) == sorted(expected)
 
     padding_BT = rows.segment_BT == 0
@@ -88,9 +89,9 @@ def test_mini_batches_are_even_and_end_with_their_empty_micro_batches(examples, 
 
 
 def plain(length, prompt=()):
-    """An example without trained tokens, which shares only `prompt` with others."""
+    """An example whose last token is trained, and which shares only `prompt` with others."""
     own = rng_of_ids.integers(0, 2**30, length - len(prompt))
-    return TrainingExample((*prompt, *own.tolist()), (0.0,) * length, (False,) * length, 0.0)
+    return TrainingExample((*prompt, *own.tolist()), (0.0,) * length, (*(False,) * (length - 1), True), 0.0)
 
 
 rng_of_ids = np.random.default_rng(0)
@@ -181,6 +182,17 @@ def test_contexts_with_the_same_prompt_share_a_row_and_write_it_once():
     assert len(rows.ids_BT) == 2 and fill(rows) == 1
     np.testing.assert_array_equal(rows.position_BT, np.tile([*range(12), *[10, 11] * 4], (2, 1)))
     assert sorted(tuple(ids[:10].tolist()) for ids in rows.ids_BT) == prompts
+
+
+def test_rows_of_one_question_share_it_where_that_saves_tokens():
+    """Six contexts of each of two questions behind one system prompt of 4 tokens: 8 of a question, 4 of their own. A
+    row holds five contexts of one question, or two of both."""
+    prompts = [(1, 2, 3, 4, *range(first, first + 8)) for first in (10, 20)]
+    rows = pack([plain(16, prompt) for prompt in prompts * 6], 32, 1, np.random.default_rng(0))
+    begins = [
+        set(p_T[1:][np.diff(s_T) > 0].tolist()) for p_T, s_T in zip(rows.position_BT, rows.segment_BT, strict=True)
+    ]
+    assert sorted(map(sorted, begins)) == [[4], [12], [12]]
 
 
 def test_a_shared_prefix_ends_before_the_first_trained_token():

@@ -13,25 +13,12 @@ import optax
 import pytest
 
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.packing import pack
 from memsearcher_jax.training.update import init_state
+from tests.training.conftest import draw_examples
 
 DESCENT = optax.sgd(1.0)
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-
-
-def draw_examples(prompts, counts, rng, longest=12):
-    """`counts[i]` contexts that continue prompts[i], with trained tokens anywhere behind the first own token."""
-    examples = []
-    for prompt, count in zip(prompts, counts, strict=True):
-        for _ in range(count):
-            own = int(rng.integers(3, longest + 1))
-            sampled = np.append(np.zeros(len(prompt) + 1, bool), rng.random(own - 1) < 0.6)
-            sampled[-1] = True
-            ids = np.append(prompt, rng.integers(0, 64, own)).astype(int)
-            logprobs = np.log(64) * -(0.8 + 0.4 * rng.random(len(ids)))
-            examples.append(TrainingExample(ids, logprobs, sampled, float(rng.normal())))
-    return examples
 
 
 def drawn(name):
@@ -39,10 +26,15 @@ def drawn(name):
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 64, (2, 20))
     prompts = {"none": [[]], "one": [one], "several": [one, other[:9], []], "nested": [one, [*one, *other[:8]]]}[name]
-    return draw_examples(prompts, (9, 6, 3)[: len(prompts)], rng), 48
+    return draw_examples(prompts, (9, 6, 3)[: len(prompts)], 12, rng), 48
 
 
-CASES = ("none", "one", "several", "nested")
+GSPO = {
+    "importance_sampling_level": "sequence",
+    "aggregate": "seq-mean-token-mean",
+    "clip_low": 0.05,
+    "clip_high": 0.02,
+}
 
 
 def rows_of(nano, case):
@@ -87,10 +79,13 @@ def assert_same(one, other, tolerance):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * norm), one[0], other[0])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_sharing_changes_neither_loss_nor_gradient(nano, case):
-    shared, separate = rows_of(nano, case)
-    assert_same(step(nano, shared, nano.mesh()), step(nano, separate, nano.mesh()), 1e-5)
+@pytest.mark.parametrize(
+    ("case", "changes"), [("none", {}), ("one", {}), ("several", {}), ("nested", {}), ("several", GSPO)], ids=str
+)
+def test_packing_and_sharing_change_neither_loss_nor_gradient(nano, case, changes):
+    shared, separate = (step(nano, rows, nano.mesh(), **changes) for rows in rows_of(nano, case))
+    assert 0 < shared[1]["clip_fraction"] < 1
+    assert_same(shared, separate, 1e-5)
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
@@ -129,8 +124,10 @@ def test_sharing_on_eight_devices(nano):
 @pytest.mark.parametrize("mesh", [(1, 16, 1), (2, 4, 2)])
 def test_sharing_on_sixteen_devices(mesh):
     """In a process of its own, because the tests have eight. Over 16 of "fsdp" gradients are scattered in two steps."""
-    code = f"import conftest, test_shared_prefix; test_shared_prefix.check_sharing(conftest.make_nano(), *{mesh})"
+    code = (
+        f"from tests.training import conftest, test_shared_prefix as t; t.check_sharing(conftest.make_nano(), *{mesh})"
+    )
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=16"
     subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, env=os.environ | {"XLA_FLAGS": flags}, check=True
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env=os.environ | {"XLA_FLAGS": flags}, check=True
     )

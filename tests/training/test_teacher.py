@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +10,6 @@ from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig
-from memsearcher_jax.training.distillation import advantages
 from memsearcher_jax.training.packing import TrainingExample, pack
 from memsearcher_jax.training.trainer import make_trainer
 from tests.support import NANO
@@ -104,7 +102,7 @@ def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, object
     for one, other in zip(found, by_hand, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     pulls = np.concatenate(list(expected(examples, BIGGER, weights, 0.0, hinted=teacher.hint)))
-    np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=0.5)  # a mean over mini-batches
+    np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=1e-4)
 
 
 def test_the_policy_itself_teaches_when_it_is_shown_a_hint(examples):
@@ -121,45 +119,3 @@ def test_adapters_are_taught_and_the_divergence_is_that_from_the_teacher(example
     for one, other in zip(found, expected(examples, BIGGER, weights, 0.0), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     assert metrics["kl"] > 0.01
-
-
-def test_the_sum_of_both_objectives_by_hand():
-    example = TrainingExample((1, 2, 3), (0.0, -1.0, -2.0), (False, True, True), 0.5)
-    batch = pack([example], 4, 1, np.random.default_rng(0))
-    batch = replace(batch, number_BT=None, example_BT=None)
-    batch = replace(
-        batch, ref_logprob_BT=np.array([[0, -1.5, -0.5, 0]]), teacher_weight_BT=np.array([[0, 2.0, 2.0, 0]])
-    )
-    for objective, own in (("distill", 0.0), ("grpo+distill", 0.5)):
-        with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])):
-            result, divergence = advantages(
-                objective, jax.tree.map(jnp.asarray, replace(batch, number_BT=None, example_BT=None))
-            )
-        np.testing.assert_allclose(result.advantage_BT, [[0, own - 1.0, own + 3.0, 0]])
-        np.testing.assert_allclose(divergence, (0.5 - 1.5) / 2)
-
-
-def test_learning_from_a_teacher_comes_nearer_to_it():
-    """On tokens that the policy samples: the divergence from a fixed teacher falls."""
-    mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    settings = replace(TRAINING, objective="distill", learning_rate=1e-2, minibatch_rows=8)
-    rng, divergences = np.random.default_rng(0), []
-    with jax.set_mesh(mesh):
-        other = NANO, params(NANO, 5)
-        settings_of = {"method": "grpo", "temperature": 1.0, "teacher": TeacherConfig("t"), "teacher_model": other}
-        trainer = make_trainer(NANO, settings, mesh, params(NANO), **settings_of)
-        state = update.init_state(params(NANO), NANO, update.make_optimizer(settings), mesh)
-        position_BT, segment_BT = np.tile(np.arange(8), (32, 1)), np.ones((32, 8), np.int32)
-        forward = jax.jit(qwen.forward, static_argnums=1)
-        for step in range(12):
-            ids_BT = np.full((32, 8), 3)
-            logprob_BT = np.zeros((32, 8), np.float32)
-            for t in range(1, 8):
-                logits_BTV, _ = forward(state.params, NANO, ids_BT, position_BT, segment_BT)
-                logprob_BV = np.asarray(jax.nn.log_softmax(logits_BTV[:, t - 1]))
-                ids_BT[:, t] = (logprob_BV + rng.gumbel(size=logprob_BV.shape)).argmax(axis=1)
-                logprob_BT[:, t] = logprob_BV[np.arange(32), ids_BT[:, t]]
-            rows = [TrainingExample(*pair, np.arange(8) > 0, 0.0) for pair in zip(ids_BT, logprob_BT, strict=True)]
-            state, metrics = trainer.step(state, rows, rng, lambda message: None, step)
-            divergences.append(metrics["teacher_kl"])
-    assert np.mean(divergences[-3:]) < 0.7 * np.mean(divergences[:3])
