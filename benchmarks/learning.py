@@ -5,12 +5,14 @@ python benchmarks/learning.py --out DIR --variants memalpha "memalpha pooled" "m
 
 Without --variants it runs the ablations of MemSearcher. Each command runs in a folder of DIR, and an interrupted
 benchmark continues where it stopped. Prints a table, and writes it to DIR/learning.md: the score on all test problems
-and on its groups (questions by hops, streams by chunks), sampled and greedy. launch/report.py draws the curves.
+and on its groups (questions by hops, streams by chunks, documents by passages), tokens of all contexts of a trajectory,
+and of the longest context (mean and maximum), sampled and greedy. launch/report.py draws the curves.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ import tyro
 from common import REPOSITORY
 
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories
 
 
 class Variant(NamedTuple):
@@ -46,6 +49,7 @@ VARIANTS = {
     "mem1": Variant("tiny_mem1"),
     "rag": Variant("tiny_rag"),
     "direct": Variant("tiny_direct"),
+    "memagent": Variant("tiny_memagent"),
     "exact match": Variant("tiny", ("--reward.metric", "exact_match")),
     "no format": Variant("tiny", ("--reward.wrong_answer", "0")),
     "lora": Variant("tiny", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3")),
@@ -111,9 +115,20 @@ def scores(run: Path, arguments: Sequence[str]) -> list[str]:
         results = json.loads((folder / "results.json").read_text())
         groups = {name: value for name, value in results["metrics"].items() if name.startswith("exact_match")}
         for name, one in (results["evaluation"]["benchmarks"] | results["evaluation"]["by_length"]).items():
-            groups |= {name: one["scores"]["accuracy"]["mean"]} if "accuracy" in one["scores"] else {}
-        cells.append(", ".join(f"{name.removeprefix('exact_match/')} {value:.3f}" for name, value in groups.items()))
+            score = "cover_exact_match" if name.startswith("documents") else "accuracy"
+            groups |= {name: one["scores"][score]["mean"]} if score in one["scores"] else {}
+        cell = ", ".join(f"{name.removeprefix('exact_match/')} {value:.3f}" for name, value in groups.items())
+        cells.append(f"{cell}; {tokens(folder)}")
     return cells
+
+
+def tokens(evaluation: Path) -> str:
+    """Tokens of all contexts of a trajectory, each counted once, and of its longest context: mean and maximum."""
+    files = sorted((evaluation / "trajectories").rglob("*.jsonl.gz"))
+    trajectories = [one.trajectory for file in files for one in read_trajectories(file)]
+    lengths = [[len(context.ids) for context in one.contexts] for one in trajectories if one.contexts]
+    total, longest = (statistics.fmean(map(measure, lengths)) for measure in (sum, max))
+    return f"{total:.0f} tokens, longest context {longest:.0f} to {max(map(max, lengths))}"
 
 
 def command(program: str, folder: Path, arguments: Sequence[str], changes: Sequence[str] = ()) -> None:
