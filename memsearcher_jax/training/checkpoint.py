@@ -386,13 +386,11 @@ def _read_meta(manager: ocp.CheckpointManager, step: int, model_config: ModelCon
         raise DamagedCheckpointError(f"checkpoint {folder} was not written by this version")
     if meta.pop("checksum") != _json_checksum(meta):
         raise DamagedCheckpointError(f"checkpoint {folder} is damaged: the checksum of meta differs")
-    # As JSON, like the saved one. A field that did not exist when the checkpoint was saved had its default.
-    ours, defaults = (json.loads(json.dumps(dataclasses.asdict(one))) for one in (model_config, ModelConfig()))
-    saved = defaults | meta["model"]
+    ours, saved = json.loads(json.dumps(dataclasses.asdict(model_config))), meta["model"]  # both as JSON has them
     differences = [
-        f"{name} is {saved[name]} there and {value} here"
+        f"{name} is {saved.get(name)} there and {value} here"
         for name, value in ours.items()
-        if name not in FREE_FIELDS and saved[name] != value
+        if name not in FREE_FIELDS and saved.get(name) != value
     ]
     if differences:
         raise ValueError(f"{folder} holds another model: {'; '.join(differences)}")
