@@ -31,7 +31,7 @@ from memsearcher_jax.launch import compile_cache, help_pages, interrupts, output
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import is_export, read_export_config
-from memsearcher_jax.runtime.inputs import own_code, require_same_code, with_absolute_paths, with_own_inputs
+from memsearcher_jax.runtime.inputs import require_same_code, with_absolute_paths, with_own_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -126,10 +126,8 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _new(command, source, words)
     _require_local_paths(flags)
     check(flags.run)
-    try:
-        flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run)))
-    except (ValueError, OSError) as error:  # as it was typed
-        raise type(error)(str(error).replace("model.path", "--checkpoint")) if flags.checkpoint else error from error
+    typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
     _set_cpu_devices(flags.run.mesh.cpu_devices)
     compile_cache.choose(flags.compile_cache)
     return flags
@@ -145,14 +143,6 @@ def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: Flags
     if json_file := getattr(flags, "json", None):
         outputs.require_writable(json_file, "--json")
     return flags
-
-
-def code_words(config: RunConfig) -> list[str]:
-    """The flags that name the user's code of a run, as a command that opens it needs them."""
-    words: dict[str, list[str]] = {}
-    for value, name in own_code(config).items():
-        words.setdefault(f"--{name}", []).append(value)
-    return [word for name, values in words.items() for word in (name, *values)]
 
 
 def is_address(path: object) -> bool:
@@ -177,33 +167,30 @@ def load_preset(name: str) -> RunConfig:
     if not file.is_file() or file.suffix != ".py":
         names = ", ".join(sorted(packaged))
         raise ValueError(f"no preset {name!r}: choose one of {names}, or give the path of a preset file")
-    module, function = python_files.load(file, "--config"), name if name in packaged else file.stem
+    make_preset = python_files.load_named(file, "--config", *([name] if name in packaged else []))
     try:
-        preset = getattr(module, function)()
+        preset = make_preset()
     except Exception as error:  # a user's file may raise anything
         raise ValueError(f"--config {python_files.located(error, str(file.absolute()))}") from error
     if not isinstance(preset, RunConfig):
-        raise ValueError(f"{file}: {function}() must return a RunConfig, it returned {type(preset).__name__}")
+        raise ValueError(f"--config {file} must return a RunConfig, it returned {type(preset).__name__}")
     return from_dict(to_dict(preset))
 
 
 @contextlib.contextmanager
-def one_line_errors(
-    errors: tuple[type[Exception], ...] = (ValueError, OSError), status: int = 2, hint: str = ""
-) -> Iterator[None]:
-    """Prints an error of these classes, with `hint`, in a line on stderr, and exits. Wraps what precedes long work."""
+def one_line_errors(way_on: str = "") -> Iterator[None]:
+    """Prints an error of the user in a line on stderr, and exits with status 2. Wraps what precedes long work.
+
+    Around long work: prints a failed write, with the `way_on`, and exits with status 1.
+    """
+    errors = (OSError,) if way_on else (ValueError, OSError)
     try:
         yield
     except BrokenPipeError:
         raise
     except errors as error:
-        print(f"error: {outputs.printable(error)}{hint}", file=sys.stderr, flush=True)
-        raise SystemExit(status) from None
-
-
-def stop_in_one_line(hint: str) -> contextlib.AbstractContextManager[None]:
-    """Prints a failed write of long work in one line, with the way to continue; exit status 1."""
-    return one_line_errors((OSError,), 1, f"; {hint}")
+        print(f"error: {outputs.printable(error)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
+        raise SystemExit(1 if way_on else 2) from None
 
 
 def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:

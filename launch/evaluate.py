@@ -179,7 +179,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         first = len(done)
         print(f"{out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
-        with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"), bar as progress:
+        with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"), bar as progress:
 
             def on_answer(id: str, summary: TrajectorySummary) -> None:
                 nonlocal pending
@@ -213,7 +213,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed
     )
     if asks_judge:
-        with cli.stop_in_one_line(f"fix the error and rerun with --resume --out {out}"):
+        with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"):
             answers = answer_judge.read_answers(folder, default)
             judgements = answer_judge.judge_answers(answers, config.judge, out / answer_judge.JUDGEMENTS_FILE)
             result["judge"] = answer_judge.summarize_judgements(answers, judgements, config.seed)

@@ -86,7 +86,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
                 if count:
                     print(f"{out}: left out {count:,} {reason}", file=sys.stderr)
         with (
-            cli.stop_in_one_line(f"the checkpoints in {out} are intact; fix the error and rerun with --resume"),
+            cli.one_line_errors(f"the checkpoints in {out} are intact; fix the error and rerun with --resume"),
             writer,
             progress_type("sft", data.steps, done=done) as progress,
         ):

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from memsearcher_jax.config import differences
+from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import SweepPoint, plot_sweep, show_sweep
+from memsearcher_jax.runtime.inputs import own_code
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 
@@ -69,12 +70,20 @@ def main(argv: Sequence[str]) -> None:
             start(tpu_train.__file__, folder, own, environment)
         test = folder / "test"
         if not (done and has_ended(test) and read_results(test)["lost"] == 0):
-            start(evaluate.__file__, test, ["--checkpoint", str(folder), *cli.code_words(config)], environment)
+            start(evaluate.__file__, test, ["--checkpoint", str(folder), *code_words(config)], environment)
         points.append(SweepPoint.from_results(value, read_results(test)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": [point.to_json() for point in points]})
     plot_sweep(flags.out / "sweep.png", name, points)
     show_sweep(name, points, Console(highlight=False))
     print(f"{flags.out}: {len(points)} evaluations; plotted in {flags.out / 'sweep.png'}")
+
+
+def code_words(config: RunConfig) -> list[str]:
+    """The flags that name the user's code of a run, as a command that opens it needs them."""
+    words: dict[str, list[str]] = {}
+    for value, name in own_code(config).items():
+        words.setdefault(f"--{name}", []).append(value)
+    return [word for name, values in words.items() for word in (name, *values)]
 
 
 def start(program: str, folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -135,7 +135,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
-            cli.stop_in_one_line(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
+            cli.one_line_errors(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
             writer or contextlib.nullcontext(),
             bar as progress,
             StepProfiler(out, flags.profile) as at_step,

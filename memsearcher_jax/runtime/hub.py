@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -41,11 +41,12 @@ def is_repository(name: str) -> bool:
     return bool(REPOSITORY.fullmatch(name)) and not Path(name).exists()
 
 
-def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
+def pinned(config: RunConfig, stored: RunConfig | None = None, flags: Mapping[str, str] | None = None) -> RunConfig:
     """The config with the commit of every repository, OWNER/NAME@COMMIT.
 
     Without a connection the commit comes from the cache. A run that is resumed, with the config `stored`, keeps the
-    commits of its repositories. Raises OSError in one line for a repository that is missing, gated or unreachable.
+    commits of its repositories. Raises OSError in one line for a repository that is missing, gated or unreachable,
+    with its setting, or the one of `flags` that gave it.
     """
     kept = {(one.setting, one.repo, one.file): one.value for one in (_references(stored) if stored else [])}
 
@@ -56,7 +57,7 @@ def pinned(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
             return known
         from huggingface_hub import HfApi
 
-        with _one_line_errors(reference):
+        with _one_line_errors(reference, (flags or {}).get(reference.setting, "")):
             revision = {"repo_type": reference.repo_type, "revision": reference.revision}
             commit = HfApi().resolve_revision(reference.repo, **revision).resolved
         repo, file = f"{reference.repo}@{commit}", reference.file
@@ -114,8 +115,8 @@ def _download(reference: _Reference) -> str:
 
 
 @contextlib.contextmanager
-def _one_line_errors(reference: _Reference) -> Iterator[None]:
-    """Turns the library's errors into OSError, in one line that names the setting and the way out."""
+def _one_line_errors(reference: _Reference, flag: str = "") -> Iterator[None]:
+    """Turns the library's errors into OSError, in one line that names the flag or setting and the way out."""
     from huggingface_hub import constants, errors
 
     hub, kind = constants.ENDPOINT, reference.repo_type
@@ -136,4 +137,4 @@ def _one_line_errors(reference: _Reference) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         unavailable = f" cannot be downloaded ({reason}): repeat the command, it continues"
         way_out = next((text for kind, text in ways_out.items() if isinstance(error, kind)), unavailable)
-        raise OSError(f"{reference.setting} {reference.value}{way_out}") from error
+        raise OSError(f"{flag or reference.setting} {reference.value}{way_out}") from error

@@ -49,8 +49,8 @@ def test_a_value_out_of_range_is_an_error(setting, value, line, refused, tmp_pat
     [
         ("def broken():\n    return 1 / 0\n", "broken.py, line 2: ZeroDivisionError: division by zero"),
         ("x = (\n", "broken.py, line 1: SyntaxError"),
-        ("x = 1\n", "has no attribute 'broken'"),
-        ("def broken():\n    return 3\n", "broken() must return a RunConfig, it returned int"),
+        ("x = 1\n", "broken.py: defines no broken"),
+        ("def broken():\n    return 3\n", "broken.py must return a RunConfig, it returned int"),
         (None, "no preset 'PATH/nope.py': choose one of"),
     ],
 )
