@@ -62,13 +62,14 @@ class Workload:
     """Tokens per context."""
     generated_tokens: Positive = 250.0
     """Tokens per context that are generated and trained."""
-    shared_tokens: NonNegative = 448.0
-    """Tokens with which every context begins, which a packed row holds once."""
+    shared_tokens: NonNegative = 465.0
+    """Tokens with which the contexts of a packed row begin, and which it holds once: 448 that all share, 480 or more in
+    rows of one problem."""
     longest_tokens: NonNegative = 2_310.0
     """Tokens that the longest trajectory of a step generates, one after the other. Default: the longest of 1,280."""
     prefilled_tokens: NonNegative = 640.0
     """Tokens per context that are prefilled, without cached prefixes."""
-    packing_efficiency: PositiveFraction = 0.97
+    packing_efficiency: PositiveFraction = 0.995
     """Share of a packed row that holds tokens."""
     efficiency: PositiveFraction = 0.45
     """Share of the roofline that a run reaches."""

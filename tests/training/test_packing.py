@@ -221,7 +221,6 @@ def test_invalid_examples_are_refused_in_one_line():
     ("minibatch_rows", "contexts", "updates"),
     [
         (256, 640, 7),  # the paper's mini-batch: 4,480 contexts of a step of 256 x 5 trajectories
-        (256, 1_280, 4),
         (64, 640, 12),  # the rows do not suffice
         (256, 10, 24),  # one micro-batch of 32 rows each
     ],

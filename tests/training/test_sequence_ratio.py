@@ -39,24 +39,18 @@ def by_hand():
     return np.array(losses), gradients
 
 
-PACKED = [(0, 0, 1), (0, 4, 2), (1, 0, 1), (1, 4, 2), (1, 7, 3), (2, 0, 1), (2, 4, 2)]  # row, start, segment
-ALONE = [(row, 0, 1) for row in range(len(SEQUENCES))]
+PLACES = [(0, 0, 1), (0, 4, 2), (1, 0, 1), (1, 4, 2), (1, 7, 3), (2, 0, 1), (2, 4, 2)]  # row, start, segment
+SHAPE = 3, 11
 
 
-def laid_out(places, width):
-    """Arrays [B, T] of the sequences at their places, with NaN elsewhere."""
-    count = 1 + max(row for row, _, _ in places)
-    arrays = {name: np.full((count, width), np.nan, np.float32) for name in ("log_ratio", "advantage")}
-    arrays |= {name: np.zeros((count, width), np.int32) for name in ("mask", "segment")}
-    for (row, start, segment), (advantage, log_ratio, trained) in zip(places, SEQUENCES, strict=True):
-        place = row, slice(start, start + len(trained))
+def loss_and_gradient(aggregate):
+    """(loss, metrics, gradient of each sequence) of the sequences in packed rows, with NaN elsewhere."""
+    arrays = {name: np.full(SHAPE, np.nan, np.float32) for name in ("log_ratio", "advantage")}
+    arrays |= {name: np.zeros(SHAPE, np.int32) for name in ("mask", "segment")}
+    places = [(row, slice(start, start + len(one[1]))) for (row, start, _), one in zip(PLACES, SEQUENCES, strict=True)]
+    for place, (*_, segment), (advantage, log_ratio, trained) in zip(places, PLACES, SEQUENCES, strict=True):
         arrays["log_ratio"][place], arrays["mask"][place] = log_ratio, trained
         arrays["advantage"][place], arrays["segment"][place] = advantage, segment
-    return arrays
-
-
-def loss_and_gradient(places, width, aggregate, **changes):
-    arrays = laid_out(places, width)
     old_BT = np.float32(-2.0)
 
     def loss(logprob_BT):
@@ -69,18 +63,16 @@ def loss_and_gradient(places, width, aggregate, **changes):
             importance_sampling_level="sequence",
             norm_tokens=4,
             segment_BT=arrays["segment"],
-            **(CLIP | changes),
+            **CLIP,
         )
 
     loss_and_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (value, statistics), gradient_BT = jax.device_get(loss_and_gradient(old_BT + arrays["log_ratio"]))
-    parts = [gradient_BT[row, start : start + len(SEQUENCES[i][2])] for i, (row, start, _) in enumerate(places)]
-    return value, statistics, parts
+    return value, statistics, [gradient_BT[place] for place in places]
 
 
-@pytest.mark.parametrize(("places", "width"), [(PACKED, 11), (ALONE, 4)], ids=["packed", "alone"])
 @pytest.mark.parametrize("aggregate", ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"])
-def test_loss_and_gradient_are_the_papers(places, width, aggregate):
+def test_loss_and_gradient_are_the_papers(aggregate):
     losses, gradients = by_hand()
     lengths = np.array([np.sum(trained) for _, _, trained in SEQUENCES])
     share = {  # of a sequence in the loss; the first is the paper's
@@ -88,7 +80,7 @@ def test_loss_and_gradient_are_the_papers(places, width, aggregate):
         "token-mean": lengths / lengths.sum(),
         "seq-mean-token-sum-norm": lengths / 4,
     }[aggregate]
-    value, statistics, parts = loss_and_gradient(places, width, aggregate)
+    value, statistics, parts = loss_and_gradient(aggregate)
     np.testing.assert_allclose(value, losses @ share, rtol=1e-5)
     for part, gradient, weight in zip(parts, gradients, share, strict=True):
         np.testing.assert_allclose(part, gradient * weight, rtol=1e-5, atol=1e-7)
