@@ -31,10 +31,9 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
-from memsearcher_jax.retrieval.builder.index_builder import BuildShard, prepare_corpus
+from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.index import verify_index
-from memsearcher_jax.retrieval.search import build_dense_index
 from memsearcher_jax.retrieval.vector_files import read_embeddings
 from memsearcher_jax.runtime import hub
 
@@ -126,32 +125,31 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
     """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
     config, model = hub.local(flags.run).retrieval, None
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
-    if config.encoder != HASHING:
+    if config.encoder != HASHING and config.method != "bm25":
         # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
         from memsearcher_jax.runtime import text_encoder
 
         model = text_encoder.load(config)  # before the corpus, which takes longer to validate
     with BuildProgress() as progress:
-        corpus, rest = prepare_corpus(Path(config.corpus), out, progress), {"shard": shard, "on_progress": progress}
-        encoder = build_dense_index(config, corpus, out, model, flags.shard_rows, precomputed=precomputed, **rest)
+        options = {"shard_rows": flags.shard_rows, "precomputed": precomputed, "shard": shard, "on_progress": progress}
+        build_index(config, Path(config.corpus), out, model, **options)
     if shard.index:
         done = f"shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
         print(f"{staging_dir(out)}: {done}")
         return {"shard": asdict(shard)}
     manifest = json.loads((out / MANIFEST).read_text())
-    quality = (
-        f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes" if manifest["tree"] else "exact"
-    )
-    print(
-        f"{out}: {len(corpus):,} passages of {manifest['dimensions']} dimensions by {encoder}, {quality}; "
-        f"search it with {search_flags(flags.run.retrieval, out)}"
-    )
+    about, quality = "for words alone", "exact"
+    if manifest.get("tree"):
+        quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes"
+    if vectors := manifest["vectors"]:
+        about = f"of {vectors['dimensions']} dimensions by {vectors['encoder']}, {quality}"
+    print(f"{out}: {manifest['passages']:,} passages {about}; search it with {search_flags(flags.run.retrieval, out)}")
     return manifest
 
 
 def search_flags(config: RetrievalConfig, index: Path) -> str:
     """The settings of a run that searches the index, quoted for a shell. Settings with default values are omitted."""
-    same = ("encoder_size", "encoder_prompts", "encoder_dtype", "index_type", "max_query_tokens")
+    same = ("method", "encoder_size", "encoder_prompts", "encoder_dtype", "index_type", "max_query_tokens")
     values = {"index": index, "encoder": config.encoder}
     values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
     return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())

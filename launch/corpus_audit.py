@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.retrieval import audit
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.index import open_index_corpus
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime.run_dir import INDEX
-from memsearcher_jax.types import Passage, Problem
+from memsearcher_jax.types import Problem
 
 SPLITS = ("train", "test")
 
@@ -44,7 +43,7 @@ def audit_questions(
     audited = audit.audit(
         problems,
         searcher,
-        None if config.url else open_passages(config, synthetic),
+        None if config.url else open_index_corpus(Path(config.index or out / INDEX)),
         lambda read: on_progress("reading passages", read, 0),
         lambda searched: print(f"searched {searched:,} of {len(problems):,} questions", file=sys.stderr, flush=True),
     )
@@ -66,13 +65,6 @@ def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) ->
     splits = [getattr(load(data, directory), entry) for entry in entries if entry in SPLITS]
     splits += [load(named, directory).test] if others else []
     return [problem for split in splits for problem in split]
-
-
-def open_passages(config: RetrievalConfig, synthetic: Iterable[Passage]) -> Iterable[Passage]:
-    """The passages that the settings search."""
-    if config.index:
-        return open_index_corpus(Path(config.index))
-    return read_corpus(config.corpus) if config.corpus else synthetic
 
 
 def load_encoder(config: RetrievalConfig) -> TextEncoder:

@@ -34,7 +34,7 @@ from memsearcher_jax.data.questions import of_kind
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count, CountOrZero
-from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.rl.setup import prepare
 from memsearcher_jax.types import Passage, Problem
 
@@ -144,7 +144,8 @@ def generate(
     config: RunConfig, count: int, train: Sequence[Problem], held_out: Sequence[Problem]
 ) -> dict[str, list[Problem]]:
     """Questions about pages of the corpus that the script answers right, by the name of their file."""
-    problems = without_shared(page_questions(read_corpus(Path(config.retrieval.corpus)), config.seed), held_out)
+    passages = (passage for _, passage in read_passages(Path(config.retrieval.corpus)))
+    problems = without_shared(page_questions(passages, config.seed), held_out)
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(config, Path(folder), training=False, questions=problems)
         demonstrated = demonstrate(run, problems, QuestionDemonstrator)

@@ -23,7 +23,7 @@ import numpy as np
 from memsearcher_jax import analyzer
 from memsearcher_jax.retrieval.builder.build_dir import open_derived
 from memsearcher_jax.retrieval.corpus import Corpus
-from memsearcher_jax.retrieval.fusion import Ranking, pad_rankings, top_k
+from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 
 if TYPE_CHECKING:
     from bm25s import BM25

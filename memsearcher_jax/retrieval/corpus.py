@@ -1,4 +1,4 @@
-"""A corpus in memory or on disk: the id and contents of every passage, and a checksum of the content."""
+"""A corpus on disk, memory-mapped: the id and contents of every passage, and a checksum of the content."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from io import BufferedWriter, BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,13 @@ from memsearcher_jax.types import Passage
 
 COLUMNS = ("ids", "contents")
 PROGRESS_ROWS = 10_000
+
+Source = Path | Iterable[Passage]
+"""A JSONL file of `{"id", "contents"}` rows (FlashRAG's layout), plain or `.gz`; or passages that were made."""
+
+
+def source_name(source: Source) -> str:
+    return str(source) if isinstance(source, Path) else "the made corpus"
 
 
 @dataclass(frozen=True)
@@ -56,44 +62,66 @@ class Corpus:
         return [self.contents[row] for row in range(start, min(stop, len(self)))]
 
 
-def read_corpus(path: str | Path) -> Corpus:
-    """Read a JSONL corpus of `{"id", "contents"}` rows (FlashRAG layout), plain or `.gz`, in one pass.
+def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
+    """("source:line", passage) of every row.
 
     Raises:
-      FileNotFoundError, ValueError: one line with the file and, where it applies, the line: no such file, a malformed
-        row, a duplicate id, no passages.
+      FileNotFoundError, ValueError: one line with the file and, where it applies, the line: no such file, or a
+        malformed row.
     """
-    return _concatenate(_read_rows(Path(path)), (BytesIO(), BytesIO()), str(path))
+    if not isinstance(source, Path):
+        yield from ((f"{source_name(source)}:{row}", passage) for row, passage in enumerate(source, start=1))
+        return
+    for location, line in numbered_lines(source):
+        row = parse_object(location, line)
+        yield location, Passage(id_field(location, row), text_field(location, row, "contents"))
 
 
-def make_corpus(passages: Iterable[Passage]) -> Corpus:
-    """The corpus of these passages, under the same rules as a file."""
-    name = "synthetic encyclopedia"
-    rows = ((f"{name}:{row}", passage) for row, passage in enumerate(passages, start=1))
-    return _concatenate(rows, (BytesIO(), BytesIO()), name)
+def corpus_checksum(source: Source) -> str:
+    """The checksum of the passages, in one pass without storing them. Raises as `read_passages` does."""
+    digest = hashlib.sha256()
+    for _, passage in read_passages(source):
+        digest.update(_framed(passage))
+    return digest.hexdigest()
 
 
-def store_corpus(path: str | Path, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
-    """Read a JSONL corpus of any size into files in `directory` and return it memory-mapped.
+def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
+    """Write the passages of a source of any size to files in `directory`, and return the corpus over these files.
 
-    Needs 48 bytes of memory per passage. `on_progress` receives the number of rows read so far.
-    Raises as `read_corpus` does, and OSError if the disk is full.
+    To find duplicate ids, sorted hashes need 8 bytes per row, a set of ids about a hundred; rows with equal hashes are
+    compared as text. `on_progress` receives the number of rows so far.
+
+    Raises as `read_passages` does, ValueError for an id that occurs twice or no passages, OSError for a full disk.
     """
+    ends, hashes, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
+    digest = hashlib.sha256()
     with (directory / "ids.bin").open("wb") as ids, (directory / "contents.bin").open("wb") as contents:
-        corpus = _concatenate(_read_rows(Path(path)), (ids, contents), str(path), on_progress)
-    for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
-        save_array(directory / f"{name}.offset.npy", column.offset)
-    return open_corpus(directory, corpus.checksum)
-
-
-def save_corpus(corpus: Corpus, directory: Path) -> None:
-    for name, column in zip(COLUMNS, (corpus.ids, corpus.contents), strict=True):
-        (directory / f"{name}.bin").write_bytes(column.data.data)
-        save_array(directory / f"{name}.offset.npy", column.offset)
+        for location, passage in read_passages(source):
+            digest.update(_framed(passage))
+            for file, text, column in zip((ids, contents), (passage.id, passage.contents), ends, strict=True):
+                column.append(column[-1] + file.write(text.encode()))
+            hashes.append(int.from_bytes(hashlib.blake2b(passage.id.encode(), digest_size=8).digest()))
+            lines.append(int(location.rpartition(":")[2]))
+            if len(lines) % PROGRESS_ROWS == 0:
+                on_progress(len(lines))
+    if not lines:
+        raise ValueError(f"{source_name(source)}: contains no passages")
+    for name, column in zip(COLUMNS, ends, strict=True):
+        save_array(directory / f"{name}.offset.npy", np.frombuffer(column, np.int64))
+    corpus = open_corpus(directory, digest.hexdigest())
+    hash_R = np.frombuffer(hashes, np.uint64)
+    order = np.argsort(hash_R, kind="stable")
+    same = np.flatnonzero(np.diff(hash_R[order]) == 0)
+    duplicates = [(order[i + 1], order[i]) for i in same if corpus.ids[order[i + 1]] == corpus.ids[order[i]]]
+    if duplicates:
+        row, earlier = min(duplicates)
+        where = f"{source_name(source)}:{lines[row]}"
+        raise MalformedRow(f'{where}: id "{corpus.ids[row]}" is already the id of line {lines[earlier]}')
+    return corpus
 
 
 def open_corpus(directory: Path, checksum: str) -> Corpus:
-    """The corpus in `directory`, memory-mapped. Raises OSError or ValueError if a file is missing or truncated."""
+    """The corpus in `directory`. Raises OSError or ValueError if a file is missing or truncated."""
 
     def open_column(name: str) -> TextColumn:
         offset = np.load(directory / f"{name}.offset.npy", mmap_mode="r")
@@ -107,65 +135,7 @@ def open_corpus(directory: Path, checksum: str) -> Corpus:
     return Corpus(open_column("ids"), open_column("contents"), checksum)
 
 
-def corpus_checksum(path: str | Path) -> str:
-    """The checksum of a file's passages, in one pass without storing them. Raises as `read_corpus` does on bad rows."""
-    digest = hashlib.sha256()
-    for _, passage in _read_rows(Path(path)):
-        digest.update(_framed(passage))
-    return digest.hexdigest()
-
-
 def _framed(passage: Passage) -> bytes:
     """Both texts with their lengths, without which ("ab", "c") and ("a", "bc") would have the same checksum."""
     encoded_id, encoded_contents = passage.id.encode(), passage.contents.encode()
     return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
-
-
-def _read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
-    """("file:line", passage) of every row."""
-    for location, line in numbered_lines(path):
-        row = parse_object(location, line)
-        yield location, Passage(id_field(location, row), text_field(location, row, "contents"))
-
-
-def _concatenate(
-    rows: Iterable[tuple[str, Passage]],
-    files: tuple[BufferedWriter | BytesIO, BufferedWriter | BytesIO],
-    name: str,
-    on_progress: Callable[[int], None] = lambda rows: None,
-) -> Corpus:
-    """Write ids and contents to `files`, and return the corpus over what they contain then.
-
-    Raises `MalformedRow` at the first row with the id of an earlier row. To find it, sorted hashes need 8 bytes per
-    row, a set of ids about a hundred; rows with equal hashes are compared as text.
-    """
-    ends, hashes, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
-    digest = hashlib.sha256()
-    for location, passage in rows:
-        digest.update(_framed(passage))
-        for file, text, column in zip(files, (passage.id, passage.contents), ends, strict=True):
-            column.append(column[-1] + file.write(text.encode()))
-        hashes.append(int.from_bytes(hashlib.blake2b(passage.id.encode(), digest_size=8).digest()))
-        lines.append(int(location.rpartition(":")[2]))
-        if len(lines) % PROGRESS_ROWS == 0:
-            on_progress(len(lines))
-    if not lines:
-        raise ValueError(f"{name}: contains no passages")
-    ids, contents = (
-        TextColumn(_written(file), np.frombuffer(column, np.int64)) for file, column in zip(files, ends, strict=True)
-    )
-    hash_R = np.frombuffer(hashes, np.uint64)
-    order = np.argsort(hash_R, kind="stable")
-    same = np.flatnonzero(np.diff(hash_R[order]) == 0)
-    duplicates = [(order[i + 1], order[i]) for i in same if ids[order[i + 1]] == ids[order[i]]]
-    if duplicates:
-        row, earlier = min(duplicates)
-        raise MalformedRow(f'{name}:{lines[row]}: id "{ids[row]}" is already the id of line {lines[earlier]}')
-    return Corpus(ids, contents, digest.hexdigest())
-
-
-def _written(file: BufferedWriter | BytesIO) -> np.ndarray:
-    if isinstance(file, BytesIO):
-        return np.frombuffer(file.getbuffer(), np.uint8)
-    file.flush()
-    return np.memmap(file.name, np.uint8, mode="r")

@@ -1,8 +1,4 @@
-"""Retrievers turn queries into row numbers of a corpus: by dense vectors, by words, or by a fusion of both.
-
-A ranking is a pair `(ids_QN, scores_QN)`: row numbers (int64) and scores (float32), best first. An empty place has id
--1 and score -inf; empty places come last.
-"""
+"""Retrievers turn queries into row numbers of a corpus: by dense vectors, by words, or by a fusion of both."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ import numpy as np
 
 from memsearcher_jax.retrieval.hashing_encoder import Encoder
 from memsearcher_jax.retrieval.index import Index
-
-Ranking = tuple[np.ndarray, np.ndarray]
+from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 
 RRF_K = 3.0
 """Added to ranks in reciprocal rank fusion. With the usual 60, a passage ranked tenth twice beats one ranked first
@@ -50,14 +45,14 @@ class HybridRetriever:
     """Ranks by reciprocal rank fusion of other retrievers.
 
     All retrievers rank to a fixed depth, so that the first results do not depend on `top_n`. The passages to which the
-    best passage links form one more ranking: a multi-hop question needs the passage that its first passage names.
+    best passage links form one more ranking, of weight 1: a multi-hop question needs the passage that its first passage
+    names.
     """
 
     retrievers: tuple[Retriever, ...]
     weights: tuple[float, ...]  # of each retriever
     depth: int = 100
     linked_rows: Callable[[int], np.ndarray] | None = None  # row -> the rows to which its passage links, best first
-    link_weight: float = 0.5  # the first linked passage alone scores like the fifth of a ranking with weight 1
 
     def search(self, queries: list[str], top_n: int) -> Ranking:
         depth = max(self.depth, top_n)
@@ -72,7 +67,7 @@ class HybridRetriever:
             return reciprocal_rank_fusion(rankings, self.weights, top_n)
         linked_N = self.linked_rows(int(best_1[0]))
         links = linked_N, -np.arange(len(linked_N), dtype=np.float32)
-        return reciprocal_rank_fusion((*rankings, links), (*self.weights, self.link_weight), top_n)
+        return reciprocal_rank_fusion((*rankings, links), (*self.weights, 1.0), top_n)
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], top_n: int) -> Ranking:
@@ -94,22 +89,3 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
         for row, rank in zip(ids_N.tolist(), rank_N.tolist(), strict=True):
             fused[row] = fused.get(row, 0.0) + weight / (RRF_K + rank)
     return top_k(np.array(list(fused), np.int64), np.array(list(fused.values()), np.float32), top_n)
-
-
-def top_k(ids_R: np.ndarray, scores_R: np.ndarray, k: int) -> Ranking:
-    """The `k` highest scores with their ids, best first; equal scores are ordered by id."""
-    if len(ids_R) > k:
-        kept = scores_R >= np.partition(scores_R, -k)[-k]  # including all ties for the last place
-        ids_R, scores_R = ids_R[kept], scores_R[kept]
-    order_N = np.lexsort((ids_R, -scores_R))[:k]
-    return ids_R[order_N], scores_R[order_N]
-
-
-def pad_rankings(rankings: Sequence[Ranking]) -> Ranking:
-    """Stack rankings `(ids_N, scores_N)` of single queries, padded to the longest."""
-    width = max((len(ids_N) for ids_N, _ in rankings), default=0)
-    ids_QN = np.full((len(rankings), width), -1, np.int64)
-    scores_QN = np.full((len(rankings), width), -np.inf, np.float32)
-    for row, (ids_N, scores_N) in enumerate(rankings):
-        ids_QN[row, : len(ids_N)], scores_QN[row, : len(scores_N)] = ids_N, scores_N
-    return ids_QN, scores_QN

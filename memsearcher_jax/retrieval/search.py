@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,23 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.bm25 import open_bm25
-from memsearcher_jax.retrieval.builder.build_dir import BM25, MANIFEST
+from memsearcher_jax.retrieval.bm25 import Bm25Retriever, Field, open_bm25
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
 from memsearcher_jax.retrieval.builder.index_builder import build_index
-from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.corpus import Corpus, make_corpus, read_corpus
+from memsearcher_jax.retrieval.config import HASHING, MAX_TOP_N, RetrievalConfig
+from memsearcher_jax.retrieval.corpus import Corpus, corpus_checksum
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
-from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import IndexConfig, open_index, open_index_corpus
+from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, hashing_name
+from memsearcher_jax.retrieval.index import open_index, open_index_corpus, read_index_manifest
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient
-from memsearcher_jax.retrieval.title_links import open_title_links
 from memsearcher_jax.types import Passage
 
-TITLES = f"{BM25}/titles"  # folder of the BM25 index of titles
-LINKS = f"{BM25}/links"  # folder of the title links
+BM25, TITLES = "bm25", "bm25/titles"  # folders of the indexes of words, in that of the index
 WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, BM25 and BM25 of titles in the hybrid ranking
+LINKS, LINK_WORDS = 6, 128  # passages to which a passage links at most, by its first words
 MAX_CACHED_CHARS = 1_000  # longer queries are not cached
 
 
@@ -85,34 +84,6 @@ class Searcher:
         return [list(results[query] or ()) for query in queries]
 
 
-def build_dense_index(
-    config: RetrievalConfig,
-    corpus: Corpus,
-    directory: Path,
-    model: TextEncoder | None,
-    shard_rows: int = IndexConfig.shard_rows,
-    **options: Any,
-) -> str:
-    """Build or continue the vectors of a corpus, by `model` or the hashing encoder. Returns the encoder's name.
-
-    `options` are those of `build_index`, which this function raises as.
-    """
-    state: dict[str, np.ndarray] = {}
-    if model is None:
-        hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
-        model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
-    index_config = IndexConfig(
-        model.name,
-        config.index_type,
-        config.embedding_dtype,
-        config.target_recall,
-        config.max_batch_size,
-        shard_rows,
-    )
-    build_index(corpus, model.passages, directory, index_config, state, query_encoder=model.queries, **options)
-    return model.name
-
-
 def open_searcher(
     config: RetrievalConfig,
     directory: Path,
@@ -150,53 +121,63 @@ def open_searcher(
             if load_encoder is None:
                 raise ValueError(f"retrieval.encoder {config.encoder!r} is unknown here: set it to {HASHING}")
             model = load_encoder(config)
-        if not config.corpus and not config.index:
-            source = open_source(config, directory, passages, model)
+        index = replace(config, corpus="", index=str(_built_index(config, directory, passages, model)))
+        if config.corpus or config.index:
+            source = SearchProcess(index, directory, model, search_timeout)
         else:
-            if model and not config.index and not (directory / MANIFEST).exists():
-                build_dense_index(config, read_corpus(config.corpus), directory, model)
-            source = SearchProcess(config, directory, model, search_timeout)
+            source = open_source(index, directory, model)
     return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
 
 
-def open_source(
-    config: RetrievalConfig, directory: Path, passages: Iterable[Passage] = (), model: TextEncoder | None = None
-) -> LocalSource:
-    """As `open_searcher`, for an index in this process. `model` is the encoder unless it is the hashing encoder."""
+def _built_index(
+    config: RetrievalConfig, directory: Path, passages: Iterable[Passage], model: TextEncoder | None
+) -> Path:
+    """The configured index, or else that in `directory`, which is built if it does not exist.
+
+    Raises ValueError if it holds other passages than the configured corpus or the encyclopedia.
+    """
     if config.method != "bm25" and config.index_type == "scann":
         scann_index.check_installed()
-    corpus = read_corpus(config.corpus) if config.corpus else None if config.index else make_corpus(passages)
-    dense = None
-    if config.method != "bm25":
-        dense, corpus = _open_dense(config, corpus, directory, model)
-        if config.method == "dense":
-            return LocalSource(corpus, dense)
-    corpus = corpus or open_index_corpus(Path(config.index))
-    words = open_bm25(corpus, _derived_dir(config, directory, BM25))
-    if dense is None:
-        return LocalSource(corpus, words)
-    titles = open_bm25(corpus, _derived_dir(config, directory, TITLES), "title")
-    links = open_title_links(corpus, _derived_dir(config, directory, LINKS))
-    retrievers = (dense, words, titles)
-    return LocalSource(
-        corpus,
-        HybridRetriever(retrievers, WEIGHTS, linked_rows=lambda row: links.linked_rows(corpus.contents[row])),
-    )
+    folder, corpus = Path(config.index or directory), Path(config.corpus) if config.corpus else passages
+    if not config.index and not (folder / MANIFEST).exists():
+        build_index(config, corpus, folder, model)
+    elif (config.corpus or not config.index) and read_index_manifest(folder)["checksum"] != corpus_checksum(corpus):
+        raise ValueError(f"{folder}: was built from another corpus (checksum differs); rebuild the index")
+    return folder
 
 
-def _derived_dir(config: RetrievalConfig, directory: Path, name: str) -> Path:
-    """The folder in the configured index if it exists, else in the run's index: the user's index is not changed."""
-    existing = Path(config.index, name)
-    return existing if config.index and existing.exists() else directory / name
+def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | None = None) -> LocalSource:
+    """The search of the index that `config` names, in this process; `directory` gets the index of words that it lacks.
 
+    Args:
+      model: the encoder, unless it is the hashing encoder.
 
-def _open_dense(
-    config: RetrievalConfig, corpus: Corpus | None, directory: Path, model: TextEncoder | None
-) -> tuple[DenseRetriever, Corpus]:
-    if corpus is not None and not config.index and not (directory / MANIFEST).exists():
-        build_dense_index(config, corpus, directory, model)
+    Raises as `open_searcher`.
+    """
+
+    def words(name: str, field: Field) -> Bm25Retriever:
+        existing = Path(config.index, name)  # which is read only: a folder of the user is not changed
+        return open_bm25(corpus, existing if existing.exists() else directory / name, field)
+
+    if config.method == "bm25":
+        corpus = open_index_corpus(Path(config.index))
+        return LocalSource(corpus, words(BM25, "passage"))
     name = model.name if model else hashing_name(config.encoder_size)
-    checksum = corpus.checksum if corpus else ""
-    stored = open_index(Path(config.index or directory), encoder=name, index_type=config.index_type, checksum=checksum)
-    queries = model.queries if model else HashingEncoder(np.asarray(stored.encoder_state["idf"]), config.encoder_size)
-    return DenseRetriever(queries, stored.index), stored.corpus
+    stored = open_index(Path(config.index), encoder=name, index_type=config.index_type)
+    corpus = stored.corpus
+    queries = model.queries if model else HashingEncoder(stored.encoder_state["idf"], config.encoder_size)
+    dense = DenseRetriever(queries, stored.index)
+    if config.method == "dense":
+        return LocalSource(corpus, dense)
+    retrievers = (dense, words(BM25, "passage"), titles := words(TITLES, "title"))
+    return LocalSource(corpus, HybridRetriever(retrievers, WEIGHTS, linked_rows=partial(linked_rows, corpus, titles)))
+
+
+def linked_rows(corpus: Corpus, titles: Retriever, row: int) -> np.ndarray:
+    """The first passages of the pages whose titles share the rarest words with the beginning of a passage's text."""
+    text = corpus.contents[row].partition("\n")[2]
+    (found_N,), _ = titles.search([" ".join(text.split()[:LINK_WORDS])], MAX_TOP_N)
+    first: dict[str, int] = {}
+    for found in found_N.tolist():
+        first.setdefault(corpus.passage(found).title, found)
+    return np.array(list(first.values())[:LINKS], np.int64)

@@ -184,7 +184,7 @@ def main() -> None:
         try:
             if source is None:
                 model = TextEncoder(request["encoder"], sent_vectors, sent_vectors) if request["encoder"] else None
-                source = open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), (), model)
+                source = open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), model)
                 result: Any = source.info
             else:
                 found = source.search(request["queries"], request["top_n"])

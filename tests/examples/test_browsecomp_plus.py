@@ -12,7 +12,7 @@ from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.types import Outcome, Passage, SearchResult, StopReason, Trajectory, Turn
 
 DOCUMENTS = [
@@ -50,7 +50,7 @@ def test_questions_are_read_by_name_and_evidence_is_counted_by_document(root, tm
 def test_documents_become_passages(tmp_path, monkeypatch):
     parquet.write_table(pa.Table.from_pylist(DOCUMENTS), tmp_path / "corpus.parquet")
     run(monkeypatch, "passages", tmp_path / "corpus.parquet", "--max_words", 6, "--out", tmp_path / "p.jsonl")
-    corpus = read_corpus(tmp_path / "p.jsonl")
+    corpus = [passage for _, passage in read_passages(tmp_path / "p.jsonl")]
     assert {passage.title for passage in corpus} == {"The 'Opus'", "A page"}
     texts = [passage.contents.partition("\n")[2] for passage in corpus]
     assert "A page\nwithout a title." in texts and any("Four five six." in text for text in texts)

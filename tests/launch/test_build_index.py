@@ -8,7 +8,7 @@ import pytest
 
 from memsearcher_jax.launch import build_index, cli, serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.corpus import read_corpus
+from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 from memsearcher_jax.retrieval.search import open_searcher
 
@@ -41,8 +41,7 @@ def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
 
 
 def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, capsys):
-    stored = read_corpus(corpus)
-    texts = stored.texts(0, 20)
+    texts = [passage.contents for _, passage in read_passages(corpus)]
     np.save(tmp_path / "vectors.npy", fit_hashing(texts, 64)(texts))
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]
     argv += ["--out", str(tmp_path / "i"), "--retrieval.index_type", "exact"]

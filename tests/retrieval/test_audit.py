@@ -7,9 +7,9 @@ import pytest
 from memsearcher_jax.launch import build_index
 from memsearcher_jax.retrieval.audit import audit, oracle_query, summarize
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.corpus import read_corpus
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.types import Passage, Problem
+from tests.retrieval.samples import make_corpus
 
 PASSAGES = [
     Passage("0", '"Oslo"\nThe capital of Norway is Oslo.'),
@@ -77,7 +77,7 @@ def test_twenty_questions_that_were_checked_by_hand(shared, tmp_path):
         rows = {row["id"]: row for row in map(json.loads, file.read_text().splitlines())}
         problems += [problem(id, rows[id]["question"], rows[id]["golden_answers"]) for id in checked]
         expected += checked.values()
-    corpus = read_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
+    corpus = make_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
     found = audit(problems, searcher(tmp_path, PASSAGES), corpus)
     assert [one.in_corpus for one in found] == expected
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.analyzer import words
 from memsearcher_jax.retrieval.bm25 import _terms, open_bm25
-from memsearcher_jax.retrieval.corpus import make_corpus
 from memsearcher_jax.types import Passage
+from tests.retrieval.samples import make_corpus
 
 TEXTS = [
     '"Oslo"\nOslo lies in Norway by the sea, and Oslo is old.',

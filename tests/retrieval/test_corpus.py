@@ -2,11 +2,11 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.retrieval.corpus import make_corpus, read_corpus
 from memsearcher_jax.types import Passage
+from tests.retrieval.samples import make_corpus
 
 GOOD = b'{"id": "0", "contents": "\\"A\\"\\nfirst"}\n'
 
@@ -17,7 +17,7 @@ def test_reads_plain_and_compressed_files(tmp_path):
     plain, compressed = tmp_path / "c.jsonl", tmp_path / "c.jsonl.gz"
     plain.write_bytes(text)
     compressed.write_bytes(gzip.compress(text))
-    corpus, again = read_corpus(plain), read_corpus(compressed)
+    corpus, again = make_corpus(plain), make_corpus(compressed)
     assert [corpus.passage(row) for row in range(len(corpus))] == [
         Passage("0", '"Łódź"\n𝄞 café'),
         Passage("7", "漢字\u2028line"),
@@ -40,9 +40,10 @@ def test_checksum_depends_on_every_field_boundary():
     assert len({base, *others}) == 5
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1))
 def test_any_text_round_trips(texts):
-    corpus = make_corpus(Passage(str(row), text) for row, text in enumerate(texts))
+    corpus = make_corpus([Passage(str(row), text) for row, text in enumerate(texts)])
     assert corpus.texts(0, len(texts) + 5) == texts
     assert [corpus.ids[row] for row in range(len(corpus))] == [str(row) for row in range(len(texts))]
 
@@ -69,7 +70,7 @@ def test_errors_name_file_and_line(tmp_path, content, message):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError) as caught:
-        read_corpus(path)
+        make_corpus(path)
     text = str(caught.value)
     assert text.startswith(f"{path}{message}")
     assert "\n" not in text
@@ -77,20 +78,20 @@ def test_errors_name_file_and_line(tmp_path, content, message):
 
 def test_invalid_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
-        read_corpus(tmp_path / "absent.jsonl")
+        make_corpus(tmp_path / "absent.jsonl")
     with pytest.raises(ValueError, match="is a folder"):
-        read_corpus(tmp_path)
+        make_corpus(tmp_path)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(GOOD * 50)[:-9])
     with pytest.raises(ValueError, match="compressed data is damaged"):
-        read_corpus(cut)
+        make_corpus(cut)
     fake = tmp_path / "fake.jsonl.gz"
     fake.write_bytes(GOOD)
     with pytest.raises(ValueError, match="compressed data is damaged after line 0"):
-        read_corpus(fake)
+        make_corpus(fake)
 
 
 def test_reads_wiki_mini(shared):
-    corpus = read_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
+    corpus = make_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
     assert len(corpus) == 9_002
     assert corpus.passage(0).title == "The Boss of Big Town"

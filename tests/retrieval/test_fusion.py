@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.retrieval.fusion import HybridRetriever, pad_rankings, top_k
+from memsearcher_jax.retrieval.fusion import HybridRetriever
 from memsearcher_jax.retrieval.fusion import reciprocal_rank_fusion as fuse
+from memsearcher_jax.retrieval.ranking import pad_rankings, top_k
 
 
 def ids(*rows):
@@ -84,13 +85,13 @@ def test_retrievers_rank_deeper_than_the_result():
 
 
 def test_links_of_the_best_passage_rise():
-    """Row 9 is best in both rankings and links to 4 and 7: 4 overtakes others, and 7 is appended."""
+    """Row 9 is best in both rankings and links to itself, 4 and 7: 4 overtakes others, and 7 is among the first."""
     retrievers = FixedRetriever(9, 2, 4), FixedRetriever(9, 3, 5)
     plain = HybridRetriever(retrievers, (1.0, 1.0), depth=3)
     assert plain.search(["a"], 5)[0].tolist() == [[9, 2, 3, 4, 5]]
-    leading = HybridRetriever(retrievers, (1.0, 1.0), depth=3, linked_rows={9: ids(4, 7)}.__getitem__, link_weight=0.5)
-    rows_1N, scores_1N = leading.search(["a"], 5)
+    linked = HybridRetriever(retrievers, (1.0, 1.0), depth=3, linked_rows={9: ids(9, 4, 7)}.__getitem__)
+    rows_1N, scores_1N = linked.search(["a"], 5)
     assert rows_1N.tolist() == [[9, 4, 2, 3, 5]]
-    assert scores_1N[0] == pytest.approx([2 / 4, 1 / 6 + 0.5 / 4, 1 / 5, 1 / 5, 1 / 6])
-    assert leading.search(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
-    assert leading.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
+    assert scores_1N[0] == pytest.approx([3 / 4, 1 / 6 + 1 / 5, 1 / 5, 1 / 5, 1 / 6])
+    assert linked.search(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
+    assert linked.search(["a", "b"], 1)[0].tolist() == [[9], [9]]

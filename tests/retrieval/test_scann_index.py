@@ -6,7 +6,7 @@ import pytest
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.config import MAX_TOP_N
 from memsearcher_jax.retrieval.index import ExactIndex
-from tests.retrieval.vectors import clustered
+from tests.retrieval.samples import clustered
 
 VECTORS = clustered(8_000)
 

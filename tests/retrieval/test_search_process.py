@@ -11,33 +11,40 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.builder.index_builder import build_index
+from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.search import open_searcher, open_source
 from memsearcher_jax.retrieval.search_process import QUERIES_PER_MESSAGE, SearchProcess
+from memsearcher_jax.types import Passage
 
 TOWNS = ["Oslo", "Turin", "Lyon", "Bari"]
 
 
 @pytest.fixture
 def config(tmp_path):
-    rows = [{"id": str(row), "contents": f'"{town}"\n{town} lies by the sea.'} for row, town in enumerate(TOWNS)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return RetrievalConfig(corpus=str(tmp_path / "corpus.jsonl"), index_type="exact", encoder_size=64)
+    """Of an index of words."""
+    passages = [Passage(str(row), f'"{town}"\n{town} lies by the sea.') for row, town in enumerate(TOWNS)]
+    config = RetrievalConfig(index=str(tmp_path / "index"), index_type="exact", encoder_size=64, method="bm25")
+    build_index(config, passages, tmp_path / "index")
+    return config
 
 
 def embed(texts):
     return np.eye(4, dtype=np.float32)[[next((TOWNS.index(t) for t in TOWNS if t in text), 0) for text in texts]]
 
 
-@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+@pytest.mark.parametrize("method", ["bm25", "hybrid"])
 @pytest.mark.parametrize("model", [None, TextEncoder("model", embed, embed)])
-def test_results_are_those_of_a_search_in_this_process(config, tmp_path, method, model):
-    config = replace(config, method=method, encoder="folder" if model else "hashing")
+def test_results_are_those_of_a_search_in_this_process(tmp_path, method, model):
+    rows = [{"id": str(row), "contents": f'"{town}"\n{town} lies by the sea.'} for row, town in enumerate(TOWNS)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = RetrievalConfig(index_type="exact", encoder_size=64, method=method, encoder="folder" if model else HASHING)
     queries = [f"{town} {number} \ud800" for number in range(QUERIES_PER_MESSAGE) for town in TOWNS]
-    searcher = open_searcher(config, tmp_path / "index", (), lambda _: model)
+    given = replace(config, corpus=str(tmp_path / "corpus.jsonl"))
+    searcher = open_searcher(given, tmp_path / "index", (), lambda _: model)
     assert isinstance(searcher.source, SearchProcess)
-    expected = open_source(config, tmp_path / "index", (), model)
+    expected = open_source(replace(config, index=str(tmp_path / "index")), tmp_path / "index", model)
     assert searcher.search(queries, 3) == expected.search(queries, 3)
     assert searcher.source.info == expected.info
     searcher.source.close()
@@ -50,7 +57,7 @@ def test_results_are_those_of_a_search_in_this_process(config, tmp_path, method,
     [(signal.SIGSTOP, "no answer within 0.3 s"), (signal.SIGKILL, "ended with status -9|is being restarted")],
 )
 def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, message):
-    source = SearchProcess(replace(config, method="bm25"), tmp_path / "index", timeout=30.0)
+    source = SearchProcess(config, tmp_path / "index", timeout=30.0)
     found = source.search(["Oslo"], 1)
     source._timeout = 0.3
     with pytest.raises((TimeoutError, ConnectionError), match=message):
@@ -81,15 +88,13 @@ def test_each_answer_extends_the_time(config, tmp_path):
 
 
 def test_errors_of_opening_are_those_of_this_process(config, tmp_path):
-    with pytest.raises(OSError, match=r"none\.jsonl: no such file$"):
-        open_searcher(replace(config, corpus="none.jsonl"), tmp_path / "index", ())
-    (tmp_path / "cut.jsonl").write_text("{")
-    with pytest.raises(ValueError, match=r"cut\.jsonl:1: not JSON"):
-        open_searcher(replace(config, corpus=str(tmp_path / "cut.jsonl")), tmp_path / "index", ())
+    (tmp_path / "index" / "ids.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"index: is damaged or of another version \(ids\.bin has 0 bytes"):
+        open_searcher(config, tmp_path / "index", ())
 
 
 def test_a_bug_in_a_search_is_reported_and_the_process_goes_on(config, tmp_path):
-    source = SearchProcess(replace(config, method="bm25"), tmp_path / "index")
+    source = SearchProcess(config, tmp_path / "index")
     with pytest.raises(RuntimeError, match="TypeError"):
         source.search(["Oslo"], "many")
     assert source.is_healthy and source.search(["Oslo"], 1)[0][0].title == "Oslo"
@@ -101,10 +106,10 @@ from pathlib import Path
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search_process import SearchProcess
 
-source = SearchProcess(RetrievalConfig(corpus=sys.argv[1], method="bm25"), Path(sys.argv[2]))
+source = SearchProcess(RetrievalConfig(index=sys.argv[1], method="bm25"), Path(sys.argv[1]))
 child = source._child.process.pid
 print(child, flush=True)
-if sys.argv[3] == "killed":
+if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 os.kill(child, signal.SIGSTOP)
 def search():
@@ -116,8 +121,8 @@ time.sleep(0.2)
 
 
 @pytest.mark.parametrize(("end", "status"), [("abandons", 0), ("killed", -9)])
-def test_a_child_ends_with_its_parent_and_does_not_delay_it(config, tmp_path, end, status):
-    command = [sys.executable, "-c", PARENT, config.corpus, tmp_path / "index", end]
+def test_a_child_ends_with_its_parent_and_does_not_delay_it(config, end, status):
+    command = [sys.executable, "-c", PARENT, config.index, end]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         started = time.monotonic()

@@ -21,7 +21,6 @@ import numpy as np
 from memsearcher_jax import analyzer, file_lock
 
 MANIFEST = "manifest.json"
-BM25 = "bm25"  # folder of the indexes of words and titles, in the folder of the vectors
 FILES, OWN_CHECKSUM = "files", "manifest_checksum"  # in a manifest
 DERIVED_FORMAT = 4 + analyzer.VERSION  # of folders that `open_derived` writes: they hold words
 NUMPY_DISK_FULL = re.compile(r"\d+ requested and \d+ written")  # the error of `np.save` on a full disk
@@ -34,8 +33,8 @@ def staging_dir(directory: Path) -> Path:
 
 
 def check_absent(directory: Path) -> None:
-    """Raises FileExistsError if `directory` exists, unless it contains only an index of words, which a build keeps."""
-    if set(os.listdir(directory)) - {BM25} if directory.is_dir() else directory.exists():
+    """Raises FileExistsError if `directory` exists, unless it is an empty folder."""
+    if any(directory.iterdir()) if directory.is_dir() else directory.exists():
         raise FileExistsError(f"{directory}: already exists; choose another folder, or delete it to rebuild it")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import (
-    BM25,
     check_absent,
     explain_disk_full,
     locked,
@@ -32,18 +31,10 @@ from memsearcher_jax.retrieval.builder.build_dir import (
     write_json,
     write_manifest,
 )
-from memsearcher_jax.retrieval.corpus import Corpus, corpus_checksum, open_corpus, save_corpus, store_corpus
-from memsearcher_jax.retrieval.hashing_encoder import Encoder
-from memsearcher_jax.retrieval.index import (
-    EMBEDDINGS,
-    FORMAT,
-    STATE,
-    TREE,
-    ExactIndex,
-    IndexConfig,
-    embedding_shards,
-    max_norm,
-)
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
+from memsearcher_jax.retrieval.hashing_encoder import Encoder, TextEncoder, fit_hashing, hashing_name
+from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex, StoredVectors
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
 BUILD, CORPUS, MEASURED, FLOATS = "build.json", "corpus.json", "tree.json", "float32.bin"
@@ -68,24 +59,27 @@ class BuildShard:
     count: int = 1
 
 
-def prepare_corpus(path: Path, directory: Path, on_progress: ProgressFn = lambda step, done, total: None) -> Corpus:
-    """Read the corpus file `path`, of any size, into the staging folder of `directory`, unless it is there already.
+def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = lambda step, done, total: None) -> Corpus:
+    """Write the passages of `source` into the staging folder of `directory`, unless they are there already.
 
-    Raises FileNotFoundError or ValueError for an invalid file, or one that changed since the build started.
+    Raises as `store_corpus`, and ValueError for passages that changed since the build started.
     """
     check_absent(directory)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    stamp, staging = [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns], staging_dir(directory)
+    stamp, staging = None, staging_dir(directory)
+    if isinstance(source, Path):
+        if not source.is_file():
+            raise FileNotFoundError(f"{source}: no such file")
+        stamp = [str(source.resolve()), source.stat().st_size, source.stat().st_mtime_ns]
     with explain_disk_full(staging), locked(staging, "corpus", wait=True):
         if (staging / CORPUS).exists():
             stored = json.loads((staging / CORPUS).read_text())
             # The file may have been touched or decompressed again without a change of its content.
-            if stored["stamp"] != stamp and stored["checksum"] != corpus_checksum(path):
-                raise ValueError(f"{path} changed since the build of {staging} started: delete that folder to restart")
+            if (stamp is None or stored["stamp"] != stamp) and stored["checksum"] != corpus_checksum(source):
+                name = source_name(source)
+                raise ValueError(f"{name} changed since the build of {staging} started: delete that folder to restart")
             return open_corpus(staging, stored["checksum"])
         try:
-            corpus = store_corpus(path, staging, lambda rows: on_progress("reading passages", rows, 0))
+            corpus = store_corpus(source, staging, lambda rows: on_progress("reading passages", rows, 0))
         except ValueError:
             shutil.rmtree(staging)  # it contains nothing of an invalid corpus that a later build could use
             raise
@@ -94,79 +88,82 @@ def prepare_corpus(path: Path, directory: Path, on_progress: ProgressFn = lambda
 
 
 def build_index(
-    corpus: Corpus,
-    encoder: Encoder,
+    config: RetrievalConfig,
+    source: Source,
     directory: Path,
-    config: IndexConfig,
-    encoder_state: Mapping[str, np.ndarray] | None = None,
+    model: TextEncoder | None = None,
     *,
-    query_encoder: Encoder | None = None,
+    shard_rows: int = 16_384,
     precomputed: np.ndarray | None = None,
     shard: BuildShard = BuildShard(),
     on_progress: ProgressFn = lambda step, done, total: None,
 ) -> None:
-    """Embed `corpus` and write a folder that `open_index` reads, or continue an interrupted build.
+    """Write a folder that `open_index` reads, or continue an interrupted build; without vectors if `config` needs none.
 
     Args:
-      encoder: embeds passages.
-      encoder_state: arrays that the encoder was fitted with; `open_index` returns them.
-      query_encoder: embeds queries, if that is another function; the tree is tuned with it.
-      precomputed: vectors [R, D] to use instead of embedding, in the order of the corpus.
+      model: embeds the texts, unless the encoder is the hashing encoder, which is fitted to the passages.
+      shard_rows: passages in one file of vectors.
+      precomputed: vectors [R, D] to use instead of embedding, in the order of the passages.
       shard: the share of this process. Shard 0 waits for the others and then builds the tree; the others return when
         their embeddings are written.
 
     Raises:
-      FileExistsError: `directory` exists and contains more than an index of words; it is not changed.
-      ValueError: the build was started with other settings; the encoder returned a wrong shape or numbers that are not
-        finite (the message names the passage); the precomputed vectors are from another encoder; the recall is not
-        reachable.
+      FileExistsError: `directory` exists and is not empty; it is not changed.
+      ValueError: the passages are invalid or changed; the build was started with other settings; the encoder returned a
+        wrong shape or numbers that are not finite (the message names the passage); the precomputed vectors are from
+        another encoder; the recall is not reachable.
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
-    check_absent(directory)
-    staging = staging_dir(directory)
+    corpus, staging = prepare_corpus(source, directory, on_progress), staging_dir(directory)
     with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
-
-        def embed(start: int, stop: int) -> np.ndarray:
-            if precomputed is not None:
-                return np.asarray(precomputed[start:stop], np.float32)
-            vectors_BD = encoder(corpus.texts(start, stop))
-            if vectors_BD.ndim != 2 or len(vectors_BD) != stop - start:
-                raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {stop - start} texts")
-            return vectors_BD
-
-        if precomputed is not None:
-            _check_precomputed(precomputed, corpus, encoder)
-        shards = _start(staging, corpus, config, embed(0, 1).shape[1], precomputed is not None)
-        _write_shards(shards, embed, corpus, config.batch_size, shard, on_progress)
+        vectors: dict[str, Any] = {"vectors": None}
+        if config.method != "bm25":
+            vectors = _build_vectors(staging, corpus, config, model, shard_rows, precomputed, shard, on_progress)
         if shard.index:
             return
-        while missing := shards.missing():
-            on_progress("waiting for the shards of other processes", shards.count - len(missing), shards.count)
-            time.sleep(POLL_SECONDS)
-        if encoder_state:
-            np.savez(staging / STATE, allow_pickle=False, **encoder_state)
-        manifest = {
-            "format": FORMAT,
-            "checksum": corpus.checksum,
-            "passages": len(corpus),
-            "dimensions": shards.size,
-            "max_norm": max(map(max_norm, shards.blocks())),
-            "config": asdict(config),
-            **_build_tree(staging, shards, corpus, query_encoder or encoder, config, on_progress),
-        }
         on_progress("computing checksums", 0, 0)
+        manifest = {"format": FORMAT, "checksum": corpus.checksum, "passages": len(corpus), **vectors}
         write_manifest(staging, manifest, omitted=TEMPORARY)
         for name in TEMPORARY:
             (staging / name).unlink(missing_ok=True)
-        if (directory / BM25).exists():
-            (directory / BM25).rename(staging / BM25)
-        staging.rename(directory)  # which may exist, but is empty now
+        staging.rename(directory)  # which may exist, but is empty
 
 
-def _start(staging: Path, corpus: Corpus, config: IndexConfig, size: int, precomputed: bool) -> EmbeddingShards:
-    """Record what is built, or check that it is the same; write the corpus if `prepare_corpus` did not."""
-    build = {"checksum": corpus.checksum, "dimensions": size, "precomputed": precomputed}
-    build |= {name: getattr(config, name) for name in ("encoder", "dtype", "shard_rows")}
+def _build_vectors(
+    staging: Path,
+    corpus: Corpus,
+    config: RetrievalConfig,
+    model: TextEncoder | None,
+    shard_rows: int,
+    precomputed: np.ndarray | None,
+    shard: BuildShard,
+    on_progress: ProgressFn,
+) -> dict[str, Any]:
+    """Return the entries of the manifest about vectors; of a shard other than 0 they are not complete."""
+    state: dict[str, np.ndarray] = {}
+    if model is None:
+        hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
+        model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
+    if precomputed is not None:
+        _check_precomputed(precomputed, corpus, model.passages)
+    size = (model.passages(corpus.texts(0, 1)) if precomputed is None else precomputed).shape[1]
+    vectors = StoredVectors(model.name, size, config.embedding_dtype, shard_rows)
+    shards = _start(staging, corpus, vectors, precomputed is not None)
+    _write_shards(shards, model.passages, precomputed, corpus, config.max_batch_size, shard, on_progress)
+    entries = {"vectors": asdict(vectors), "index_type": config.index_type}
+    if shard.index:
+        return entries
+    while missing := shards.missing():
+        on_progress("waiting for the shards of other processes", shards.count - len(missing), shards.count)
+        time.sleep(POLL_SECONDS)
+    if state:
+        np.savez(staging / STATE, allow_pickle=False, **state)
+    return entries | _build_tree(staging, shards, corpus, model.queries, config, on_progress)
+
+
+def _start(staging: Path, corpus: Corpus, vectors: StoredVectors, precomputed: bool) -> EmbeddingShards:
+    """Record which vectors are made, or check that they are the same."""
+    build = {"checksum": corpus.checksum, "precomputed": precomputed, **asdict(vectors)}
     if (staging / BUILD).exists():
         stored = json.loads((staging / BUILD).read_text())
         for name, value in build.items():
@@ -175,12 +172,9 @@ def _start(staging: Path, corpus: Corpus, config: IndexConfig, size: int, precom
                     f"{staging} was started with {name} {stored.get(name)!r}, not {value!r}: use the same settings, or "
                     "delete that folder to restart"
                 )
-    if not (staging / CORPUS).exists():
-        save_corpus(corpus, staging)
-        write_json(staging / CORPUS, {"checksum": corpus.checksum, "stamp": None})
     (staging / EMBEDDINGS).mkdir(exist_ok=True)
     write_json(staging / BUILD, build)
-    return embedding_shards(staging, len(corpus), size, config)
+    return vectors.shards(staging, len(corpus))
 
 
 def _check_precomputed(precomputed: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
@@ -205,12 +199,21 @@ def _check_precomputed(precomputed: np.ndarray, corpus: Corpus, encoder: Encoder
 
 def _write_shards(
     shards: EmbeddingShards,
-    embed: Callable[[int, int], np.ndarray],
+    encoder: Encoder,
+    precomputed: np.ndarray | None,
     corpus: Corpus,
     batch_size: int,
     build_shard: BuildShard,
     on_progress: ProgressFn,
 ) -> None:
+    def embed(rows: range) -> np.ndarray:
+        if precomputed is not None:
+            return np.asarray(precomputed[rows.start : rows.stop], np.float32)
+        vectors_BD = encoder(corpus.texts(rows.start, rows.stop))
+        if vectors_BD.shape != (len(rows), shards.size):
+            raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")
+        return vectors_BD
+
     ranges = {number: shards.row_range(number) for number in range(build_shard.index, shards.count, build_shard.count)}
     missing = {number: rows for number, rows in ranges.items() if not shards.exists(number)}
     total = sum(map(len, ranges.values()))
@@ -218,9 +221,8 @@ def _write_shards(
     on_progress("embedding", done, total)
     with ThreadPoolExecutor(PREFETCH) as pool:
         for number, rows in missing.items():
-            starts = range(rows.start, rows.stop, batch_size)
             batches = []
-            for batch_BD in pool.map(lambda start, end=rows.stop: embed(start, min(start + batch_size, end)), starts):
+            for batch_BD in pool.map(embed, (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))):
                 batches.append(batch_BD)
                 done += len(batch_BD)
                 on_progress("embedding", done, total)
@@ -237,7 +239,7 @@ def _build_tree(
     shards: EmbeddingShards,
     corpus: Corpus,
     encoder: Encoder,
-    config: IndexConfig,
+    config: RetrievalConfig,
     on_progress: ProgressFn,
 ) -> dict[str, Any]:
     """Return the tree's entries of the manifest: its settings, and its recall on held-out probes and their number."""

@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,17 +18,21 @@ from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder import index_builder
 from memsearcher_jax.retrieval.builder.build_dir import locked, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index, prepare_corpus
-from memsearcher_jax.retrieval.corpus import make_corpus
-from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
-from memsearcher_jax.retrieval.index import IndexConfig, open_index
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
+from memsearcher_jax.retrieval.index import open_index
 from memsearcher_jax.types import Passage
 
 PASSAGES = [Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40)]
-CORPUS = make_corpus(PASSAGES)
-ENCODER = fit_hashing(CORPUS.texts(0, 40), 32)
+TEXTS = [passage.contents for passage in PASSAGES]
+ENCODER = fit_hashing(TEXTS, 32)
 NAME = "hashed"
-CONFIG = IndexConfig(encoder=NAME, batch_size=8, shard_rows=16)
+CONFIG = RetrievalConfig(max_batch_size=8)
 reopen = partial(open_index, encoder=NAME)
+
+
+def build(folder, encoder=ENCODER, config=CONFIG, passages=PASSAGES, name=NAME, shard_rows=16, **options):
+    build_index(config, passages, folder, TextEncoder(name, encoder, encoder), shard_rows=shard_rows, **options)
 
 
 @pytest.fixture
@@ -63,14 +66,14 @@ def vectors_of(directory):
 def test_an_interrupted_build_continues(tmp_path):
     first, second = RecordingEncoder("number 35."), RecordingEncoder()
     with pytest.raises(KeyboardInterrupt):
-        build_index(CORPUS, first, tmp_path / "i", CONFIG)
+        build(tmp_path / "i", first)
     assert not (tmp_path / "i").exists()
     for unfinished in (tmp_path / "i", staging_dir(tmp_path / "i")):
         with pytest.raises(FileNotFoundError, match="not an index folder"):
             reopen(unfinished)
-    build_index(CORPUS, second, tmp_path / "i", CONFIG)
-    assert second.texts == [CORPUS.contents[0], *CORPUS.texts(32, 40)], "the first text determines the size"
-    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
+    build(tmp_path / "i", second)
+    assert second.texts == [TEXTS[0], *TEXTS[32:]], "the first text determines the size"
+    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(TEXTS))
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
     assert sorted(path.name for path in (tmp_path / "i").iterdir()) == sorted(
         ["contents.bin", "contents.offset.npy", "embeddings", "ids.bin", "ids.offset.npy", "manifest.json"]
@@ -80,19 +83,18 @@ def test_an_interrupted_build_continues(tmp_path):
 PROGRAM = """
 import sys, time
 from pathlib import Path
-import numpy as np
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.index_builder import build_index, prepare_corpus
-from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
-from memsearcher_jax.retrieval.index import IndexConfig
+from memsearcher_jax.retrieval.builder.index_builder import build_index
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
 
 scann_index.MIN_TREE_ROWS = 100
-corpus = prepare_corpus(Path(sys.argv[1]), Path(sys.argv[2]))
-encoder = fit_hashing(corpus.texts(0, len(corpus)), 32)
+encoder = fit_hashing(Path(sys.argv[1]).read_text().splitlines(), 32)
 def slowly(texts):
     time.sleep(0.15)  # a fast machine must not finish before three kills
     return encoder(texts)
-build_index(corpus, slowly, Path(sys.argv[2]), IndexConfig("hashed", batch_size=16, shard_rows=32))
+config, model = RetrievalConfig(max_batch_size=16), TextEncoder("hashed", slowly, slowly)
+build_index(config, Path(sys.argv[1]), Path(sys.argv[2]), model, shard_rows=32)
 """
 
 
@@ -112,7 +114,7 @@ def test_a_build_survives_kills(tmp_path, corpus_file):
     assert kills >= 3
     subprocess.run([sys.executable, "-c", PROGRAM, file, tmp_path / "whole"], check=True)
     killed, whole = (open_index(tmp_path / name, encoder=NAME) for name in ("killed", "whole"))
-    assert killed.manifest["checksum"] == whole.manifest["checksum"]
+    assert killed.corpus.checksum == whole.corpus.checksum
     assert killed.index.settings.leaves == 89
     exact = [open_index(tmp_path / name, encoder=NAME, index_type="exact").index for name in ("killed", "whole")]
     np.testing.assert_array_equal(exact[0].vectors_RD, exact[1].vectors_RD)
@@ -121,28 +123,28 @@ def test_a_build_survives_kills(tmp_path, corpus_file):
 
 def test_a_build_with_other_settings_is_an_error(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        build_index(CORPUS, RecordingEncoder("number 35."), tmp_path / "i", CONFIG)
-    changed = make_corpus([*PASSAGES[1:], Passage("p0", "changed")])
-    for corpus, config, message in [
-        (changed, CONFIG, "was started with checksum"),
-        (CORPUS, replace(CONFIG, encoder="another"), f"was started with encoder '{NAME}', not 'another'"),
-        (CORPUS, replace(CONFIG, shard_rows=8), "was started with shard_rows 16"),
+        build(tmp_path / "i", RecordingEncoder("number 35."))
+    changed = [*PASSAGES[1:], Passage("p0", "changed")]
+    for options, message in [
+        ({"passages": changed}, "the made corpus changed since the build"),
+        ({"name": "another"}, f"was started with encoder '{NAME}', not 'another'"),
+        ({"shard_rows": 8}, "was started with shard_rows 16"),
     ]:
         with pytest.raises(ValueError, match=message):
-            build_index(corpus, ENCODER, tmp_path / "i", config)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+            build(tmp_path / "i", **options)
+    build(tmp_path / "i")
 
 
 def test_a_folder_with_other_files_is_not_changed(tmp_path):
-    (tmp_path / "folder" / "bm25").mkdir(parents=True)
+    (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes").touch()
     (tmp_path / "file").touch()
     for taken in (tmp_path / "folder", tmp_path / "file"):
         with pytest.raises(FileExistsError, match="already exists; choose another folder"):
-            build_index(CORPUS, ENCODER, taken, CONFIG)
+            build(taken)
     (tmp_path / "folder" / "notes").unlink()
-    build_index(CORPUS, ENCODER, tmp_path / "folder", CONFIG)
-    assert (tmp_path / "folder" / "bm25").is_dir() and (tmp_path / "folder" / "manifest.json").is_file()
+    build(tmp_path / "folder")
+    assert (tmp_path / "folder" / "manifest.json").is_file()
 
 
 def test_concurrent_builds_of_one_index_are_an_error(tmp_path):
@@ -150,8 +152,8 @@ def test_concurrent_builds_of_one_index_are_an_error(tmp_path):
         locked(staging_dir(tmp_path / "i"), "shard0"),
         pytest.raises(ValueError, match="another process is building"),
     ):
-        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+        build(tmp_path / "i")
+    build(tmp_path / "i")
 
 
 def test_shard_0_waits_for_the_others(tmp_path, monkeypatch):
@@ -159,22 +161,20 @@ def test_shard_0_waits_for_the_others(tmp_path, monkeypatch):
 
     def build_other_shard(seconds):
         waits.append(seconds)
-        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, shard=BuildShard(1, 2))
+        build(tmp_path / "i", shard=BuildShard(1, 2))
 
     monkeypatch.setattr(index_builder.time, "sleep", build_other_shard)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, shard=BuildShard(0, 2))
+    build(tmp_path / "i", shard=BuildShard(0, 2))
     assert len(waits) == 1
-    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(CORPUS.texts(0, 40)))
+    np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(TEXTS))
 
 
 def test_a_corpus_is_read_once(tmp_path, corpus_file):
     file, out = corpus_file(), tmp_path / "i"
-    corpus = prepare_corpus(file, out)
-    assert corpus.checksum == CORPUS.checksum
-    assert corpus.texts(0, 40) == CORPUS.texts(0, 40)
+    assert list(prepare_corpus(file, out)) == PASSAGES
     made = (staging_dir(out) / "contents.bin").stat().st_mtime_ns
     os.utime(file, ns=(0, 0))  # the content is unchanged
-    assert prepare_corpus(file, out).checksum == CORPUS.checksum
+    assert list(prepare_corpus(file, out)) == PASSAGES
     assert (staging_dir(out) / "contents.bin").stat().st_mtime_ns == made
     corpus_file(PASSAGES[:39])
     with pytest.raises(ValueError, match=r"corpus\.jsonl changed since the build of .*\.i\.building started: delete"):
@@ -188,7 +188,7 @@ def test_a_process_that_waited_for_an_invalid_corpus_reads_it_again(tmp_path, co
             waiting = pool.submit(prepare_corpus, file, out)
             time.sleep(0.2)
             shutil.rmtree(staging_dir(out))  # as the first process does if the corpus is invalid
-        assert waiting.result().checksum == CORPUS.checksum
+        assert len(waiting.result()) == 40
 
 
 @pytest.mark.parametrize(
@@ -219,23 +219,23 @@ def test_invalid_vectors_are_errors(tmp_path):
         return vectors
 
     with pytest.raises(ValueError, match='passage "p21" is not finite'):
-        build_index(CORPUS, not_finite, tmp_path / "i", CONFIG)
+        build(tmp_path / "i", not_finite)
     with pytest.raises(ValueError, match=r"returned shape \(7, 32\) for 8 texts"):
-        build_index(CORPUS, lambda texts: ENCODER(texts[: max(1, len(texts) - 1)]), tmp_path / "j", CONFIG)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+        build(tmp_path / "j", lambda texts: ENCODER(texts[: max(1, len(texts) - 1)]))
+    build(tmp_path / "i")
 
 
 def test_a_full_disk(tmp_path):
     """Writes to /dev/full fail as on a full disk."""
     with pytest.raises(KeyboardInterrupt):
-        build_index(CORPUS, RecordingEncoder("number 20."), tmp_path / "i", CONFIG)
+        build(tmp_path / "i", RecordingEncoder("number 20."))
     blocked = staging_dir(tmp_path / "i") / "embeddings" / "000001.partial"
     blocked.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"\.i\.building: the disk is full; free some space and rerun the command"):
-        build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+        build(tmp_path / "i")
     blocked.unlink()
     again = RecordingEncoder()
-    build_index(CORPUS, again, tmp_path / "i", CONFIG)
+    build(tmp_path / "i", again)
     assert len(again.texts) == 1 + 24, "the finished file is not written again"
 
 
@@ -244,21 +244,21 @@ def test_a_finished_tree_is_not_built_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(index_builder, "write_manifest", lambda *args, **more: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+            build(tmp_path / "i")
     monkeypatch.setattr(scann_index, "build_tree", lambda *args: 1 / 0)
-    build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG)
+    build(tmp_path / "i")
     assert reopen(tmp_path / "i").index.settings.recall >= 0.98
 
 
 def test_precomputed_vectors_are_not_embedded(tmp_path):
-    vectors, counting = ENCODER(CORPUS.texts(0, 40)), RecordingEncoder()
-    build_index(CORPUS, counting, tmp_path / "i", CONFIG, precomputed=vectors.astype(np.float16))
+    vectors, counting = ENCODER(TEXTS), RecordingEncoder()
+    build(tmp_path / "i", counting, precomputed=vectors.astype(np.float16))
     assert len(counting.texts) == index_builder.COMPARED_ROWS
     np.testing.assert_allclose(vectors_of(tmp_path / "i"), vectors, atol=1e-3)
 
 
 def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
-    vectors = ENCODER(CORPUS.texts(0, 40))
+    vectors = ENCODER(TEXTS)
     damaged = vectors.copy()
     damaged[13, 2] = np.inf
     for precomputed, message in [
@@ -269,21 +269,19 @@ def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
         (damaged, 'the embedding of passage "p13" is not finite'),
     ]:
         with pytest.raises(ValueError, match=message):
-            build_index(CORPUS, ENCODER, tmp_path / "i", CONFIG, precomputed=precomputed)
+            build(tmp_path / "i", precomputed=precomputed)
 
 
 def test_recall_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(scann_index, "MIN_TREE_ROWS", 30)
     steps = []
-    build_index(
-        CORPUS, ENCODER, tmp_path / "i", CONFIG, on_progress=lambda step, done, total: steps.append((step, done, total))
-    )
+    build(tmp_path / "i", on_progress=lambda step, done, total: steps.append((step, done, total)))
     manifest = json.loads((tmp_path / "i" / "manifest.json").read_text())
     assert manifest["recall"] >= 0.9
     assert manifest["measured_on"] > 200
     assert [step for step, _, _ in steps[-3:]] == ["building the tree", "measuring recall", "computing checksums"]
     assert [done for step, done, total in steps if step == "embedding"] == [0, 8, 16, 24, 32, 40]
-    assert not [path for path in Path(tmp_path / "i").iterdir() if path.name == index_builder.FLOATS]
+    assert not (tmp_path / "i" / index_builder.FLOATS).exists()
 
 
 def test_the_recall_is_verified_on_held_out_probes(tmp_path, monkeypatch):
@@ -297,6 +295,6 @@ def test_the_recall_is_verified_on_held_out_probes(tmp_path, monkeypatch):
         return tune(tree, probes, exact, 0.9) if aim > 0.95 else missing
 
     monkeypatch.setattr(scann_index, "tune", overfit)
-    build_index(CORPUS, ENCODER, tmp_path / "i", replace(CONFIG, target_recall=0.9))
+    build(tmp_path / "i", config=replace(CONFIG, target_recall=0.9))
     assert aims == pytest.approx([0.9, 0.925, 0.95, 0.975])
     assert json.loads((tmp_path / "i" / "manifest.json").read_text())["recall"] >= 0.9
