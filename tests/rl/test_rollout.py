@@ -38,11 +38,6 @@ PASSAGES = tuple(Passage(str(n), f'"Title {n}"\nText of number {n}.') for n in r
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(4)]
 
 
-class BrokenIndex:
-    def search(self, queries, top_n):
-        raise TimeoutError("no answer in 10 s")
-
-
 def two_turns(problem):
     """Two contexts of two generations each with a search between them, as in MemSearcher but without parsing."""
     completions = []
@@ -228,16 +223,6 @@ def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine
     run_rollouts(engine, params, two_turns, searcher=Slow(PASSAGES))
     timeouts = [timeout for is_decoding, is_known, timeout in waits if is_decoding and is_known]
     assert timeouts.count(0.0) > len(timeouts) / 2  # a busy machine may delay a step
-
-
-def test_a_failed_search_is_returned_to_the_workflow(engine, params):
-    def asks(problem):
-        results = yield Search((Query("number", 1), Query("title", 1)))
-        return Outcome(StopReason.SEARCH_FAILED, error=results[1].error)
-
-    for trajectory in run_rollouts(engine, params, asks, searcher=BrokenIndex()):
-        assert trajectory.outcome.error == "TimeoutError: no answer in 10 s"
-        assert (trajectory.contexts, trajectory.transcript) == ((), "")
 
 
 def test_text_that_exceeds_the_context_is_not_appended(engine, params):

@@ -1,8 +1,6 @@
 """A fault in a trajectory ends only this trajectory, is counted, and leaks no slot."""
 
-import random
 import threading
-import time
 from dataclasses import replace
 
 import jax
@@ -217,20 +215,6 @@ def test_an_answer_from_before_an_outage_blames_no_request(monkeypatch):
         late.set()
         searches.start()
     assert [result.error for (result,) in results.values()] == ["", ""]
-
-
-class RandomDelays(TinyIndex):
-    """Answers in a random order."""
-
-    def search(self, queries, top_n):
-        time.sleep(random.uniform(0.0, 0.05))
-        return super().search(queries, top_n)
-
-
-def test_concurrent_searches_sample_the_same(engine, params, fault_free):
-    trajectories = run_rollouts(engine, params, good, RandomDelays(PASSAGES), concurrent_searches=4)
-    for trajectory, expected in zip(trajectories, fault_free, strict=True):
-        assert_same(trajectory, expected)
 
 
 def test_an_outage_that_lasts_loses_trajectories(engine, params, monkeypatch):

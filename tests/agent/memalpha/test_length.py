@@ -3,12 +3,10 @@
 pytest -m slow -s -n 0 tests/agent/memalpha/test_length.py      prints the measurements
 """
 
-import gc
 import json
 import random
 import statistics
 import time
-import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -105,22 +103,3 @@ def test_contexts_are_bounded_and_no_chunk_takes_longer_than_another(stream, tok
     shown = [retriever.retrieve(question.text) for question in stream.questions]
     assert time.process_time() - began < 0.5 * len(shown)
     assert all(token_counter.count(text) <= CONFIG.answer_memory_tokens for text in shown)
-
-
-@pytest.mark.slow
-def test_nothing_grows_but_the_memory(stream, token_counter):
-    """Besides the memory, only the trajectory's record of each chunk grows, by the same amount per chunk."""
-    held = []
-
-    def watch(prompt, number):
-        if number % 35 == 0:
-            gc.collect()
-            held.append(tracemalloc.get_traced_memory()[0])
-
-    tracemalloc.start()
-    try:
-        read_stream(stream, token_counter, watch)
-    finally:
-        tracemalloc.stop()
-    growth = [after - before for before, after in pairwise(held)]
-    assert max(growth) < 1.2 * min(growth)
