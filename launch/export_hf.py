@@ -37,8 +37,6 @@ class Export(cli.Command):
     """Repository of the Hugging Face Hub, OWNER/NAME, that the model card names in place of the directory."""
     license: str = ""
     """Licence of the weights for the model card, such as apache-2.0."""
-    evaluation: cli.Directory = None
-    """Evaluation of these weights by launch/evaluate.py, whose results the model card shows."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -49,7 +47,6 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError("--out is missing: give the directory to write")
         from memsearcher_jax.runtime import hub, model_card
 
-        evaluation = model_card.read_evaluation(flags.evaluation)
         with outputs.new_output_dir(flags.out, "export") as out, announced("converting the weights"):
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
@@ -67,6 +64,6 @@ def main(argv: Sequence[str]) -> None:
                 written = "weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
             write_export_config(out, flags.run)
             names = {"name": flags.repository, "license": flags.license, "adapter": flags.adapter}
-            model_card.write_model_card(out, Path(flags.run.model.path), **names, evaluation=evaluation)
+            model_card.write_model_card(out, Path(flags.run.model.path), **names)
     outputs.write_json(flags.json, {"checkpoint": flags.run.model.path, "out": str(out), "dtype": flags.dtype})
     print(f"{out}: {flags.dtype} {written}")

@@ -22,13 +22,9 @@ class MalformedRow(ValueError):
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield `("file:line", bytes)` of every line that is not blank.
+    """Yield `("file:line", bytes)` of every line that is not blank; a file that ends in `.gz` is decompressed.
 
-    A name that ends in `.gz` is decompressed on the way.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is a folder, or its compressed data is damaged.
+    Raises FileNotFoundError or ValueError, in one line, for a missing file, a folder, or damaged compressed data.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")

@@ -1,5 +1,6 @@
 """Eight simulated CPU devices for all tests, and fixtures that several packages share."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -113,8 +114,6 @@ def fresh_programs():
 @pytest.fixture
 def compilations():
     """A context manager that lists the programs that XLA compiles inside it."""
-    import contextlib
-
     import jax
 
     @contextlib.contextmanager
@@ -150,10 +149,8 @@ def bucket_server(free_port):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        # Imported after the environment is set, because the libraries read it on import.
-        spec = importlib.util.spec_from_file_location("cloud_storage", Path(__file__).with_name("cloud_storage.py"))
-        cloud_storage = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(cloud_storage)
+        from tests import cloud_storage  # after the environment is set, because the libraries read it on import
+
         server = cloud_storage.start(free_port)
         yield server
     server.stop()

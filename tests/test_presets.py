@@ -32,32 +32,18 @@ PUBLISHED = {
 }
 QWEN = list(PUBLISHED)
 # From the docstrings: devices of the training mesh, and local devices of a host.
+LAPTOP, SLICE_16, SLICE_32 = [(1, 1), (8, 8)], [(16, 4), (16, 8)], [(32, 4), (32, 8)]
 DEVICES = {
-    "nano": [(1, 1), (8, 8)],
-    "tiny": [(1, 1), (8, 8)],
-    "tiny_warmstart": [(1, 1), (8, 8)],
-    "smollm2": [(1, 1), (8, 8)],
+    **dict.fromkeys(("nano", "tiny", "tiny_mem1", "tiny_rag", "tiny_direct", "tiny_memagent"), LAPTOP),
+    **dict.fromkeys(("tiny_memalpha", "tiny_memalpha_warmstart", "tiny_warmstart"), LAPTOP),
+    **dict.fromkeys(("tiny_baselines_warmstart", "smollm2"), LAPTOP),
     "smollm2_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
-    "tiny_mem1": [(1, 1), (8, 8)],
-    "tiny_rag": [(1, 1), (8, 8)],
-    "tiny_direct": [(1, 1), (8, 8)],
-    "tiny_baselines_warmstart": [(1, 1), (8, 8)],
-    "tiny_memalpha": [(1, 1), (8, 8)],
-    "tiny_memalpha_warmstart": [(1, 1), (8, 8)],
     "qwen05b": [(4, 4), (8, 8)],
-    "qwen3b": [(16, 4), (16, 8)],
-    "qwen7b": [(32, 4), (32, 8)],
-    "qwen3_4b": [(16, 4), (16, 8)],
-    "memalpha_4b": [(16, 4), (16, 8)],
-    "memalpha_qwen3b": [(16, 4), (16, 8)],
-    "search_r1_3b": [(16, 4), (16, 8)],
-    "memsearcher_3b": [(16, 4), (16, 8)],
-    "search_r1_3b_it": [(16, 4), (16, 8)],
-    "mem1_7b": [(32, 4), (32, 8)],
-    "memagent_7b": [(32, 4), (32, 8)],
-    "tiny_memagent": [(1, 1), (8, 8)],
+    **dict.fromkeys(("qwen3b", "qwen3_4b", "memalpha_4b", "memalpha_qwen3b"), SLICE_16),
+    **dict.fromkeys(("search_r1_3b", "memsearcher_3b", "search_r1_3b_it"), SLICE_16),
+    **dict.fromkeys(("qwen7b", "mem1_7b", "memagent_7b"), SLICE_32),
 }
 
 
@@ -218,16 +204,12 @@ def test_settings_for_published_weights_equal_those_of_their_authors_evaluations
 def test_a_preset_fits_the_devices_of_its_docstring(name, devices, local):
     """Both meshes divide every weight, and their devices divide the slots and rows."""
     preset = cli.load_preset(name)
-    train, sampler = mesh_shape(preset.mesh, devices), mesh_shape(sampler_mesh(preset), local)
+    train = mesh_shape(preset.mesh, devices)
+    sampler = mesh_shape(MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor), local)  # as in runtime/meshes.py
     sharding.check_divides(preset.model, train)
     sharding.check_divides(preset.model, sampler)
     assert preset.training.minibatch_rows % (train["data"] * train["fsdp"]) == 0
     assert preset.sampling.slots % sampler["data"] == 0
-
-
-def sampler_mesh(preset: RunConfig) -> MeshConfig:
-    """The sampling mesh of `setup.open_meshes`."""
-    return MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor)
 
 
 def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
@@ -239,17 +221,13 @@ def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
 
 
 # tests/rl/test_stream_setup.py tests the presets with streams; histories grow until the context is full.
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {*QWEN, *STREAMS, *HISTORIES}))
-def test_the_longest_turn_fits_the_small_presets(name):
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {*STREAMS, *HISTORIES}))
+def test_the_longest_turn_fits(name, request):
     preset = cli.load_preset(name)
-    packaged = replace(preset.model, path="")  # the weights of smollm2 come from elsewhere
-    check_fit_is_exact(preset, setup.open_tokenizer(packaged))
-
-
-@pytest.mark.parametrize("name", QWEN)
-def test_the_longest_turn_fits_with_the_real_tokenizer(name, shared):
-    tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
-    preset = cli.load_preset(name)
+    if name in QWEN:
+        tokenizer = ChatTokenizer.load(request.getfixturevalue("shared") / "tokenizer" / "qwen2.5")
+    else:
+        tokenizer = setup.open_tokenizer(replace(preset.model, path=""))  # the weights of smollm2 come from elsewhere
     assert tokenizer.vocab_size <= preset.model.vocab_size
     check_fit_is_exact(preset, tokenizer)
 

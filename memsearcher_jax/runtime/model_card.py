@@ -1,15 +1,14 @@
-"""README.md of an exported model: the Hub's model card, from a run's settings, its results and an evaluation of it."""
+"""README.md of an exported model: the Hub's model card, from a run's settings and results."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.config import RunConfig, agent_of
-from memsearcher_jax.logs.run_facts import read_facts, read_results
+from memsearcher_jax.logs.run_facts import read_facts
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import EXPORT_FILE
@@ -25,19 +24,7 @@ python launch/ask.py --checkpoint {checkpoint}{flags} "Who directed the film ...
 """
 
 
-def read_evaluation(folder: Path | None) -> dict[str, Any]:
-    """Benchmark -> its results, of a directory that launch/evaluate.py wrote. Raises FileNotFoundError, ValueError."""
-    if folder is None:
-        return {}
-    results = read_results(folder)
-    if "evaluation" not in results:
-        raise ValueError(f"--evaluation {folder} is no evaluation: name a folder that launch/evaluate.py wrote")
-    return results["evaluation"]["benchmarks"]
-
-
-def write_model_card(
-    directory: Path, run: Path, *, name: str, license: str, adapter: bool, evaluation: Mapping[str, Any]
-) -> None:
+def write_model_card(directory: Path, run: Path, *, name: str, license: str, adapter: bool) -> None:
     """Writes the card of the weights of `run` to `directory`, with the learning curves. `license` "": not stated."""
     from huggingface_hub import ModelCardData
 
@@ -63,7 +50,6 @@ def write_model_card(
         f"---\n{data.to_yaml()}\n---\n",
         f"# {name or directory.name}\n",
         *([origin] if origin else []),
-        *_evaluation(evaluation),
         *_training(directory, run),
         "## Use\n",
         _use(config, name or str(directory), base, adapter),
@@ -85,19 +71,6 @@ def _use(config: RunConfig | None, name: str, base: str, adapter: bool) -> str:
     return USE.format(checkpoint=checkpoint, flags=flags)
 
 
-def _evaluation(evaluation: Mapping[str, Any]) -> Iterator[str]:
-    if not evaluation:
-        return
-    scores = list(next(iter(evaluation.values()))["scores"])
-    yield "## Evaluation\n\nMeans in percent with 95 % intervals over questions.\n"
-    yield f"| benchmark | questions | {' | '.join(score.replace('_', ' ') for score in scores)} |"
-    yield "| --- " * (len(scores) + 2) + "|"
-    for benchmark, result in evaluation.items():
-        cells = (_interval(result["scores"][score], scale=100) for score in scores)
-        yield f"| {benchmark} | {result['questions']} | {' | '.join(cells)} |"
-    yield ""
-
-
 def _training(directory: Path, run: Path) -> Iterator[str]:
     results, program = read_facts(run).results, read_inputs(run).program
     if not program:
@@ -105,14 +78,11 @@ def _training(directory: Path, run: Path) -> Iterator[str]:
     program = program[-1]
     yield f"## Training\n\nmemsearcher_jax {program['version']}, commit {program['commit'] or 'unknown'}.\n"
     if "last_steps" in results:
-        means = (f"{name} {_interval(value)}" for name, value in results["metrics"].items())
+        means = (
+            f"{name} {value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+            for name, value in results["metrics"].items()
+        )
         yield f"{results['steps']} steps; means over the last {results['last_steps']}: {', '.join(means)}.\n"
     if (run / CURVES_FILE).is_file():
         shutil.copyfile(run / CURVES_FILE, directory / CURVES_FILE)
         yield f"![Learning curves]({CURVES_FILE})\n"
-
-
-def _interval(value: Mapping[str, float], scale: int = 1) -> str:
-    digits = 1 if scale == 100 else 3
-    mean, low, high = (f"{scale * value[key]:.{digits}f}" for key in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import sharding
-from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.runtime import bert
 from memsearcher_jax.runtime.bert import EncoderConfig
 from tests.runtime.encoder_files import SMALL, make_params, write_encoder
@@ -163,17 +161,3 @@ def test_padding_and_other_rows_change_a_vector_by_rounding_only(pooling, dtype,
     shortest = int(length_B.argmin())
     alone_BD = encode(params, config, ids_BT[[shortest], : length_B[shortest]], length_B[[shortest]])
     np.testing.assert_allclose(alone_BD[0], vector_BD[shortest], atol=atol)
-
-
-def test_eight_devices_give_the_vectors_of_one():
-    params, (ids_BT, length_B) = make_params(SMALL), make_rows(16, 12)
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1))
-    assert mesh.size == 8
-    spread = [
-        jax.device_put(x, sharding.named_sharding(mesh, axes))
-        for x, axes in ((ids_BT, ("batch", None)), (length_B, ("batch",)))
-    ]
-    replicated = jax.device_put(params, sharding.named_sharding(mesh, ()))
-    vector_BD = encode(replicated, SMALL, *spread)
-    assert len({str(shard.index) for shard in vector_BD.addressable_shards}) == 8, "each device keeps its own rows"
-    np.testing.assert_allclose(vector_BD, encode(params, SMALL, ids_BT, length_B), atol=1e-6)

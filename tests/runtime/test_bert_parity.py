@@ -46,14 +46,6 @@ def theirs(request):
     return model
 
 
-def their_hidden(model, ids_BT, length_B):
-    # RoBERTa finds its padding by the id, BERT by the mask.
-    real_BT = np.arange(ids_BT.shape[1]) < length_B[:, None]
-    ids = torch.from_numpy(np.where(real_BT, ids_BT, model.config.pad_token_id))
-    with torch.no_grad():
-        return model(ids, attention_mask=torch.from_numpy(real_BT).long()).last_hidden_state.numpy(), real_BT
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_vectors_equal_those_of_transformers(theirs, dtype, tmp_path):
     theirs.to(getattr(torch, dtype)).save_pretrained(tmp_path, max_shard_size="20KB")
@@ -61,21 +53,14 @@ def test_vectors_equal_those_of_transformers(theirs, dtype, tmp_path):
     theirs.float()
     rng = np.random.RandomState(1)
     ids_BT, length_B = rng.randint(6, 96, (6, 33)), np.array([33, 1, 2, 17, 32, 8])
-    hidden_BTD, real_BT = their_hidden(theirs, ids_BT, length_B)
+    # RoBERTa finds its padding by the id, BERT by the mask.
+    real_BT = np.arange(ids_BT.shape[1]) < length_B[:, None]
+    ids = torch.from_numpy(np.where(real_BT, ids_BT, theirs.config.pad_token_id))
+    with torch.no_grad():
+        hidden_BTD = theirs(ids, attention_mask=torch.from_numpy(real_BT).long()).last_hidden_state.numpy()
     ours_BTD = jax.jit(bert.hidden_states, static_argnames="config")(params, config, ids_BT, length_B)
     np.testing.assert_allclose(np.asarray(ours_BTD)[real_BT], hidden_BTD[real_BT], atol=2e-4)
     mean_BD = (hidden_BTD * real_BT[..., None]).sum(axis=1) / length_B[:, None]
     mean_BD /= np.linalg.norm(mean_BD, axis=1, keepdims=True)
     ours_BD = np.asarray(bert.encode(params, config, ids_BT, length_B))
     assert (ours_BD * mean_BD).sum(axis=1).min() >= 0.99999
-
-
-def test_an_encoder_inside_a_larger_model(tmp_path):
-    """Masked language models store the encoder under a prefix, next to their head."""
-    model = transformers.BertForMaskedLM(transformers.BertConfig(**BASE)).eval()
-    model.save_pretrained(tmp_path)
-    config, params = bert.load(tmp_path)
-    ids_BT, length_B = np.random.RandomState(2).randint(6, 96, (2, 9)), np.array([9, 4])
-    hidden_BTD, real_BT = their_hidden(model.bert, ids_BT, length_B)
-    ours_BTD = np.asarray(bert.hidden_states(params, config, ids_BT, length_B))
-    np.testing.assert_allclose(ours_BTD[real_BT], hidden_BTD[real_BT], atol=1e-5)

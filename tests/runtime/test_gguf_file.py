@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from memsearcher_jax.launch import import_gguf
 from memsearcher_jax.model import qwen, weights
@@ -51,13 +52,9 @@ def write_gguf(tmp_path):
         D, F, N, K, H, layers = 64, 96, 2, 1, 32, 2
         path = tmp_path / "small.gguf"
         writer = gguf.GGUFWriter(path, architecture)
-        writer.add_block_count(layers)
-        writer.add_context_length(128)
-        writer.add_embedding_length(D)
-        writer.add_feed_forward_length(F)
-        writer.add_head_count(N)
-        writer.add_head_count_kv(K)
-        writer.add_rope_freq_base(100_000.0)
+        sizes = ("block_count", layers), ("context_length", 128), ("embedding_length", D), ("feed_forward_length", F)
+        for name, size in (*sizes, ("head_count", N), ("head_count_kv", K), ("rope_freq_base", 100_000.0)):
+            getattr(writer, f"add_{name}")(size)
         writer.add_layer_norm_rms_eps(1e-5)
         bytes_ = sorted(bytes_to_unicode().values())
         tokens = [*SPECIALS, *bytes_, *(merge.replace(" ", "") for merge in MERGES)]
@@ -95,11 +92,15 @@ def write_gguf(tmp_path):
                 add(f"blk.{layer}.attn_{name}.weight", size, D)
                 if architecture == "qwen2":
                     add(f"blk.{layer}.attn_{name}.bias", size)
-            add(f"blk.{layer}.attn_output.weight", D, N * H)
-            add(f"blk.{layer}.ffn_norm.weight", D)
-            add(f"blk.{layer}.ffn_gate.weight", F, D)
-            add(f"blk.{layer}.ffn_up.weight", F, D)
-            add(f"blk.{layer}.ffn_down.weight", D, F)
+            others = (
+                ("attn_output", D, N * H),
+                ("ffn_norm", D),
+                ("ffn_gate", F, D),
+                ("ffn_up", F, D),
+                ("ffn_down", D, F),
+            )
+            for name, *shape in others:
+                add(f"blk.{layer}.{name}.weight", *shape)
         add("output_norm.weight", D)
         if not tied:
             add("output.weight", len(tokens), D)
@@ -112,13 +113,6 @@ def write_gguf(tmp_path):
         return path
 
     return write
-
-
-def bytes_to_unicode() -> dict[int, str]:
-    """How a byte-level BPE vocabulary writes each byte (GPT-2)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
 
 
 def same_logits(file: Path, folder: Path, libraries, ids_BT) -> None:

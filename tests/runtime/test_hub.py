@@ -128,7 +128,7 @@ def test_commands_take_repositories(hub, tmp_path, capsys):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A finished run as far as a model card reads it: settings, program, results, curves and an evaluation."""
+    """A finished run as far as a model card reads it: settings, program, results and curves."""
     folder = tmp_path / "run"
     folder.mkdir()
     run_dir.write_run_config(
@@ -139,25 +139,19 @@ def run(tmp_path, monkeypatch):
     (folder / "inputs.json").write_text(json.dumps({"program": [{"version": "0.2.0", "commit": "abc"}]}))
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "curves.png").write_bytes(b"png")
-    evaluation = tmp_path / "evaluation"
-    evaluation.mkdir()
-    benchmarks = {"nq": {"questions": 120, "scores": {"exact_match": interval, "f1": interval}}}
-    (evaluation / "results.json").write_text(json.dumps({"evaluation": {"benchmarks": benchmarks}}))
     return folder
 
 
-def test_a_model_card_is_made_from_the_run_and_its_evaluation(run, tmp_path):
+def test_a_model_card_is_made_from_the_run(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    evaluation = model_card.read_evaluation(tmp_path / "evaluation")
-    model_card.write_model_card(out, run, name="me/agent", license="mit", adapter=False, evaluation=evaluation)
+    model_card.write_model_card(out, run, name="me/agent", license="mit", adapter=False)
     card = ModelCard.load(out / "README.md")
     assert (card.data.license, card.data.base_model, card.data.library_name) == (
         "mit",
         "Qwen/Qwen2.5-7B",
         "transformers",
     )
-    assert "| nq | 120 | 50.0 [40.0, 60.0] | 50.0 [40.0, 60.0] |" in card.text
     assert "30 steps; means over the last 10: reward 0.500 [0.400, 0.600]." in card.text
     assert "memsearcher.json" in card.text and "/home/me" not in card.text
     assert "commit abc" in card.text and (out / "curves.png").read_bytes() == b"png"

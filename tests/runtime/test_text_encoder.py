@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime import text_encoder
 from tests.runtime.encoder_files import SMALL, word_pieces, write_encoder
 
@@ -118,17 +117,6 @@ def test_invalid_tokenizers_are_errors(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
         load(folder)
-
-
-def test_an_index_of_another_encoder_is_an_error(folder, tmp_path):
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"id": str(row), "contents": f"town {row}"}) + "\n" for row in range(30)))
-    config = replace(SETTINGS, corpus=str(corpus), encoder=str(folder))
-    searcher = open_searcher(config, tmp_path / "index", (), text_encoder.load)
-    assert searcher.search(["town 7"], 1)[0][0].contents == "town 7"
-    for other in (replace(config, encoder_prompts="e5"), replace(config, encoder="hashing")):
-        with pytest.raises(ValueError, match="was built with encoder"):
-            open_searcher(other, tmp_path / "index", (), text_encoder.load)
 
 
 @pytest.fixture(scope="module")

@@ -148,18 +148,13 @@ def llama(tmp_path):
     return write_tokenizer(tmp_path, LLAMA_TEMPLATE, LLAMA_TOKENS, **named)
 
 
-def test_the_chat_template_of_qwen_is_chatml(tmp_path):
-    tokenizer = ChatTokenizer.load(write_tokenizer(tmp_path, QWEN_TEMPLATE, eos_token="<|im_end|>"))
-    assert tokenizer.markup == CHATML
-    assert tokenizer.stop_ids == byte_tokenizer().stop_ids
-    assert tokenizer.extra_markup_tokens == 0
-
-
-def test_a_thought_that_the_template_opens_is_left_to_the_agent(tmp_path):
-    """Otherwise a reply would begin with two, and a rewritten memory with one."""
-    template = QWEN_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
-    assert template != QWEN_TEMPLATE
-    assert ChatTokenizer.load(write_tokenizer(tmp_path, template, eos_token="<|im_end|>")).markup == CHATML
+@pytest.mark.parametrize("opening", ["", "<think>\\n"])
+def test_the_chat_template_of_qwen_is_chatml(opening, tmp_path):
+    """A thought that it opens is left to the agent: a reply would begin with two, and a rewritten memory with one."""
+    template = QWEN_TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{opening}' }}}}")
+    tokenizer = ChatTokenizer.load(write_tokenizer(tmp_path, template, eos_token="<|im_end|>"))
+    assert (tokenizer.markup, tokenizer.stop_ids) == (CHATML, byte_tokenizer().stop_ids)
+    assert tokenizer.extra_markup_tokens == 0 and opening in template
 
 
 def test_prompts_have_the_markup_of_the_models_chat_template(llama):
