@@ -61,7 +61,7 @@ def audit_questions(
 def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) -> list[Problem]:
     """The questions of the entries; train and test are those of the settings."""
     others = tuple(entry for entry in entries if entry not in SPLITS)
-    named = replace(data, train=(), mixture="", exclude="", test=others)
+    named = replace(data, train=(), exclude="", test=others)
     splits = [getattr(load(data, directory), entry) for entry in entries if entry in SPLITS]
     splits += [load(named, directory).test] if others else []
     return [problem for split in splits for problem in split]

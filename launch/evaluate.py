@@ -76,7 +76,7 @@ class Evaluate(cli.Command, cli.ResumableSource):
         config = self.run
         if self.data or self.benchmarks:
             test = (str(self.data),) if self.data else benchmark_entries(self.benchmarks, config.data.root)
-            config = replace(config, data=replace(config.data, train=(), mixture="", exclude="", test=test))
+            config = replace(config, data=replace(config.data, train=(), exclude="", test=test))
         if self.workflow:
             data = replace(config.data, synthetic=agent_class(self.workflow).synthetic_data)
             config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)

@@ -67,5 +67,5 @@ def has_accelerator() -> bool:
 
 def print_skipped(problems: ProblemSplits) -> None:
     """Prints to stderr how many rows of the question files were skipped, with the reason of the first."""
-    if problems.skipped_count:
-        print(f"skipped {problems.skipped_count} malformed rows; the first: {problems.skipped[0]}", file=sys.stderr)
+    if problems.skipped:
+        print(f"skipped {len(problems.skipped)} malformed rows; the first: {problems.skipped[0]}", file=sys.stderr)

@@ -186,7 +186,7 @@ def clause(text: str, name: str) -> str:
 
 def step(run: Run, number: int) -> list[ScoredTrajectory]:
     """The demonstrations of a few questions of data.train, and of one step of every second one."""
-    loader = ProblemLoader(run.problems.train, run.config.seed, run.problems.mixture)
+    loader = ProblemLoader(run.problems.train, run.config.seed)
     problems = loader.batch(number * PER_STEP, PER_STEP)
     # With whole questions alone a model learns to follow the link in any case; with all their steps, hardly ever.
     rng = named_rng(run.config.seed, "steps", number)

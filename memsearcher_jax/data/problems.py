@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from memsearcher_jax.data.benchmarks import SPLITS, resolve
+from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
 from memsearcher_jax.data.readers import CHUNK_WORDS
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
@@ -29,10 +28,6 @@ class DataConfig:
     """Training data: names of benchmarks in data.root (the paper uses nq hotpotqa), or files in the format of FlashRAG
     (JSONL with id, question, golden_answers, plain or .gz) or Search-R1 (.parquet); for agent.workflow memalpha streams
     in Mem-alpha's format."""
-    mixture: str = ""
-    """Training data with weights, in place of data.train: nq=0.5,hotpotqa=0.5. An epoch has as many problems as the
-    sources together, and each source has its share of them by weight: a small source repeats, a large one goes on in
-    the next epoch."""
     test: tuple[str, ...] = ()
     """Test data in the same form. A benchmark's name means the split that results are reported on; name:split selects
     another one."""
@@ -62,38 +57,14 @@ class DataConfig:
 
     @property
     def is_synthetic(self) -> bool:
-        return not (self.train_entries or self.test)
-
-    @property
-    def train_entries(self) -> tuple[str, ...]:
-        return tuple(self.weights()) or self.train
-
-    def weights(self) -> dict[str, float]:
-        """Source -> weight of `mixture`. Raises ValueError in one line if it is malformed."""
-        weights: dict[str, float] = {}
-        for part in filter(None, self.mixture.split(",")):
-            name, _, text = part.rpartition("=")
-            try:
-                weight = float(text)
-            except ValueError:
-                weight = 0.0
-            if not name or name in weights or not 0 < weight < math.inf:
-                raise ValueError(f"data.mixture has {part!r}: write each source once, as nq=0.5,hotpotqa=0.5")
-            weights[name] = weight
-        if weights and self.objectives > 1:
-            raise ValueError("data.objectives joins questions of data.train: leave data.mixture empty")
-        if weights and self.train:
-            raise ValueError("data.mixture and data.train both name training data: leave one of them empty")
-        return weights
+        return not (self.train or self.test)
 
 
 @dataclass(frozen=True)
 class ProblemSplits:
     train: Sequence[Problem]
     test: Sequence[Problem]
-    mixture: tuple[tuple[int, float], ...] = ()  # (problems, weight) of each source of `train`, in its order
-    skipped: tuple[str, ...] = ()  # one message per skipped row, at most 1,000 per file
-    skipped_count: int = 0
+    skipped: tuple[str, ...] = ()  # one message per malformed row
 
 
 def load(config: DataConfig, directory: Path) -> ProblemSplits:
@@ -103,59 +74,42 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
       FileNotFoundError, ValueError: a one-line message that names the file, and the row if there is one.
     """
     # Imported here because it takes most of a second and reading a config must be fast.
-    from memsearcher_jax.data.tfds_builder import FILE_SPLIT, open_split, skip_report, write_file, write_splits
+    from memsearcher_jax.data.tfds_builder import FILE_SPLIT, open_split, write_file, write_splits
 
-    excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset()
-
-    def kept(problems: Sequence[Problem], excluded: Collection[str] = ()) -> Sequence[Problem]:
-        if config.questions == "all" and not excluded:
-            return problems  # on disk
-        return [one for one in problems if one.id not in excluded and of_kind(one, config.questions)]
-
-    def joined(problems: Sequence[Problem]) -> Sequence[Problem]:
-        return problems if config.objectives == 1 else JoinedProblems(problems, config.objectives)
-
-    def check_excluded(problems: Sequence[Problem]) -> None:
-        if excluded and not any(one.id in excluded for one in problems):
-            raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
-
+    skipped = list[str]()
     if config.is_synthetic:
-        if config.synthetic == "streams":
-            splits = make_streams(config.streams)
-        elif config.synthetic == "documents":
-            splits = make_documents(config.encyclopedia, config.documents)
-        else:
-            encyclopedia = make_encyclopedia(config.encyclopedia)
-            splits = {"train": encyclopedia.train, "test": encyclopedia.test}
-        dataset = write_splits(splits, directory)
-        problems = open_split([dataset], "train")
-        check_excluded(problems)
-        problems = kept(problems, excluded) if excluded else problems
-        return ProblemSplits(joined(problems), joined(open_split([dataset], "test")))
-    # Every entry is resolved before the first file is read.
-    files = [
-        [resolve(entry, split, config.root) for entry in entries]
-        for split, entries in (("train", config.train_entries), ("test", config.test))
-    ]
-    weights = config.weights()
-    for name, (path, _) in zip(weights, files[0], strict=False):
-        if not path.is_file():
-            raise FileNotFoundError(f"data.mixture {name}: neither a benchmark ({', '.join(SPLITS)}) nor a file")
-    options = {"skip_malformed": config.malformed == "skip", "chunk_words": config.chunk_words}
-    train, test = ([write_file(*file, directory, **options) for file in split] for split in files)
-    reports = [skip_report(dataset) for dataset in (*train, *test)]
+        dataset = write_splits(_make_problems(config), directory)
+        train, test = open_split([dataset], "train"), open_split([dataset], "test")
+    else:
+        entries = [("train", entry) for entry in config.train] + [("test", entry) for entry in config.test]
+        # Every entry is resolved before the first file is read.
+        files = [resolve(entry, split, config.root) for split, entry in entries]
+        on_malformed = skipped.append if config.malformed == "skip" else None
+        datasets = [write_file(*file, directory, on_malformed, config.chunk_words) for file in files]
+        train = open_split(datasets[: len(config.train)], FILE_SPLIT)
+        test = open_split(datasets[len(config.train) :], FILE_SPLIT)
+    excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
+    if excluded and not any(one.id in excluded for one in train):
+        raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
+    return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
 
-    sizes = [len(kept(open_split([dataset], FILE_SPLIT), excluded)) for dataset in train] if weights else []
-    if empty := [name for name, size in zip(weights, sizes, strict=True) if not size]:
-        raise ValueError(f"data.mixture {empty[0]}: no question is one of data.questions {config.questions}")
-    check_excluded(open_split(train, FILE_SPLIT))
-    return ProblemSplits(
-        joined(kept(open_split(train, FILE_SPLIT), excluded)),
-        joined(kept(open_split(test, FILE_SPLIT))),
-        tuple(zip(sizes, weights.values(), strict=True)),
-        tuple(message for report in reports for message in report["skipped"]),
-        sum(report["skipped_count"] for report in reports),
-    )
+
+def _make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
+    if config.synthetic == "streams":
+        return make_streams(config.streams)
+    if config.synthetic == "documents":
+        return make_documents(config.encyclopedia, config.documents)
+    encyclopedia = make_encyclopedia(config.encyclopedia)
+    return {"train": encyclopedia.train, "test": encyclopedia.test}
+
+
+def _selected(
+    config: DataConfig, problems: Sequence[Problem], excluded: frozenset[str] = frozenset()
+) -> Sequence[Problem]:
+    """The problems of data.questions that are not excluded, joined as data.objectives says."""
+    if excluded or config.questions != "all":  # else they stay on disk
+        problems = [one for one in problems if one.id not in excluded and of_kind(one, config.questions)]
+    return problems if config.objectives == 1 else JoinedProblems(problems, config.objectives)
 
 
 @dataclass(frozen=True)
@@ -195,14 +149,11 @@ def _read_ids(path: Path) -> frozenset[str]:
 class ProblemLoader:
     """An endless sequence of problems: each epoch holds every problem once, in an order given by (seed, epoch).
 
-    With a mixture an epoch holds each source by its weight, and each source repeats when all of it was drawn.
-
     The loader has no state. The caller keeps the position, and a resumed run continues from the position it saved.
     """
 
     problems: Sequence[Problem]
     seed: int
-    mixture: Sequence[tuple[int, float]] = ()  # of `ProblemSplits`
 
     def __post_init__(self) -> None:
         if not self.problems:
@@ -217,17 +168,4 @@ class ProblemLoader:
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.problems))
-        if not self.mixture:
-            return order
-        sizes, weights = zip(*self.mixture, strict=True)
-        ends = np.cumsum((0, *weights)) / sum(weights) * len(self.problems)
-        rows, first = [], 0
-        for source, (size, count) in enumerate(zip(sizes, np.diff(np.round(ends).astype(int)), strict=True)):
-            # A source is drawn in cycles of its own, which an epoch may cut.
-            cycles, places = np.divmod(epoch * count + np.arange(count), size)
-            for cycle in np.unique(cycles):
-                cycle_order = np.random.default_rng((self.seed, source + 1, int(cycle) + 1)).permutation(size)
-                rows.append(first + cycle_order[places[cycles == cycle]])
-            first += size
-        return np.concatenate(rows)[order]
+        return np.random.default_rng((self.seed, epoch)).permutation(len(self.problems))

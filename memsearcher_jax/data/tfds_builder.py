@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -22,14 +22,12 @@ from memsearcher_jax.types import Problem, Stream
 
 FILE, SYNTHETIC = "file", "synthetic"  # builder configs other than the benchmarks
 FILE_SPLIT = "problems"  # the only split of a dataset built from one file
-MAX_SKIPPED_MESSAGES = 1_000
 
 
 class FlashRag(tfds.core.GeneratorBasedBuilder):
     """Rows of `id`, `question`, `golden_answers`, and `metadata` and `stream` as JSON text, in the order of the source.
 
-    The builder config names the source: a benchmark, a file, or synthetic data. `info.metadata` holds `skipped` (one
-    message per malformed row, at most MAX_SKIPPED_MESSAGES) and `skipped_count`. Importing this module registers the
+    The builder config names the source: a benchmark, a file, or synthetic data. Importing this module registers the
     benchmarks, read from `manual_dir`: tfds.data_source("flash_rag/nq", split="test").
     """
 
@@ -39,28 +37,18 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
     url_infos = None  # the base class would read it with a package that tensorflow-datasets does not require
 
     def __init__(
-        self,
-        *,
-        splits: Mapping[str, Sequence[Problem]] | None = None,
-        skipped: Sequence[str] = (),
-        file_format: Any = None,
-        **kwargs: Any,
+        self, *, splits: Mapping[str, Sequence[Problem]] | None = None, file_format: Any = None, **kwargs: Any
     ):
-        """`splits` and `skipped` are only needed to write a dataset of a file or of synthetic data."""
-        self._problems, self._skipped = splits or {}, skipped
+        """`splits` are only needed to write a dataset of a file or of synthetic data."""
+        self._problems = splits or {}
         super().__init__(file_format=file_format or "array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         names = ("id", "question", "metadata", "stream")
         features: dict[str, tfds.features.FeatureConnector] = {name: tfds.features.Text() for name in names}
         features["golden_answers"] = tfds.features.Sequence(tfds.features.Text())
-        skipped = {"skipped": list(self._skipped[:MAX_SKIPPED_MESSAGES]), "skipped_count": len(self._skipped)}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict(skipped),
-        )
+        features_dict = tfds.features.FeaturesDict(features)
+        return tfds.core.DatasetInfo(builder=self, features=features_dict, disable_shuffling=True)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         config: Any = self.builder_config  # annotated as optional
@@ -119,12 +107,6 @@ def open_split(datasets: Sequence[FlashRag], split: str) -> StoredProblems:
     return StoredProblems(tuple(sources), tuple(str(dataset.data_dir) for dataset in available))
 
 
-def skip_report(dataset: FlashRag) -> Mapping[str, Any]:
-    """`skipped` and `skipped_count` of a written dataset. Raises ValueError if it is damaged."""
-    with _explain_damage(dataset.data_dir):
-        return dataset.info.metadata or {}
-
-
 @contextlib.contextmanager
 def _explain_damage(folder: str | Path) -> Iterator[None]:
     """Turns an error about a damaged file of a dataset, of half a dozen types, into ValueError with the way out."""
@@ -136,29 +118,31 @@ def _explain_damage(folder: str | Path) -> Iterator[None]:
 
 
 def write_file(
-    path: Path, benchmark: str, directory: Path, *, skip_malformed: bool, chunk_words: int = CHUNK_WORDS
+    path: Path,
+    benchmark: str,
+    directory: Path,
+    on_malformed: Callable[[str], object] | None = None,
+    chunk_words: int = CHUNK_WORDS,
 ) -> FlashRag:
     """Convert a file of a benchmark, or of none (""), to a dataset under `directory`, unless one exists for it.
 
-    Without `skip_malformed`, a malformed row is an error. Raises as `read_problems` does.
+    With `on_malformed` the file is read in any case. Raises as `read_problems` does.
     """
     if not path.is_file():
         read_problems(path)  # raises the error that explains what is wrong
-    # Skip messages name the path, so it belongs to the key only with `skip_malformed`: a moved file is not reread.
     with path.open("rb") as content:
         checksum = hashlib.file_digest(content, "sha256").hexdigest()
-    key = f"{benchmark}\n{path if skip_malformed else ''}\n{checksum}"
+    key = f"{benchmark}\n{on_malformed is not None}\n{checksum}"
     key += f"\n{chunk_words}" if path.suffix == ".json" else ""
     location = {"config": benchmark or FILE, "data_dir": directory / hashlib.sha256(key.encode()).hexdigest()[:16]}
     with _explain_damage(location["data_dir"]):
         dataset = FlashRag(**location)
-        if dataset.is_prepared():
+        if dataset.is_prepared() and not on_malformed:
             return dataset
-    skipped: list[str] = []
-    problems = read_problems(path, skipped.append if skip_malformed else None, chunk_words)
+    problems = read_problems(path, on_malformed, chunk_words)
     if benchmark:
         problems = [with_source(problem, benchmark) for problem in problems]
-    dataset = FlashRag(**location, splits={FILE_SPLIT: problems}, skipped=skipped)
+    dataset = FlashRag(**location, splits={FILE_SPLIT: problems})
     dataset.write()
     return dataset
 

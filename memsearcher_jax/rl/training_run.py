@@ -60,7 +60,7 @@ def _make_collector(
 ) -> Collector:
     run: Run = state.run
     problems, rl = run.problems, run.config.rl
-    loader = ProblemLoader(problems.train, run.config.seed, problems.mixture)
+    loader = ProblemLoader(problems.train, run.config.seed)
     parts = run, driver, reward_fn, loader, hosts, start.position
     if rl.carry_over:
         carried = carry_over.nothing_carried(state.step, rl.prompts_per_step)

@@ -48,8 +48,8 @@ def write_export_config(folder: Path, config: RunConfig) -> None:
 
 
 def without_local_files(config: RunConfig) -> RunConfig:
-    """The config without paths of this machine, without a teacher, and without weights, which the export holds; the
-    name of the adapters that it contains stays."""
+    """The config without paths of this machine, addresses of services, a teacher, and weights, which the export holds;
+    the name of the adapters that it contains stays."""
     named = with_paths(config, lambda path: Path(path).name if path.endswith(".py") else "")
     hashing = HASHING if config.retrieval.encoder == HASHING else ""
     changes: dict[str, Any] = {
@@ -62,7 +62,8 @@ def without_local_files(config: RunConfig) -> RunConfig:
         "agent.tools": tuple(one for one in named.agent.tools if one.endswith(".py")),  # without addresses
         "data.train": tuple(filter(None, named.data.train)),
         "data.test": tuple(filter(None, named.data.test)),
-        "data.mixture": "",
+        "answerer.url": "",
+        "judge.url": "",
     }
     retrieval = replace(config.retrieval, corpus="", index="", url="", encoder=hashing)
     return with_settings(replace(named, teacher=TeacherConfig(), retrieval=retrieval), changes)

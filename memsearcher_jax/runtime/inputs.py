@@ -191,7 +191,7 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
     data, root = config.data, hub.local_root(config.data.root)
     if Path(data.exclude).is_file():
         found[data.exclude] = {Path(data.exclude).name: Path(data.exclude)}
-    for split, entries in (("train", data.train_entries), ("test", data.test)):
+    for split, entries in (("train", data.train), ("test", data.test)):
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 path, benchmark = resolve(entry, split, root)

@@ -35,7 +35,7 @@ def write_model_card(directory: Path, run: Path, *, name: str, license: str, ada
     if config:
         agent, method = Path(config.agent.workflow).stem, "sft" if config.sft.trajectories else "grpo"
         tags += [agent, method]
-        datasets = [entry for entry in config.data.train_entries if not Path(entry).suffix]
+        datasets = [entry for entry in config.data.train if not Path(entry).suffix]
         link = f"[{base}](https://huggingface.co/{public_base})" if public_base else f"`{Path(base).name}`"
         origin = f"A {agent} agent, trained by {method} with memsearcher_jax{f' from {link}' if base else ''}.\n"
     data = ModelCardData(

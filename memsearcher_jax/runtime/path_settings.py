@@ -13,7 +13,6 @@ from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import PACKAGED
 
 CODE = ("agent.workflow", "agent.tools", "reward.function")  # Python files, or names and addresses
-MIXTURE = "data.mixture"  # ENTRY=WEIGHT,ENTRY=WEIGHT
 PATHS: dict[str, Iterable[str]] = {
     "agent.prompts": packaged(),
     "agent.replay": (),
@@ -21,7 +20,6 @@ PATHS: dict[str, Iterable[str]] = {
     "data.test": SPLITS,
     "data.root": (),
     "data.exclude": (),
-    MIXTURE: SPLITS,
     "model.path": (),
     "model.tokenizer": (),
     "model.adapter": (),
@@ -42,9 +40,6 @@ def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, tuple):
         return tuple(_changed(name, one, change) for one in value)
-    if name == MIXTURE:
-        parts = [part.rpartition("=") for part in value.split(",") if part]
-        return ",".join(f"{_changed('data.train', entry, change)}={weight}" for entry, _, weight in parts)
     if name in CODE:
         return change(value) if value.endswith(".py") else value
     is_name = value.startswith(PACKAGED) or value.partition(":")[0] in ("", *PATHS[name]) or hub.is_repository(value)

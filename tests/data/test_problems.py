@@ -93,7 +93,7 @@ def test_load_concatenates_files_and_counts_skipped_rows(tmp_path):
     again = load(config, tmp_path / "data")
     assert list(again.train) == list(problems.train)
     for splits in (problems, again):
-        assert splits.skipped_count == len(splits.skipped) == 1 and splits.skipped[0].startswith(f"{first}:2: not JSON")
+        assert len(splits.skipped) == 1 and splits.skipped[0].startswith(f"{first}:2: not JSON")
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
         load(DataConfig(train=(str(first),)), tmp_path / "data")
 
@@ -153,16 +153,13 @@ def flashrag(tmp_path):
     return tmp_path / "flashrag"
 
 
-def test_paper_training_mixture(flashrag, tmp_path):
+def test_the_training_data_of_the_paper(flashrag, tmp_path):
     config = DataConfig(train=("nq", "hotpotqa"), test=("nq", "hotpotqa", "nq:dev"), root=str(flashrag))
     problems = load(config, tmp_path / "data")
     assert [p.id for p in problems.train] == [f"nq/train_{n}" for n in range(5)] + [
         f"hotpotqa/train_{n}" for n in range(3)
     ]
     assert [p.id for p in problems.test] == ["nq/test_0", "nq/test_1", "hotpotqa/dev_0", "nq/dev_0"]
-    assert problems.train[-1] == problems.train[7] and problems.train[4:6] == tuple(problems.train)[4:6]
-    with pytest.raises(IndexError):
-        problems.train[8]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +251,6 @@ def test_malformed_parquet_row(tmp_path, changes, message):
     with pytest.raises(ValueError) as caught:
         read_problems(path)
     assert str(caught.value).startswith(f"{path}:1: {message}")
-    with pytest.raises(ValueError, match="holds no questions"):
-        read_problems(path, on_malformed=lambda message: None)
 
 
 def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
@@ -293,13 +288,6 @@ def test_truncated_parquet_file(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_problems(tmp_path / "none.parquet")
-
-
-def test_only_the_first_malformed_rows_are_named_but_all_are_counted(tmp_path):
-    path = tmp_path / "q.jsonl"
-    path.write_bytes(row() + b"{\n" * 1_200)
-    problems = load(DataConfig(train=(str(path),), malformed="skip"), tmp_path / "data")
-    assert (len(problems.train), len(problems.skipped), problems.skipped_count) == (1, 1_000, 1_200)
 
 
 def test_tfds_is_imported_lazily_and_tensorflow_never(tmp_path):

@@ -72,35 +72,6 @@ def write_questions(file, count):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_mixture_names_benchmarks_and_files_with_weights(tmp_path):
-    write_questions(tmp_path / "nq" / "train.jsonl", 3)
-    write_questions(tmp_path / "own" / "q.jsonl", 5)
-    config = DataConfig(mixture=f"nq=0.25,{tmp_path}/own/q.jsonl=0.75", root=str(tmp_path))
-    splits = load(config, tmp_path / "data")
-    assert splits.mixture == ((3, 0.25), (5, 0.75))
-    assert [problem.question for problem in splits.train][2:4] == ["nq 2?", "own 0?"]
-    assert not config.is_synthetic
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mixture": "nq"}, "data.mixture has 'nq': write each source once, as nq=0.5"),
-        ({"mixture": "nq=0"}, "data.mixture has 'nq=0'"),
-        ({"mixture": "nq=nan"}, "data.mixture has 'nq=nan'"),
-        ({"mixture": "=1"}, "data.mixture has '=1'"),
-        ({"mixture": "nq=1,nq=2"}, "data.mixture has 'nq=2'"),
-        ({"mixture": "nq=1", "train": ("nq",)}, "data.mixture and data.train both name training data"),
-        ({"mixture": "quiz=1"}, "data.mixture quiz: neither a benchmark .nq, .* nor a file"),
-        ({"mixture": "nq=1"}, "nq: set data.root to the folder"),
-    ],
-)
-def test_a_wrong_mixture_is_one_line(settings, message, tmp_path):
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        load(DataConfig(**settings), tmp_path)
-    assert "\n" not in str(error.value)
-
-
 def test_the_benchmarks_are_registered(tmp_path):
     """tfds.load is the same for those who have TensorFlow."""
     write_questions(tmp_path / "root" / "nq" / "test.jsonl", 4)

@@ -23,7 +23,7 @@ def given(tmp_path):
     return replace(
         config,
         agent=replace(config.agent, prompts=f"{folder}/templates"),
-        data=replace(config.data, test=(f"{folder}/test.jsonl",), root=folder, mixture="nq=2"),
+        data=replace(config.data, test=(f"{folder}/test.jsonl",), root=folder, train=("nq",)),
         retrieval=replace(config.retrieval, corpus=f"{folder}/corpus.jsonl"),
         model=replace(config.model, path=f"{folder}/weights", adapter=f"{folder}/weights"),
     )
@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_p
     assert Path(own.agent.prompts, "system.txt").read_text() == "templates/system.txt"
     assert Path(own.data.test[0]).read_text() == "test.jsonl"
     assert (own.retrieval.corpus, own.retrieval.index) == ("", str(run / "index"))
-    assert (own.data.mixture, own.model) == ("nq=2", given.model)
+    assert (own.data.train, own.model) == (("nq",), given.model)
 
 
 def test_nothing_is_said_of_what_has_not_changed(given, run):

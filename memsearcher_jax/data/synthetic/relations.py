@@ -99,10 +99,12 @@ REMARKS = {
 """Sentences that state no fact, by kind of entity."""
 
 
-def make_passage(rng: random.Random, name: str, kind: str, woman: bool, relations: dict[str, str]) -> str:
+def make_passage(
+    rng: random.Random, name: str, kind: str, woman: bool, relations: dict[str, str], named_share: float = 0.3
+) -> str:
     """The passage of one entity in FlashRAG's format: the title in quotes, a newline, the facts and a remark.
 
-    The first sentence contains the name; later ones may use a pronoun.
+    The first sentence contains the name, and `named_share` of the later ones, which else use a pronoun.
     """
     pronoun, possessive = "It", "its"
     if kind == "person":
@@ -111,7 +113,7 @@ def make_passage(rng: random.Random, name: str, kind: str, woman: bool, relation
     templates.append((rng.choice(REMARKS[kind]), ""))
     sentences = []
     for template, target in templates:
-        named = not sentences or rng.random() < 0.3
+        named = not sentences or rng.random() < named_share
         subject, of_subject = (name, f"{name}'s") if named else (pronoun, possessive.capitalize())
         sentences.append(template.format(S=subject, P=of_subject, p=possessive, s=name, o=target))
     return f'"{name}"\n' + " ".join(sentences)
