@@ -101,7 +101,9 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:
-    """Serves the app on the listener until SIGTERM or Ctrl-C; requests in flight are answered first, in time."""
+    """Serves the app on the listener until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first,
+    in time.
+    """
     import uvicorn
 
     from memsearcher_jax.retrieval.server.connections import limited_protocol
@@ -114,6 +116,5 @@ def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     print(f"serving {what} at http://{host}:{port}", file=sys.stderr, flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+    server.run(sockets=[listener])
     print("stopped", file=sys.stderr)
