@@ -8,10 +8,8 @@ python launch/build_index.py --audit nq hotpotqa --data.root DIR --retrieval.ind
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # first, so that Ctrl-C ends the command in one line also during the imports below
-    from memsearcher_jax.launch.main import run_file
-
-    run_file(__file__)
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import contextlib
 import json

@@ -61,8 +61,3 @@ def run_command(argv: Sequence[str]) -> None:
     else:
         print(f"error: no command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         raise SystemExit(2)
-
-
-def run_file(file: str) -> None:  # TEMP
-    main()
-    raise SystemExit
