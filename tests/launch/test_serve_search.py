@@ -141,7 +141,7 @@ def test_a_hung_search_does_not_stop_the_service(corpus, tmp_path):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
-        assert process.stderr.read() == "stopped\n"
+        assert process.stderr.read().endswith("stopped\n")  # uvicorn says that it cancels a task
 
 
 def child_of(pid):
