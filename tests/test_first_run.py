@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 QUESTIONS, OTHER_PASSAGES = 6, 300
 SETTINGS = """
     --config nano --model.vocab_size 151936 --model.embed_size 16 --model.ffn_size 32 --model.layers 2
-    --model.heads 4 --model.kv_heads 2 --model.head_size 4 --model.max_positions 2048 --mesh.tensor 2
+    --model.heads 4 --model.kv_heads 2 --model.head_size 4 --model.max_positions 8192 --mesh.tensor 2
     --agent.prompts memsearcher --agent.max_turns 2 --agent.question_tokens 96 --agent.memory_tokens 64
     --agent.observation_tokens 256 --agent.completion_tokens 8 --sampling.context_tokens 1024 --sampling.slots 8
     --training.seq_len 1024 --training.minibatch_rows 4 --training.logit_chunk 128 --training.learning_rate 1e-2
