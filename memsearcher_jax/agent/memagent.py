@@ -48,7 +48,25 @@ class MemAgentPrompts(Prompts):
         return max(sum(token_counter.count(span.text) for span in one.segments) for one in prompts)
 
 
-def chunks_of(text: str, limit: int, token_counter: TokenCounter) -> Iterator[str]:
+def chunks_of(texts: Iterable[str], limit: int, token_counter: TokenCounter) -> Iterator[str]:
+    """Chunks of at most `limit` tokens. One holds as many whole texts as fit; a text that is longer alone is cut."""
+    chunk = ""
+    for text in texts:
+        pieces = _pieces(text, limit, token_counter)
+        first = next(pieces, "")
+        joined = f"{chunk}\n\n{first}" if chunk else first
+        if token_counter.count(joined) > limit:
+            yield chunk
+            joined = first
+        chunk = joined
+        for piece in pieces:
+            yield chunk
+            chunk = piece
+    if chunk:
+        yield chunk
+
+
+def _pieces(text: str, limit: int, token_counter: TokenCounter) -> Iterator[str]:
     """The text in pieces of at most `limit` tokens. No more than 16 characters of each are encoded at a time."""
     start = 0
     while start < len(text):
@@ -58,7 +76,7 @@ def chunks_of(text: str, limit: int, token_counter: TokenCounter) -> Iterator[st
 
 
 def memagent(
-    question: str, text: str, *, config: AgentConfig, prompts: MemAgentPrompts, token_counter: TokenCounter
+    question: str, texts: Iterable[str], *, config: AgentConfig, prompts: MemAgentPrompts, token_counter: TokenCounter
 ) -> Workflow:
     """Yields one `Generate` for each chunk and one for the answer, returns an `Outcome`. A cut-off memory is kept."""
     memory, turns = "", list[Turn]()
@@ -67,7 +85,7 @@ def memagent(
     def failed(completion: Completion) -> Outcome:
         return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
 
-    for chunk in chunks_of(text, config.observation_tokens, token_counter):
+    for chunk in chunks_of(texts, config.observation_tokens, token_counter):
         completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
         if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
             return failed(completion)
@@ -104,7 +122,7 @@ class MemAgent(QuestionAgent):
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
         assert problem.stream is not None, "`check_problems` refuses problems without a text"
         settings = {"config": self.config, "prompts": self.prompts, "token_counter": token_counter}
-        return memagent(problem.question, "\n\n".join(problem.stream.chunks), **settings)
+        return memagent(problem.question, problem.stream.chunks, **settings)
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)

@@ -67,10 +67,12 @@ def test_a_memory_over_its_budget_is_cut_and_counted():
     assert outcome.turns[1].memory == "one two" and outcome.counts == {"memory_cuts": 1, "memory_tokens": 2}
 
 
-def test_chunks_join_to_the_text():
+def test_chunks_hold_whole_texts_where_they_fit_and_join_to_the_text():
     text = " ".join(f"word{number}" for number in range(100)) + "\n"
-    pieces = list(chunks_of(text, 7, WordCounter()))
+    pieces = list(chunks_of([text], 7, WordCounter()))
     assert "".join(pieces) == text and max(map(WordCounter().count, pieces)) <= 7 and len(pieces) == 15
+    texts = ["a b c", "d e", "f g h i j k l", "m", "n o p q r"]
+    assert list(chunks_of(texts, 5, WordCounter())) == ["a b c\n\nd e", "f g h i j", " k l\n\nm", "n o p q r"]
 
 
 def test_problems_without_a_text_are_refused():
