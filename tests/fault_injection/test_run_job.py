@@ -38,6 +38,8 @@ def test_a_job_survives_kills_and_a_stop(tmp_path, capsys, fast_compile):
     assert "killed" in attempts[2]
     assert "host 0 done, host 1 done" in attempts[3]
     assert lines[-1] == "passed: 3 restarts; the result is bit-identical to a job without faults"
+    steps = read_metrics(tmp_path / "all" / "run" / "metrics.jsonl")
+    assert all(step["logprob_diff_max"] < 1e-4 for step in steps), "each host samples with the published weights"
     assert any(re.search(r"stopped after step [12] \(SIGTERM on host 1\); checkpoint saved", line) for line in lines)
 
 

@@ -1,13 +1,10 @@
-"""A host of `test_many_hosts.py`: trains on fixed examples, saves a checkpoint, restores that of other processes, and
-runs rollouts of its own with weights that all hosts publish.
+"""A host of `test_many_hosts.py`: trains on fixed examples, saves a checkpoint and restores that of other processes.
 
 python many_hosts.py PORT PROCESS PROCESSES FOLDER      eight devices in total
 """
 
-import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 PORT, PROCESS, PROCESSES = (int(word) for word in sys.argv[1:4]) if __name__ == "__main__" else (0, 0, 1)
@@ -29,28 +26,17 @@ from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
-from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs  # noqa: E402
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted  # noqa: E402
 from memsearcher_jax.runtime.ending import EndReason, RunEnded  # noqa: E402
-from memsearcher_jax.sampling.engine import Engine  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
 from memsearcher_jax.training.packing import TrainingExample  # noqa: E402
 from memsearcher_jax.training.trainer import make_trainer  # noqa: E402
-from memsearcher_jax.types import (  # noqa: E402
-    Generate,
-    Outcome,
-    Passage,
-    Problem,
-    Query,
-    Search,
-    StopReason,
-    TrajectorySummary,
-)
+from memsearcher_jax.types import StopReason, TrajectorySummary  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer, make_prompt  # noqa: E402
+from tests.support import NANO  # noqa: E402
 
 TRAINING = TrainingConfig(
     seq_len=32, minibatch_rows=8, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1, old_logprobs="trainer"
@@ -128,36 +114,6 @@ def leaves(state: update.TrainState, mesh: jax.sharding.Mesh) -> dict[str, np.nd
     return {jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)) for path, x in paths}
 
 
-def workflow(problem: Problem):
-    """`problem.metadata["turns"]` turns, each a generation and a search."""
-    for turn in range(problem.metadata["turns"]):
-        yield Generate(make_prompt("<|im_start|>user\n", problem.question, " ", f"memory {turn}", "\n"), 6)
-        yield Search((Query("title", 1),))
-    return Outcome(StopReason.ANSWERED)
-
-
-def roll_out(mesh: jax.sharding.Mesh) -> list:
-    """[seed of the weights, stop reason, [ids and log-probabilities] of the contexts] of rollouts of this host alone.
-
-    The second host has more problems, and only this host has long trajectories.
-    """
-    local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2), jax.local_devices())
-    tokenizer, settings = byte_tokenizer(), replace(NANO_SAMPLING, slots=4, tensor=2, context_tokens=96)
-    engine = Engine(NANO, settings, tokenizer.stop_ids, local)
-    driver = RolloutDriver(engine, tokenizer, workflow, TinyIndex((Passage("0", '"Title"\nText.'),)))
-    problems = [
-        Problem(f"{PROCESS}-{n}", f"Who is {n}?", (), {"turns": 1 + 2 * PROCESS}) for n in range(2 + 3 * PROCESS)
-    ]
-    recorded = []
-    for seed in range(2):
-        params = sharding.publish(init_params(mesh, seed), NANO, local, "float32")
-        done, _ = driver.trajectories(make_jobs(problems, 2), params, jax.random.key(10 + seed), lambda line: None)
-        for one in done:
-            contexts = [[context.ids, context.logprobs] for context in one.contexts]
-            recorded.append([seed, one.outcome.stop.value, contexts])
-    return recorded
-
-
 def main(folder: Path) -> None:
     hosts, mesh = Hosts(jax.process_index(), jax.process_count()), sharding.make_mesh(MESH)
     assert (hosts.index, hosts.count, len(jax.devices())) == (PROCESS, PROCESSES, 8)
@@ -169,7 +125,6 @@ def main(folder: Path) -> None:
     assert batch.trajectories == b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
     save(folder / "by_two_processes", state)
     np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one_process", mesh), mesh))
-    (folder / f"rollouts_{PROCESS}.json").write_text(json.dumps(roll_out(mesh)))
     # If a host has no batch, all hosts end with the reason that counts most, and none blocks.
     with hosts.guarded():
         raise Interrupted if hosts.index == 0 else ConnectionError("no answer")

@@ -1,14 +1,11 @@
-"""Two processes of four devices train as one process of eight devices, restore checkpoints of each other, and sample
-problems of their own with the weights that they publish."""
+"""Two processes of four devices train as one process of eight devices, and restore checkpoints of each other."""
 
-import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, from_bytes, to_bytes
 from memsearcher_jax.rl.metrics import RolloutStats
@@ -16,7 +13,6 @@ from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
 from tests.rl import many_hosts
 from tests.rl.processes import run_hosts
-from tests.support import NANO
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +56,6 @@ def test_two_hosts_train_as_one_and_checkpoints_are_interchangeable(single_proce
         read = many_hosts.leaves(many_hosts.restore(tmp_path / "by_two_processes", mesh), mesh)
         for name, value in read.items():
             np.testing.assert_array_equal(value, learned[name], err_msg=name)
-
-    rollouts = [json.loads((tmp_path / f"rollouts_{process}.json").read_text()) for process in range(2)]
-    assert [len(entries) for entries in rollouts] == [2 * 2 * 2, 2 * 2 * 5]
-    forward = jax.jit(lambda params, *row: jax.nn.log_softmax(qwen.forward(params, NANO, *row)[0][0]))
-    published = [jax.jit(lambda key: qwen.init(key, NANO))(jax.random.key(seed)) for seed in range(2)]
-    for process, entries in enumerate(rollouts):
-        for seed, stop, contexts in entries:
-            assert (stop, len(contexts)) == ("answered", 1 + 2 * process)
-            for ids, logprobs in contexts:
-                position_1T, length = np.arange(96)[None], len(ids)
-                ids_1T = np.pad(ids, (0, 96 - length))[None]
-                logprob_TV = np.asarray(forward(published[seed], ids_1T, position_1T, (position_1T < length) + 0))
-                expected_T = np.take_along_axis(logprob_TV[: length - 1], ids_1T[0, 1:length, None], 1)[:, 0]
-                sampled_T = np.array(logprobs[1:]) != 0
-                assert sampled_T.sum() > 0
-                np.testing.assert_allclose(np.array(logprobs[1:])[sampled_T], expected_T[sampled_T], atol=1e-4)
 
 
 def test_a_batch_round_trips_through_bytes():
