@@ -183,10 +183,18 @@ def update_steps(flags: Flags, size: str) -> dict:
     batch = packed(seq_len, rows)
     batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, "ref_logprob").old_logprob_BT)
     settings = TrainingConfig(
-        **{"seq_len": seq_len, "minibatch_rows": rows, "grad_accum_steps": 1, "logit_chunk": 128},
-        **{"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "max_grad_norm": MAX_GRAD_NORM},
-        **{"clip_low": CLIP, "clip_high": CLIP, "dual_clip": 1e6},  # TRL has no dual clip
-        **{"kl_coefficient": KL_COEFFICIENT, "entropy_coefficient": 0.0},
+        seq_len=seq_len,
+        minibatch_rows=rows,
+        grad_accum_steps=1,
+        logit_chunk=128,
+        learning_rate=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=MAX_GRAD_NORM,
+        clip_low=CLIP,
+        clip_high=CLIP,
+        dual_clip=1e6,  # TRL has no dual clip
+        kl_coefficient=KL_COEFFICIENT,
+        entropy_coefficient=0.0,
     )
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)

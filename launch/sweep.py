@@ -26,7 +26,7 @@ from rich.console import Console
 from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
-from memsearcher_jax.report.sweep import SweepPoint, plot_sweep, show_sweep
+from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
 from memsearcher_jax.runtime.inputs import own_code
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         configs = {value: cli.parse(command, [*words, f"--{name}", value]).run for value in values}
         if not all(config.data.is_synthetic or config.data.test for config in configs.values()):
             raise ValueError("every value is evaluated: set data.test to files of questions")
-    points = []
+    rows = []
     for value, config in configs.items():
         folder, own = flags.out / f"{name}={value}".replace("/", "_"), [*words, f"--{name}", value]
         print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
@@ -64,18 +64,18 @@ def main(argv: Sequence[str]) -> None:
         if flags.evaluate:
             if not (done and read_results(folder)["lost"] == 0):
                 start(evaluate.__file__, folder, own, environment)
-            points.append(SweepPoint.from_results(value, read_results(folder)))
+            rows.append(sweep_row(value, read_results(folder)))
             continue
         if not done:
             start(tpu_train.__file__, folder, own, environment)
         test = folder / "test"
         if not (done and has_ended(test) and read_results(test)["lost"] == 0):
             start(evaluate.__file__, test, ["--checkpoint", str(folder), *code_words(config)], environment)
-        points.append(SweepPoint.from_results(value, read_results(test)))
-    outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": [point.to_json() for point in points]})
-    plot_sweep(flags.out / "sweep.png", name, points)
-    show_sweep(name, points, Console(highlight=False))
-    print(f"{flags.out}: {len(points)} evaluations; plotted in {flags.out / 'sweep.png'}")
+        rows.append(sweep_row(value, read_results(test)))
+    outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": rows})
+    plot_sweep(flags.out / "sweep.png", name, rows)
+    show_sweep(name, rows, Console(highlight=False))
+    print(f"{flags.out}: {len(rows)} evaluations; plotted in {flags.out / 'sweep.png'}")
 
 
 def code_words(config: RunConfig) -> list[str]:

@@ -1,7 +1,7 @@
 """Where people watch a run: TensorBoard event files, or Weights & Biases.
 
-Both get the metrics that metrics.jsonl holds. Weights & Biases also gets the settings, and some trajectories of each
-step as a table; its environment variables (WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ...) apply.
+Both get the metrics that metrics.jsonl holds. Weights & Biases also gets the settings; its environment variables
+(WANDB_PROJECT, WANDB_MODE=offline, WANDB_API_KEY, ...) apply.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ import importlib.util
 import os
 import secrets
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from memsearcher_jax.logs.trajectories import read_trajectories, step_path
-from memsearcher_jax.types import ScoredTrajectory
-
 TrackerName = Literal["tensorboard", "wandb"]
-TABLE_ROWS = 32
 MAX_QUEUE = 1_000  # values for TensorBoard, more than a step has
-TABLE_COLUMNS = ("question", "golden answers", "answer", "reward", "stop", "turns", "searches", "last memory")
 
 
 def check_installed(names: tuple[TrackerName, ...]) -> None:
@@ -56,7 +50,6 @@ class WeightsAndBiases:
     def __init__(self, directory: Path, settings: Mapping[str, Any]):
         import wandb
 
-        self._directory, self._wandb = directory, wandb
         id_file = directory / "wandb" / "id.txt"  # a resumed run continues the same run there
         id_file.parent.mkdir(parents=True, exist_ok=True)
         if not id_file.exists():
@@ -77,20 +70,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        trajectories = step_path(self._directory, step)
-        table = {}
-        if trajectories.exists():
-            rows = [_table_row(scored) for scored in islice(read_trajectories(trajectories), TABLE_ROWS)]
-            table = {"trajectories": self._wandb.Table(columns=list(TABLE_COLUMNS), data=rows)}
-        self._run.log({"step": step, **values, **table})
+        self._run.log({"step": step, **values})
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _table_row(scored: ScoredTrajectory) -> tuple[str | float, ...]:
-    problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
-    searches = sum(len(turn.queries) for turn in outcome.turns)
-    memory = outcome.turns[-1].memory if outcome.turns else ""
-    text = (problem.question, " | ".join(problem.golden_answers), outcome.answer)
-    return (*text, scored.reward, outcome.stop.value, len(outcome.turns), searches, memory)

@@ -205,10 +205,8 @@ def encode_context(context: Context) -> dict[str, Any]:
 
 def decode_context(context: dict[str, Any]) -> Context:
     """The inverse of `encode_context`. Raises KeyError, TypeError or ValueError."""
-    fields: dict[str, Any] = {name: value for name, value in context.items() if name != "log_kept"}  # of version 0.2.0
-    for name, decode in {"ids": int, "logprobs": decode_float, "sampled": bool}.items():
-        fields[name] = tuple(map(decode, fields[name]))
-    decoded = Context(**fields)
+    decoders = {"ids": int, "logprobs": decode_float, "sampled": bool}
+    decoded = Context(**context | {name: tuple(map(decode, context[name])) for name, decode in decoders.items()})
     if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
         raise ValueError("a context's ids, logprobs and sampled differ in length")
     return decoded

@@ -1,7 +1,7 @@
 """Paired comparison of two evaluations of the same questions.
 
 All means are over the questions that both evaluations asked. A difference has a bootstrap interval and the p-value of a
-sign-flip test, without correction for multiple metrics. Metrics with a slash are those of docs/evaluate.md.
+sign test, without correction for multiple metrics. Metrics with a slash are those of docs/evaluate.md.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class AnsweredQuestion:
 @dataclass(frozen=True)
 class FinishedEvaluation:
     folder: Path
-    checkpoint: str
-    step: int | None
+    results: dict[str, Any]
     questions: dict[str, AnsweredQuestion]  # by id, in the order of the evaluation
     settings: dict[str, Any]  # by their dotted names
 
@@ -77,8 +76,7 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
             f"{folder} is damaged: {RESULTS_FILE} counts {results.get('questions')} questions, but there are "
             f"trajectories of {len(questions)}: evaluate again"
         )
-    settings = flatten(read_facts(folder).settings)
-    return FinishedEvaluation(folder, str(results.get("checkpoint", "")), results.get("step"), questions, settings)
+    return FinishedEvaluation(folder, results, questions, flatten(read_facts(folder).settings))
 
 
 def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *, by: str, seed: int) -> dict[str, Any]:
@@ -92,15 +90,13 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     """
     pairs = [(one, second.questions[id]) for id, one in first.questions.items() if id in second.questions]
     if not pairs:
-        sides = " and ".join(
-            f"{side.folder} (questions {', '.join([*side.questions][:2])}, …)" for side in (first, second)
-        )
-        raise ValueError(f"{sides} share no question: compare evaluations of the same data")
+        sides = [f"{side.folder} (questions {', '.join([*side.questions][:2])}, …)" for side in (first, second)]
+        raise ValueError(f"{' and '.join(sides)} share no question: compare evaluations of the same data")
     for a, b in pairs:
         if (a.problem.question, a.problem.golden_answers) != (b.problem.question, b.problem.golden_answers):
+            sides = f"{shorten(a.problem.question, 60)!r} in {first.folder} and {shorten(b.problem.question, 60)!r}"
             raise ValueError(
-                f"question {a.problem.id!r} is {shorten(a.problem.question, 60)!r} in {first.folder} and "
-                f"{shorten(b.problem.question, 60)!r} in {second.folder}, or its golden answers differ: compare "
+                f"question {a.problem.id!r} is {sides} in {second.folder}, or its golden answers differ: compare "
                 "evaluations of the same data"
             )
     scores = [(a.result["scores"], b.result["scores"]) for a, b in pairs]
@@ -160,7 +156,7 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
         count, interval = f"{paired['count']:,}", f"{low} to {high}"
         table.add_row(safe_text(label(name)), count, first, second, sign + mean, interval, p_value)
     console.print(table)
-    console.print(f"\nintervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign-flip test, uncorrected")
+    console.print(f"\nintervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign test, uncorrected")
     if comparison["settings"]:
         table = make_table("setting that differs", "A", "B", left=("A", "B"))
         for name, values in comparison["settings"].items():
@@ -186,8 +182,8 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
 def _side_json(side: FinishedEvaluation, other: FinishedEvaluation) -> dict[str, Any]:
     return {
         "folder": str(side.folder),
-        "checkpoint": side.checkpoint,
-        "step": side.step,
+        "checkpoint": str(side.results.get("checkpoint", "")),
+        "step": side.results.get("step"),
         "questions": len(side.questions),
         "not_shared": [id for id in side.questions if id not in other.questions],
     }

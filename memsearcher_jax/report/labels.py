@@ -28,16 +28,12 @@ NAME_METRICS = {
     "any_held": "any in the new memory",
     "kept": "kept, of those observed",
     "lost": "lost, of those in the last memory",
-    "forgotten": "lost, of those in any memory",
 }
 MEMORY_METRICS = {
     "words": "length in words",
     "cut": "cut to the budget",
     "copied": "copied from the observation",
-    "longest_run": "longest copied run",
     "changed": "words changed, of both",
-    "removed": "words removed, of the last",
-    "added": "words added, of the new",
 }
 LABELS = {
     "exact_match": "EM",
@@ -64,7 +60,7 @@ FRACTIONS = {
     *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "evidence_recall", "answered"),
     *("guessed_exact_match", "unscored", "stop", "wrong", "compression"),
     *("calls_ok_share", "calls_skipped_share", "calls_failed_share"),
-    *("idle_slot_share", "prefix_hit_rate", *NAME_LISTS, "cut", "copied", "changed", "removed", "added"),
+    *("idle_slot_share", "prefix_hit_rate", *NAME_LISTS, "cut", "copied", "changed"),
 }
 """Metrics, and families of metrics, that are shown in percent."""
 

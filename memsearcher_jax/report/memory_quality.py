@@ -1,7 +1,7 @@
 """Quality of the memories of a trajectory, measured from its text alone, without human or model judges.
 
 For every turn: which golden answers and supporting entities the observation showed and the rewritten memory holds, what
-earlier memories held and this one does not, how much was copied verbatim, how long the memory is and how much of it
+the last memory held and this one does not, how much was copied verbatim, how long the memory is and how much of it
 changed. docs/evaluate.md has the formulas and their limits. A metric that is undefined for a turn (a fraction of
 nothing) is absent from its metrics, and means are over the turns that have it.
 """
@@ -32,14 +32,12 @@ Metrics = dict[str, float]
 class NameTrace:
     """Which names each text of a turn contains, in the order of the names.
 
-    `held`, `lost` and `forgotten` are None if the turn wrote no memory; `shown` is None without an observation.
+    `held` and `lost` are None if the turn wrote no memory; `shown` is None without an observation.
     """
 
     shown: tuple[str, ...] | None
     held: tuple[str, ...] | None
     lost: tuple[str, ...] | None  # held by the previous memory but not by this one
-    forgotten: tuple[str, ...] | None  # held by any earlier memory but not by this one
-    ever_held: tuple[str, ...]  # by any memory up to this one
     metrics: Metrics  # fractions in [0, 1]; `any_` is 1 if there is at least one, for the spellings of one answer
 
 
@@ -83,18 +81,14 @@ def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
         ValueError: `supporting_titles` in the problem's metadata is not a list of strings.
     """
     problem, outcome = trajectory.problem, trajectory.outcome
-    golden, supporting = golden_names(problem), supporting_names(problem)
-    ever_held: list[tuple[str, ...]] = [(), ()]  # golden, supporting
-    turns = []
+    golden, supporting, turns = golden_names(problem), supporting_names(problem), []
     for number, turn in enumerate(outcome.turns, start=1):
         # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
         may_be_empty = number < len(outcome.turns) or outcome.stop is StopReason.MAX_TURNS
         wrote = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
         shown = normalize(shown_text(turn)) if turn.observation else None
         before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
-        pairs = zip((golden, supporting), ever_held, strict=True)
-        traces = [_trace(names, shown, before, after, earlier) for names, earlier in pairs]
-        ever_held = [trace.ever_held if trace else () for trace in traces]
+        traces = [_trace(names, shown, before, after) for names in (golden, supporting)]
         turns.append(TurnQuality(*traces, text=_text_metrics(turn) if wrote else {}, wrote_memory=wrote))
     return TrajectoryQuality(tuple(turns))
 
@@ -158,10 +152,8 @@ def copied_fraction(run_T: np.ndarray, min_run: int) -> float:
     return float(copied_T.mean())
 
 
-def _trace(
-    names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None, earlier: tuple[str, ...]
-) -> NameTrace | None:
-    """Which normalised texts contain the names; None without names. `earlier`: those that earlier memories held."""
+def _trace(names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None) -> NameTrace | None:
+    """Which normalised texts contain the names; None without names."""
     if not names:
         return None
 
@@ -169,20 +161,18 @@ def _trace(
         return tuple(name for name, forms in names.items() if any(form in text for form in forms))
 
     found, held_before = None if shown is None else in_text(shown), in_text(before)
-    ever_held = tuple(name for name in names if name in earlier or name in held_before)
     metrics: Metrics = {}
     if found is not None:
         metrics |= {"shown": len(found) / len(names), "any_shown": float(bool(found))}
     if after is None:
-        return NameTrace(found, None, None, None, ever_held, metrics)
+        return NameTrace(found, None, None, metrics)
     held = in_text(after)
     kept = tuple(name for name in found or () if name in held)
     lost = tuple(name for name in held_before if name not in held)
-    forgotten = tuple(name for name in ever_held if name not in held)
     metrics |= {"held": len(held) / len(names), "any_held": float(bool(held))}
-    parts = {"kept": (kept, found), "lost": (lost, held_before), "forgotten": (forgotten, ever_held)}
+    parts = {"kept": (kept, found), "lost": (lost, held_before)}
     metrics |= {name: len(part) / len(whole) for name, (part, whole) in parts.items() if whole}
-    return NameTrace(found, held, lost, forgotten, tuple({**dict.fromkeys(ever_held), **dict.fromkeys(held)}), metrics)
+    return NameTrace(found, held, lost, metrics)
 
 
 def _text_metrics(turn: Turn) -> Metrics:
@@ -191,16 +181,10 @@ def _text_metrics(turn: Turn) -> Metrics:
     cut = 0 < len(new) < len(written)  # an empty memory was not cut: the agent carries none
     metrics: Metrics = {"words": float(len(new.split())), "cut": float(cut)}
     if turn.observation and (memory_T := tokenize(new)):
-        run_T = common_runs(memory_T, tokenize(shown_text(turn)))
-        metrics |= {"copied": copied_fraction(run_T, MIN_COPIED_RUN), "longest_run": float(run_T.max())}
-    if old_count := len(old.split()):
-        words = {"same": 0, "added": 0, "removed": 0}
-        for change, run in word_diff(old, new):
-            words[change] += len(run.split())
-        changed = words["added"] + words["removed"]
-        metrics |= {"changed": changed / (old_count + len(new.split())), "removed": words["removed"] / old_count}
-        if new.split():
-            metrics["added"] = words["added"] / len(new.split())
+        metrics["copied"] = copied_fraction(common_runs(memory_T, tokenize(shown_text(turn))), MIN_COPIED_RUN)
+    if old.split():
+        changed = sum(len(run.split()) for change, run in word_diff(old, new) if change != "same")
+        metrics["changed"] = changed / (len(old.split()) + len(new.split()))
     return metrics
 
 

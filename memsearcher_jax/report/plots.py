@@ -80,9 +80,13 @@ def training_curves(metrics_jsonl: str | Path, png: str | Path) -> None:
     panels = panels_of(steps)
     if not panels:
         raise ValueError(f"{metrics_jsonl} has none of the metrics that training curves show")
+    save_png(draw_panels(panels, steps), Path(png))
+
+
+def save_png(figure: Figure, path: Path) -> None:
     content = io.BytesIO()
-    draw_panels(panels, steps).savefig(content, format="png", dpi=120)
-    atomic_write(Path(png), content.getvalue())
+    figure.savefig(content, format="png", dpi=120)
+    atomic_write(path, content.getvalue())
 
 
 def panels_of(steps: Sequence[Metrics]) -> list[Panel]:

@@ -7,13 +7,7 @@ import time
 import pytest
 
 from memsearcher_jax.logs import trackers
-from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
-from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
-from memsearcher_jax.types import Turn
-from tests.samples import scored
-
-TURNS = (Turn("", "a"), Turn("Bern lies on the Aare", "b"))
 
 
 @pytest.fixture
@@ -66,34 +60,18 @@ def records(run):
     return settings, steps
 
 
-def test_weights_and_biases_gets_settings_metrics_and_trajectories(tmp_path, wandb):
-    run = tmp_path / "run"
-    rows = [scored(0.5, TURNS, question=f"Question {number}?", golden=("Berne", "Bern")) for number in range(40)]
-    atomic_write(step_path(run, 1), compress_trajectories(rows))
-    with MetricsWriter(run, trackers=("wandb",), settings={"rl": {"steps": 2}}) as writer:
-        writer.write(0, {"reward": 0.25})
-        writer.write(1, {"reward": 0.5})
-    settings, steps = records(run)
-    assert settings["rl"] == {"steps": 2}
-    assert [(values["step"], values["reward"]) for values in steps] == [(0, 0.25), (1, 0.5)]
-    (table,) = run.glob("wandb/offline-run-*/files/media/table/*.json")
-    content = json.loads(table.read_text())
-    assert tuple(content["columns"]) == trackers.TABLE_COLUMNS
-    assert len(content["data"]) == trackers.TABLE_ROWS
-    expected = ["Question 0?", "Berne | Bern", "Ada", 0.5, "answered", 2, 0, "Bern lies on the Aare"]
-    assert content["data"][0] == expected
-    assert not (run / "tensorboard").exists()
-
-
-def test_a_resumed_run_has_the_same_id(tmp_path, wandb):
+def test_weights_and_biases_gets_settings_and_metrics_also_of_a_resumed_run(tmp_path, wandb):
     for resume_step in (None, 1):
         if resume_step:
             time.sleep(1.1)  # names of the directories contain seconds
-        with MetricsWriter(tmp_path, trackers=("wandb",), resume_step=resume_step) as writer:
+        run = {"trackers": ("wandb",), "settings": {"rl": {"steps": 2}}}
+        with MetricsWriter(tmp_path, **run, resume_step=resume_step) as writer:
             writer.write(resume_step or 0, {"reward": 0.5})
-    ids = {file.stem for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb")}
-    assert len(ids) == 1
-    assert [values["step"] for values in records(tmp_path)[1]] == [0, 1]
+    settings, steps = records(tmp_path)
+    assert settings["rl"] == {"steps": 2}
+    assert [(values["step"], values["reward"]) for values in steps] == [(0, 0.5), (1, 0.5)]
+    assert len({file.stem for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb")}) == 1, "they have the same id"
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_a_missing_library_is_one_line(monkeypatch):

@@ -29,32 +29,24 @@ CONFIG = RunConfig(training=TrainingConfig(seq_len=8_000, minibatch_rows=64, gra
 V6E = roofline.Topology.of("v6e", (4, 8), range(32), range(4))
 
 
-def test_a_phase_is_bound_by_its_largest_limit():
-    phase = Phase("update", compute=2.0, memory=1.0, links=3.0)
-    assert phase.seconds == 3.0 and phase.bound == "links"
-    phase = phase._replace(operations=4.0)
+def test_a_phase_is_bound_by_its_largest_limit_and_links_without_rings_send_at_half_rate():
+    assert Phase("update", compute=2.0, memory=1.0, links=3.0).bound == "links"
+    phase = Phase("update", compute=2.0, memory=1.0, links=3.0, operations=4.0)
     assert phase.seconds == 4.0 and phase.bound == "operations"
-
-
-def test_slices_without_rings_send_at_half_rate_and_tpu7x_chips_have_two_devices():
     assert roofline.Topology.of("v6e", (16, 16), range(256), range(4)).phase("x", 0, 0, 400e9).links == 1.0
     assert V6E.phase("x", 0, 0, 400e9).links == 2.0
-    assert roofline.Topology.of("tpu7x", (2, 2, 2), range(16), range(8)).chips == 8
+    assert roofline.Topology.of("tpu7x", (2, 2, 2), range(16), range(8)).chips == 8, "of two devices each"
 
 
 def test_a_step_has_the_rows_of_its_contexts_in_full_micro_batches():
     trajectories = CONFIG.rl.prompts_per_step * CONFIG.rl.group_size
     assert roofline.rows_per_step(CONFIG, WORKLOAD) == trajectories * 4 * 1_000 / 8_000 == 640  # 20 micro-batches
-    updates = [
-        roofline.training_phases(CONFIG, replace(WORKLOAD, packing_efficiency=full), V6E, {})[1]
-        for full in (1.0, 0.99)
-    ]
-    assert updates[1].memory == pytest.approx(updates[0].memory * 21 / 20)
-
-
-def test_a_row_holds_the_shared_tokens_once():
+    full, more = (
+        roofline.training_phases(CONFIG, replace(WORKLOAD, packing_efficiency=share), V6E, {})[1] for share in (1, 0.99)
+    )
+    assert more.memory == pytest.approx(full.memory * 21 / 20)
     config = replace(CONFIG, training=replace(CONFIG.training, seq_len=8_192, logit_chunk=1_024))
-    shared = replace(WORKLOAD, context_tokens=1_024, shared_tokens=512)
+    shared = replace(WORKLOAD, context_tokens=1_024, shared_tokens=512)  # a row holds them once
     assert roofline.contexts_per_row(config, shared) == 15  # 512 + 15 x 512
     assert roofline.rows_per_step(config, shared) == 1_280 * 4 / 15
 
@@ -71,12 +63,9 @@ def test_training_time_is_that_of_its_flops():
 
 
 def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
-    def names(config):
-        return [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, {})]
-
-    config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=0.0))
-    assert names(config) == ["update"]
-    assert names(replace(config, training=replace(config.training, old_logprobs="trainer"))) == ["reference", "update"]
+    for kl, logprobs, names in ((0.0, "sampler", ["update"]), (0.0, "trainer", ["reference", "update"])):
+        config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=kl, old_logprobs=logprobs))
+        assert [phase.name for phase in roofline.training_phases(config, WORKLOAD, V6E, {})] == names
 
 
 def test_a_teacher_has_a_phase_and_memory_in_the_place_of_the_reference():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import MetricsWriter
-from memsearcher_jax.report.plots import PANELS, Panel, draw_panels, panels_of, running_mean, training_curves
+from memsearcher_jax.report.plots import PANELS, draw_panels, panels_of, running_mean, training_curves
 
 
 def test_a_png_is_written_from_a_metrics_file(tmp_path):
@@ -21,17 +21,9 @@ def test_a_png_is_written_from_a_metrics_file(tmp_path):
 
 
 def test_only_measured_metrics_have_panels_and_a_family_has_a_line_for_each_member_that_occurred():
-    steps = [
-        {
-            "step": 3,
-            "reward": 0.3,
-            "exact_match": 0.5,
-            "exact_match/1_hops": 0.5,
-            "stop/answered": 1.0,
-            "stop/fault": 0.0,
-        },
-        {"step": 4, "reward": 0.4, "exact_match": 0.4, "exact_match/3_hops": 0.4, "stop/max_turns": 0.1, "time/a": 1.0},
-    ]
+    first = {"reward": 0.3, "exact_match": 0.5, "exact_match/1_hops": 0.5, "stop/answered": 1.0, "stop/fault": 0.0}
+    second = {"reward": 0.4, "exact_match": 0.4, "exact_match/3_hops": 0.4, "stop/max_turns": 0.1, "time/a": 1.0}
+    steps = [{"step": 3, **first}, {"step": 4, **second}]
     panels = panels_of(steps)
     assert {panel.title: panel.metrics for panel in panels} == {
         "Reward": ("reward",),
@@ -53,19 +45,14 @@ def test_non_finite_values_are_gaps_and_counted():
     assert "2 not finite" in [text.get_text() for text in axes.texts]
 
 
-@pytest.mark.parametrize(("lowest", "begins_at_0"), [(0.25, True), (-0.5, False)])
-def test_the_y_axis_begins_at_0_unless_there_are_smaller_values(lowest, begins_at_0):
+@pytest.mark.parametrize("values", [(0.25, 0.5), (-0.5, 0.5), (7.1, 7.1)])
+def test_the_y_axis_begins_at_0_unless_there_are_smaller_values_and_ends_below_the_subtitle(values):
     """A reward is negative where a memory is longer than its stream."""
-    steps = [{"step": step, "reward": value} for step, value in enumerate([lowest, 0.5])]
+    steps = [{"step": step, "reward": value} for step, value in enumerate(values)]
     (axes,) = draw_panels(panels_of(steps), steps).axes
-    bottom, _ = axes.get_ylim()
-    assert bottom == 0 if begins_at_0 else bottom < lowest
-
-
-def test_a_flat_line_stays_below_the_subtitle():
-    panel, steps = Panel("Entropy", "nats", ("entropy",), 0.0), [{"step": step, "entropy": 7.1} for step in range(3)]
-    (axes,) = draw_panels([panel], steps).axes
-    assert axes.get_ylim()[1] > 1.1 * 7.1
+    bottom, top = axes.get_ylim()
+    assert bottom < min(values) if min(values) < 0 else bottom == 0
+    assert top > 1.1 * max(values)
 
 
 def test_every_metric_name_except_the_rates_has_a_panel():

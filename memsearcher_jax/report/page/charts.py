@@ -15,17 +15,16 @@ import numpy as np
 
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
-from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts
+from memsearcher_jax.report.page.run_data import TrajectoryGroup
 from memsearcher_jax.report.page.tables import escape_html
 from memsearcher_jax.report.plots import COLORS, FAINT, GRID, INK, Legend, Panel, draw_curves, draw_dots, style_axes
-from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, wilson_interval
+from memsearcher_jax.report.statistics import mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (4.2, 2.36)  # inches
 BAND_PERCENTILES = (10, 90)  # of the tokens by turn
-MAX_BAR_LABELS = 8  # a chart with more bars has no values above them
 VARIABLES = {color.lower(): f"c{number}" for number, color in enumerate(COLORS)}
 VARIABLES |= {INK.lower(): "ink", FAINT.lower(): "faint", GRID.lower(): "line"}
 Draw = Callable[["Axes"], tuple[Legend, int]]
@@ -98,30 +97,3 @@ def turn_tokens(groups: Sequence[TrajectoryGroup]) -> str:
         return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0
 
     return chart("Tokens by turn", f"in context at the end of the turn: mean, {low}th to {high}th percentile", draw)
-
-
-def accuracy(groups: Sequence[TrajectoryGroup], name: str) -> str:
-    """Exact match for each value of a field of the summaries, as bars with intervals; "" without any."""
-    counts = correct_counts(groups, name)
-
-    def draw(axes: Axes) -> tuple[Legend, int]:
-        width = min(0.7 / len(groups), 0.4)
-        for number, (group, color) in enumerate(zip(groups, COLORS, strict=False)):
-            for position, (value, columns) in enumerate(counts.items()):
-                correct, total = columns[number]
-                if not total:
-                    continue
-                share, (low, high) = correct / total, wilson_interval(correct, total)
-                x = position + (number - (len(groups) - 1) / 2) * width
-                tooltip = f"{group.label}, {name} {value}: {correct:,} of {total:,}, {low:.1%} to {high:.1%}"
-                axes.bar(x, share, 0.92 * width, color=color, gid=f"tip: {tooltip}")
-                axes.plot([x, x], [low, high], color=INK, linewidth=1.2)
-                if len(counts) * len(groups) <= MAX_BAR_LABELS:
-                    axes.annotate(f"{share:.0%}", (x, high), (0, 2), textcoords="offset points", ha="center", size=8)
-        style_axes(axes, name, None)
-        axes.set_xticks(range(len(counts)), list(map(str, counts)))
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-        axes.set_ylim(0, 1.08)
-        return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0
-
-    return chart(f"Accuracy by {name}", f"exact match, {CONFIDENCE_LEVEL:.0%} interval", draw) if counts else ""

@@ -104,7 +104,7 @@ def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup
     # A family of metrics, "NAME/...", has a line for each of them, too many to compare.
     parts = [charts.curve(panel, runs[:1] if "/" in panel.metrics[0] else runs) for panel in panels_of(run.steps)]
     if groups:
-        parts += [charts.turn_tokens(groups), *(charts.accuracy(groups, name) for name in BREAKDOWNS)]
+        parts.append(charts.turn_tokens(groups))
     return parts
 
 

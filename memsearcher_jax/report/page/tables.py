@@ -123,6 +123,17 @@ def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -
     return table(caption, head, rows, max_rows=len(rows))
 
 
+def share(fraction: float, color: int, note: str, low: float = 0.0, high: float = 0.0) -> str:
+    """A fraction as a bar, with the line of its interval, and in percent, with a note."""
+    return (
+        '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="8"/>'
+        f'<rect class="fill c{color}" width="{100 * fraction:.2f}" height="8"/>'
+        f'<rect class="interval" x="{100 * low:.2f}" y="3" width="{100 * (high - low):.2f}" height="2"/></svg>'
+        f"{percent(fraction)} % <small>{note}</small>"
+    )
+
+
 def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
     """Stop reasons that occurred, the most frequent first."""
     counts = [Counter(summary.stop for summary in group.summaries) for group in groups]
@@ -131,13 +142,7 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
         description = escape_html(STOP_DESCRIPTIONS[stop])
         cells = [f'<code>{escape_html(stop.value)}</code><br><span class="description">{description}</span>']
         for color, (group, count) in enumerate(zip(groups, counts, strict=True)):
-            fraction = count[stop] / len(group.summaries)
-            bar = (
-                '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-                f'<rect class="track" width="100" height="8"/>'
-                f'<rect class="fill c{color}" width="{100 * fraction:.2f}" height="8"/></svg>'
-            )
-            cells.append(f"{bar}{percent(fraction)} % <small>{count[stop]:,}</small>")
+            cells.append(share(count[stop] / len(group.summaries), color, f"{count[stop]:,}"))
         rows.append(cells)
     return table("Stop reasons", ("reason", *(group.label for group in groups)), rows)
 
@@ -147,9 +152,10 @@ def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
     rows = []
     for value, counts in correct_counts(groups, name).items():
         cells = [str(value)]
-        for correct, total in counts:
-            low, high = map(percent, wilson_interval(correct, total)) if total else ("", "")
-            cells.append(f"{percent(correct / total)} % <small>{low} to {high}, n {total:,}</small>" if total else "–")
+        for color, (correct, total) in enumerate(counts):
+            low, high = wilson_interval(correct, total) if total else (0.0, 0.0)
+            note = f"{percent(low)} to {percent(high)}, n {total:,}"
+            cells.append(share(correct / total, color, note, low, high) if total else "–")
         rows.append(cells)
     note = "Exact match, 95 % Wilson intervals."
     header = (name, *(group.label for group in groups))

@@ -36,31 +36,22 @@ MEMORIES = [
 ]
 
 
+DATASETS = ("nq", "popqa", "hotpotqa")
+STOPS = (StopReason.ANSWERED, StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.BAD_MEMORY)
+
+
 def trajectory(number):
     """Number 0 has untrusted text, the next have pairs of memories, one has a unique word in a passage."""
-    datasets, stops = (
-        ("nq", "popqa", "hotpotqa"),
-        (StopReason.ANSWERED, StopReason.ANSWERED, StopReason.MAX_TURNS, StopReason.BAD_MEMORY),
-    )
-    text = EVIL if number == 0 else f"text of {number}"
+    text, stop = EVIL if number == 0 else f"text of {number}", STOPS[number % 4]
     before, after = MEMORIES[number % len(MEMORIES)]
     body = "It mentions a Zweibrücken only here." if number == 4_321 else f"Body {number % 40}."
     found = (SearchResult((Passage("1", f'"Title {text}"\n{body} {text}', 0.5),)),)
     searched = Turn("", f"{text}</think>call", ("c",), (Query(text, 1),), found, "o", "r", before)
     turns = (searched, Turn(before, f"again {text}</think>call", rewrite="r", new_memory=after), Turn(after, "done"))
-    stop, correct = stops[number % 4], number % 4 == 0
     question = EVIL if number == 0 else f"Question number {number}?"
-    return scored(
-        correct,
-        turns,
-        id=f"id{number}",
-        question=question,
-        golden=(text,),
-        metadata={"source": datasets[number % 3]},
-        stop=stop,
-        answer=text if stop is StopReason.ANSWERED else "",
-        reason=text,
-    )
+    answer = text if stop is StopReason.ANSWERED else ""
+    texts = {"question": question, "golden": (text,), "answer": answer, "reason": text, "stop": stop}
+    return scored(number % 4 == 0, turns, id=f"id{number}", metadata={"source": DATASETS[number % 3]}, **texts)
 
 
 @pytest.fixture(scope="module")

@@ -20,16 +20,13 @@ from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.page.records import embedded_json
 from memsearcher_jax.types import (
     Context,
-    Outcome,
     Passage,
     Problem,
     Query,
-    ScoredTrajectory,
     SearchResult,
     StopReason,
     Stream,
     StreamQuestion,
-    Trajectory,
     Turn,
 )
 from tests.samples import context, scored, write_shard
@@ -131,7 +128,6 @@ def test_an_evaluation_with_known_numbers(tmp_path):
     assert [row[1] for row in hops[1:]] == ["50.0 % 9.5 to 90.5, n 2"] * 2
     assert [row[0] for row in rows(page, "Accuracy by turns")] == ["turns", "1", "2"]
     assert tips(page, "Tokens by turn") == ["all, n 4: 10 at 1", "all, n 2: 20 at 2"]
-    assert tips(page, "Accuracy by hops")[0] == "all, hops 1: 1 of 2, 9.5% to 90.5%"
     stops = rows(page, "Stop reasons")
     assert [[row[0].split()[0], row[1]] for row in stops[1:]] == [["answered", "75.0 % 3"], ["max_turns", "25.0 % 1"]]
     assert [entry["correct"] for entry in page.data["index"][0]] == [True, False, True, False]
@@ -143,9 +139,7 @@ def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
         for step in range(8):
             writer.write(step, {"reward": step / 10, "kl": math.nan if step == 7 else 0.5, "time/rollout": 1.0})
     for step in range(8):
-        atomic_write(
-            step_path(run, step), compress_trajectories([scored(correct=step >= 6), scored(correct=step >= 4)])
-        )
+        atomic_write(step_path(run, step), compress_trajectories([scored(step >= 6), scored(step >= 4)]))
     page, _ = page_of(run)
     assert rows(page, "Metrics of 8 steps")[1:3] == [
         ["reward", "0", "0.7", "0.35", "0", "0.7"],
@@ -173,9 +167,9 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
 
 def test_streams_have_an_accuracy_and_their_questions(tmp_path):
     read = Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"), StreamQuestion("Where?", "Bern")))
-    outcome = Outcome(StopReason.STREAM_READ, "[1] Who? -> Ada", counts={"stream_tokens": 100, "memory_tokens": 20})
-    one = Trajectory(Problem.of_stream("s", read), 0, outcome, (context(10),), "")
-    page, _ = page_of(evaluation(tmp_path / "ev", [ScoredTrajectory(one, 1.5, "", {"accuracy": 0.5})]))
+    outcome = {"stop": StopReason.STREAM_READ, "counts": {"stream_tokens": 100, "memory_tokens": 20}}
+    one = scored(turns=(), problem=Problem.of_stream("s", read), **outcome, scores={"accuracy": 0.5}, reward=1.5)
+    page, _ = page_of(evaluation(tmp_path / "ev", [one]))
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source)
     assert tiles[:2] == [("accuracy", "50.0 %"), ("reward", "1.5")] and ("compression", "80.0 %") in tiles
     assert not {"answered", "searches", "EM"} & {name for name, _ in tiles}
@@ -189,10 +183,9 @@ def test_tokens_of_two_workflows_are_compared(tmp_path):
     evaluation(tmp_path / "a", [scored(turns=turns, contexts=(context(4), context(5), context(4)))])
     evaluation(tmp_path / "b", [scored(turns=turns, contexts=(history,))], settings={"agent": {"workflow": "react"}})
     page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
-    assert tips(page, "Tokens by turn") == [
-        *(f"memsearcher (a), n 1: {tokens} at {turn}" for turn, tokens in enumerate((4, 5, 4), 1)),
-        *(f"react (b), n 1: {tokens} at {turn}" for turn, tokens in enumerate((3, 7, 9), 1)),
-    ]
+    tokens = {"memsearcher (a)": (4, 5, 4), "react (b)": (3, 7, 9)}
+    expected = [f"{run}, n 1: {count} at {turn}" for run in tokens for turn, count in enumerate(tokens[run], 1)]
+    assert tips(page, "Tokens by turn") == expected
     settings = rows(page, "Settings, differences first")
     assert settings[1] == ["agent.workflow", "memsearcher", "react"]
     assert len(page.data["index"][0]) == 1, "the browser is about the run alone"
@@ -202,13 +195,10 @@ def hostile(number):
     """A trajectory with the same untrusted text in every field."""
     text = EVIL[number]
     passage = Passage("1", f'"{text}"\n{text} body', 0.5)
-    searched = Turn(
-        "", f"{text}</think>{text}", (text,), (Query(text, 1),), (SearchResult((passage,), text),), text, text, text
-    )
-    turns = (searched, Turn(text, text, rewrite=text))
-    return scored(
-        turns=turns, question=text, answer=text, golden=(text,), id=f"{number}", reason=text, metadata={"source": text}
-    )
+    found = (SearchResult((passage,), text),)
+    searched = Turn("", f"{text}</think>{text}", (text,), (Query(text, 1),), found, text, text, text)
+    texts = {"question": text, "answer": text, "golden": (text,), "reason": text, "metadata": {"source": text}}
+    return scored(turns=(searched, Turn(text, text, rewrite=text)), id=f"{number}", **texts)
 
 
 def test_untrusted_text_is_escaped(tmp_path):
@@ -223,9 +213,7 @@ def test_untrusted_text_is_escaped(tmp_path):
     assert page.tags.count("script") == 5  # stop_descriptions, index, trajectories, passages, and the script itself
     (index,), (records,), (passages,) = page.data["index"], page.data["trajectories"], page.data["passages"]
     assert [entry["question"] for entry in index[:5]] == EVIL[:5]
-    assert index[5]["question"] == "a\u2028b \\u202eright-to-left \\x1b[31m \\x00 \\ud800", (
-        "invisible characters are escaped"
-    )
+    assert index[5]["question"] == "a\u2028b \\u202eright-to-left \\x1b[31m \\x00 \\ud800", "they are visible"
     for text, record, passage in zip(EVIL[:5], records, passages, strict=False):
         first = record["turns"][0]
         assert (first["thought"], first["action"], first["new_memory"]) == (text, text, text)
@@ -260,12 +248,12 @@ def test_each_text_is_stored_once(tmp_path):
     turns = (
         Turn("", "a", ("c",), (Query("q", 1),), found, 'shown: "T"\nlong text', "<memory>m</memory>", "m"),
         Turn("m", "b", ("c",), (Query("q", 1),), found, "shown: lo", "nothing", ""),
-        Turn("", "c"),
+        Turn("n", "c"),
     )
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns), scored(turns=turns)]))
     first, second, third = page.data["trajectories"][0][0]["turns"]
     assert page.data["passages"] == [['"T"\nlong text']]
-    assert [turn["memory"] for turn in (first, second, third)] == [None, None, None]
+    assert [turn["memory"] for turn in (first, second, third)] == [None, None, "n"], "not that of the turn before"
     assert (first["observation"], second["observation"]) == ("", "shown: lo"), "a clipped observation is stored"
     assert (first["rewrite"], second["rewrite"]) == ("", "nothing")
     assert "transcript" in page.data["trajectories"][0][0]
@@ -292,27 +280,14 @@ def test_memory_metrics_are_those_of_memory_quality(tmp_path):
     assert quality["golden answers: in the new memory"] == ["50.0 % n 2", "0.0 % n 1"]
 
 
-def test_a_memory_that_was_not_carried_over_is_recorded(tmp_path):
-    turns = (Turn("", "a", rewrite="m", new_memory="m"), Turn("", "b", rewrite="n", new_memory="n"))
-    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns)]))
-    assert [turn["memory"] for turn in page.data["trajectories"][0][0]["turns"]] == [None, ""]
-
-
-def test_a_page_over_its_limit_samples_trajectories_and_says_so(tmp_path):
+def test_an_evaluation_that_was_killed_has_a_page_of_its_complete_trajectories_up_to_a_limit(tmp_path):
     folder = evaluation(tmp_path / "ev", [scored(id=str(number)) for number in range(10)])
-    page, counts = page_of(folder, max_trajectories=4)
-    assert counts == {"read": 10, "shown": 4}
-    assert "The browser contains 4 of 10 trajectories, evenly spaced; tables and plots use all." in page.text
-    assert "The evaluation is not finished" in page.text
-    assert len(page.data["index"][0]) == 4
-
-
-def test_an_evaluation_that_was_killed_has_a_page_of_its_complete_trajectories(tmp_path):
-    folder = evaluation(tmp_path / "ev", [scored(), scored(False)])
     file = folder / "trajectories" / "host_0000.jsonl.gz"
     file.write_bytes(file.read_bytes() + compress_trajectories([scored()])[:-20])
-    page, counts = page_of(folder)
-    assert counts == {"read": 2, "shown": 2} and "The evaluation is not finished" in page.text
+    page, counts = page_of(folder, max_trajectories=4)
+    assert counts == {"read": 10, "shown": 4} and "The evaluation is not finished" in page.text
+    assert "The browser contains 4 of 10 trajectories, evenly spaced; tables and plots use all." in page.text
+    assert len(page.data["index"][0]) == 4
     (folder / "results.json").write_text(json.dumps({"metrics": {"f1": 1.0}}))
     with pytest.raises(ValueError, match="compressed data is damaged"):
         page_of(folder)
@@ -329,12 +304,7 @@ def test_an_invalid_folder_keeps_the_old_page(tmp_path):
     (folder / "results.json").write_text("{")
     with pytest.raises(ValueError, match=r"results\.json: not JSON"):
         write_page(folder, out)
-    (folder / "results.json").unlink()
-    (folder / "trajectories" / "host_0001.jsonl.gz").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"host_0001\.jsonl\.gz: compressed data is damaged"):
-        write_page(folder, out)
-    assert out.read_text() == "older"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
+    assert out.read_text() == "older" and sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
 
 
 def test_runs_without_trajectories_or_without_steps_have_a_page(tmp_path):

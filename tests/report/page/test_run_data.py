@@ -16,22 +16,16 @@ from memsearcher_jax.logs.trajectories import compress_trajectories, context_len
 from memsearcher_jax.report.page.charts import curve
 from memsearcher_jax.report.page.run_data import distinct_labels, evenly_spaced, groups_of, read_run
 from memsearcher_jax.report.plots import Panel
-from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory, Turn
-from tests.samples import scored, write_shard
+from memsearcher_jax.types import Context
+from tests.samples import ANSWERED, scored, write_shard
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30))
 def test_turns_of_a_single_context_end_with_their_sampled_run(sampled):
-    size = len(sampled)
-    trajectory = Trajectory(
-        Problem("q", "", ()),
-        0,
-        Outcome(StopReason.ANSWERED, "", (Turn("", ""),) * 2),
-        (Context(tuple(range(size)), (0.0,) * size, tuple(sampled)),),
-        "",
-    )
+    one = Context(tuple(range(len(sampled))), (0.0,) * len(sampled), tuple(sampled))
     written = "".join("x" if flag else " " for flag in sampled)
-    assert context_lengths(trajectory) == tuple(match.end() for match in re.finditer("x+", written))
+    ends = tuple(match.end() for match in re.finditer("x+", written))
+    assert context_lengths(scored(turns=(ANSWERED,) * 2, contexts=(one,)).trajectory) == ends
 
 
 @given(st.integers(1, 200), st.integers(1, 60))
