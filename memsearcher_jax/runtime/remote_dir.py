@@ -115,7 +115,7 @@ class UploadingWriter(MetricsWriter):
 def check_address(address: str) -> None:
     """Raises ValueError, in one line, unless this is the address of a bucket directory."""
     if not re.fullmatch(r"gs://[^/\s]+(/[^/\s]+)+", address) or "/../" in f"{address}/":
-        raise ValueError(f"--out {address}: give a directory of a bucket, {SCHEME}BUCKET/DIR")
+        raise ValueError(f"--out {address}: give {SCHEME}BUCKET/DIR")
 
 
 @contextlib.contextmanager
