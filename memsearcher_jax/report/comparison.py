@@ -55,7 +55,9 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    if (folder / WEIGHTS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise FileNotFoundError(f"{folder} holds no evaluation: name a folder that launch/evaluate.py wrote")
+    if not (folder / RESULTS_FILE).is_file():
         raise FileNotFoundError(f"{folder} is not finished: run launch/evaluate.py --resume --out {folder}")
     results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}

@@ -140,7 +140,7 @@ def test_settings_that_differ_are_listed(cwd, capsys):
         ),
         ([range(3), range(3)], {}, "host_0001.jsonl.gz: question 'q0' occurs twice"),
         ([range(90, 93)], {}, "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
-        ([], {}, "x has no results.json: name a folder that launch/evaluate.py wrote"),
+        ([], {}, "x holds no evaluation: name a folder that launch/evaluate.py wrote"),
     ],
 )
 def test_folders_that_cannot_be_compared(shards, results, line, cwd, refused):
