@@ -52,8 +52,7 @@ def run(*argv):
 
 def test_questions_are_paired_by_id(cwd, capsys):
     result = run("a", "b")
-    assert result["shared"] == 10
-    assert result["second"]["not_shared"] == ["q13", "q12"]
+    assert (result["shared"], result["second"]["not_shared"]) == (10, ["q13", "q12"])
     first = {"folder": "a", "checkpoint": "/w/a", "step": 7, "questions": 12, "not_shared": ["q0", "q1"]}
     assert result["first"] == first
     assert [question["id"] for question in result["lost"]] == ["q2"]
@@ -73,20 +72,17 @@ def test_metrics_equal_hand_computed_values(cwd):
     assert 0.2 <= exact["difference"]["low"] < 0.7 < exact["difference"]["high"] <= 1.0
     assert exact["p_value"] == pytest.approx(2 * (1 + 9) / 2**9)  # McNemar: 8 to 1
     assert metrics["f1"]["difference"]["mean"] == pytest.approx(0.75 * 0.7)
-    assert metrics["f1"]["p_value"] == exact["p_value"]  # one size of difference throughout
+    assert metrics["f1"]["p_value"] == exact["p_value"]
     turns = metrics["turns"]
     assert (turns["first"], turns["second"]) == (2.0, 3.0)
     assert turns["difference"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert turns["p_value"] == pytest.approx(2 / 2**10)
     assert metrics["searches"]["difference"]["mean"] == 1.0
     assert metrics["tokens_per_turn"]["first"] == metrics["peak_context_tokens"]["second"] == 100.0
-    assert metrics["memory_cuts"]["second"] == metrics["answered"]["first"] == 1.0
-    assert metrics["supporting/shown"]["first"] == 1.0
-
-
-def test_a_metric_is_compared_where_both_sides_have_it(cwd):
-    """In `a` no turn writes a memory, so the memory metrics of `b` have no counterpart."""
-    assert not {"golden/held", "memory/copied"} & run("a", "b")["metrics"].keys()
+    assert (
+        metrics["memory_cuts"]["second"] == metrics["answered"]["first"] == metrics["supporting/shown"]["first"] == 1.0
+    )
+    assert not {"golden/held", "memory/copied"} & metrics.keys(), "in `a` no turn writes a memory"
     same = run("b", "b")["metrics"]
     assert same["golden/held"]["first"] == same["memory/copied"]["second"] == 1.0
     write(Path("c"), [question(n, True, memory="Ada" if n < 5 else "") for n in range(12)])
@@ -97,16 +93,17 @@ def test_a_metric_is_compared_where_both_sides_have_it(cwd):
 def test_streams_are_compared_where_both_have_a_score(cwd):
     def stream(number, accuracy):
         problem = Problem.of_stream(f"s{number}", Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"),)))
-        stop, scores = StopReason.STREAM_READ, {"accuracy": accuracy}
+        outcome = {"stop": StopReason.STREAM_READ, "scores": {"accuracy": accuracy}}
         if math.isnan(accuracy):
-            stop, scores = StopReason.CONTEXT_FULL, {}
-        return scored(turns=(), problem=problem, stop=stop, scores=scores, reward=accuracy, answer="")
+            outcome = {"stop": StopReason.CONTEXT_FULL, "scores": {}}
+        return scored(turns=(), problem=problem, reward=accuracy, answer="", **outcome)
 
     write(Path("c"), [stream(number, value) for number, value in enumerate((math.nan, 0.5, 0.5))])
     write(Path("d"), [stream(number, value) for number, value in enumerate((1.0, 1.0, 0.25))])
     result = run("c", "d")
-    assert result["by"] == "accuracy"
-    assert (result["shared"], result["metrics"]["accuracy"]["count"], result["metrics"]["turns"]["count"]) == (3, 2, 3)
+    metrics = result["metrics"]
+    assert (result["by"], result["shared"]) == ("accuracy", 3)
+    assert (metrics["accuracy"]["count"], metrics["turns"]["count"]) == (2, 3)
     assert ([one["id"] for one in result["won"]], [one["id"] for one in result["lost"]]) == (["s1"], ["s2"])
 
 
@@ -133,11 +130,7 @@ def test_settings_that_differ_are_listed(cwd, capsys):
 @pytest.mark.parametrize(
     ("shards", "results", "line"),
     [
-        (
-            [range(3)],
-            {"questions": 5},
-            "x is damaged: results.json counts 5 questions, but there are trajectories of 3",
-        ),
+        ([range(3)], {"questions": 5}, "x is damaged: results.json counts 5 questions, but there are trajectories"),
         ([range(3), range(3)], {}, "host_0001.jsonl.gz: question 'q0' occurs twice"),
         ([range(90, 93)], {}, "a (questions q0, q1, …) and x (questions q90, q91, …) share no question"),
         ([], {}, "x holds no evaluation: name a folder that launch/evaluate.py wrote"),
