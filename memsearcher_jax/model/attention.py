@@ -1,18 +1,20 @@
-"""Rotary positions and grouped-query attention: XLA paths for every device, and the splash kernel of the TPU."""
+"""Rotary positions, grouped-query attention in plain XLA, and the softmax over keys that several functions attend to.
+
+CPUs use it for everything; splash_attention.py and paged_attention.py have the kernels of TPUs, triton_attention.py
+those of GPUs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.axes import as_bits, from_bits, name_bits, on_tpu, shard_map_per_device
+from memsearcher_jax.model.axes import as_bits, from_bits, name_bits
 from memsearcher_jax.model.config import NO_SCALING, RopeScaling
 
 QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
@@ -22,9 +24,6 @@ row, and bounds how many exist at one time."""
 
 PACKED_BLOCK = 128
 """Queries and keys of a block in training; a row that it does not divide is one block."""
-
-SPLASH_BLOCKS = (1_024, 512, 256, 128)
-"""Block sizes of the splash kernel: the largest that divides a row is used."""
 
 NEG_INF = jnp.finfo(jnp.float32).min
 """The score of a masked position. It is finite, because a query that sees no key has this maximum, and -inf - -inf is
@@ -67,27 +66,6 @@ class OnlineSoftmax(NamedTuple):
     acc_BKGTH: Array  # float32: the sum of exp(score - max) * value
 
 
-KVSource = Callable[[Array], OnlineSoftmax]
-"""q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
-
-
-def causal_attention(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, sources: Sequence[KVSource] = ()
-) -> Array:
-    """out_BNTH: each token attends to the tokens of its segment up to itself, and to all that `sources` hold for it.
-
-    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) attends to padding
-    and to the sources, so that no softmax is empty. Scores and the softmax are float32.
-    """
-    q_BKGTH = group_heads(q_BNTH, k_BKTH)
-    if on_tpu() and segment_BT.shape[1] % SPLASH_BLOCKS[-1] == 0:
-        own = splash_softmax(q_BNTH, k_BKTH, v_BKTH, segment_BT)
-    else:
-        own = _self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
-    parts = [own, *(source(q_BKGTH) for source in sources)]
-    return normalize(combine(parts)).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
-
-
 class Visible(NamedTuple):
     """The keys of its row that each query sees: those before `prefix`, and those from offset + prefix up to itself.
 
@@ -117,168 +95,46 @@ class Visible(NamedTuple):
         return cls(offset_BT, jnp.zeros_like(offset_BT[:, 0]))
 
 
-def splash_attention(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, interpret: bool = False
-) -> Array:
-    """`packed_attention` by JAX's Pallas kernel for TPUs, which never materialises the [T, T] scores.
-
-    One row of 8,192 tokens with the heads of Qwen2.5-7B has 11 GB of scores. Blocks that no query needs are skipped. On
-    a mesh each device runs the kernel on its own rows and heads. `interpret` runs the kernel on a CPU. Raises
-    ValueError for rows that no block divides.
-    """
-    return _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=False, interpret=interpret)
-
-
-def splash_softmax(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, *, interpret: bool = False
-) -> OnlineSoftmax:
-    """Attention within segments by the same kernel, to be combined with that to other keys. It has no gradient.
-
-    The tokens of a segment are adjacent. Raises ValueError for rows that no block divides.
-    """
-    visible = Visible.of_segments(segment_BT)
-    out_BNTH, logsumexp_BNT = _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=True, interpret=interpret)
-    max_BKGT = group_heads(logsumexp_BNT, k_BKTH)
-    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
-
-
-def _splash(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, with_logsumexp: bool, interpret: bool
-) -> Any:
-    """out_BNTH, or (out_BNTH, logsumexp_BNT of each query's scores), which the kernel cannot differentiate."""
-    T = q_BNTH.shape[2]
-    block = next((block for block in SPLASH_BLOCKS if T % block == 0), None)
-    if block is None or T > 2**16:
-        raise ValueError(
-            f"rows of {T} tokens: training.seq_len must be a multiple of {SPLASH_BLOCKS[-1]}, up to {2**16}"
-        )
-    sizes = splash.BlockSizes(
-        **dict.fromkeys(("block_q", "block_kv", "block_kv_compute"), block),
-        **dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), block),
-        use_fused_bwd_kernel=True,
-    )
-
-    mask = PackedMask(T)
-
-    def local_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array) -> Any:
-        causal = splash.make_splash_mha(
-            splash_mask.MultiHeadMask([splash_mask.CausalMask((T, T))] * q_BNTH.shape[1]),
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=1,
-            residual_checkpoint_name=ATTENTION_OUTPUT,
-            save_residuals=with_logsumexp,
-            interpret=interpret,
-        )
-
-        def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Any:
-            # The kernel calls the mask function with one integer per query, which need not be the query's index.
-            query_T, needed_QC = mask.pack(offset_T, prefix), _needed_blocks(offset_T, prefix, block)
-            forward, backward = causal.fwd_mask_info, causal.dkv_mask_info
-            assert backward is not None and causal.dq_mask_info is None  # as with the fused backward kernel
-            infos = [
-                info._replace(q_sequence=query_T, block_mask=needed_QC[None].astype(jnp.int32), data_next=next_QC[None])
-                for info, next_QC in (
-                    (forward, _next_needed(needed_QC)),
-                    (backward, _next_needed(needed_QC.T).T),
-                )
-            ]
-            kernel = splash.SplashAttentionKernel(infos[0], None, infos[1], **causal.kwargs | {"mask_function": mask})
-            result = kernel(q_NTH, k_KTH, v_KTH)
-            return (result[0], *result[1]) if with_logsumexp else result
-
-        # The kernel does not scale the scores.
-        rows = q_BNTH * q_BNTH.shape[-1] ** -0.5, k_BKTH, v_BKTH, offset_BT, prefix_B
-        if len(q_BNTH) == 1:
-            return jax.tree.map(lambda x: x[None], row_attention(*(x[0] for x in rows)))
-        # Not vmap: with the blocks of several rows it takes gigabytes.
-        return jax.lax.map(lambda row: row_attention(*row), rows)
-
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv", None, None)
-    axes, out_axes, out_shape = (heads, kv, kv, ("batch", None), ("batch",)), heads, q_BNTH.shape
-    if with_logsumexp:
-        out_axes, out_shape = (heads, heads[:3]), (q_BNTH.shape, q_BNTH.shape[:3])
-    attention = shard_map_per_device(local_attention, axes, out_axes, out_shape)
-    return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
-
-
-@dataclass(frozen=True)
-class PackedMask:
-    """The mask of `splash_attention` over rows of T tokens: a function of one integer per query and the key's index.
-
-    The integer holds, from its lowest bits, the query's index, its offset (see `Visible`), and the prefix in units. So
-    P is a multiple of `unit`, at most `max_prefix`: any number up to 2,048 tokens per row, then 4, 32 or 256 for twice
-    as many each. The class compares by value because JAX compiles once for every mask function.
-    """
-
-    T: int
-
-    @property
-    def bits(self) -> int:
-        return max((self.T - 1).bit_length(), 1)
-
-    @property
-    def unit(self) -> int:
-        """So that prefixes reach a quarter of the row."""
-        return 2 ** max(3 * self.bits - 34, 0)
-
-    @property
-    def max_prefix(self) -> int:
-        return min((2 ** (32 - 2 * self.bits) - 1) * self.unit, self.T)
-
-    def pack(self, offset_T: Array, prefix: Array) -> Array:
-        """query_T, int32."""
-        index_T = jnp.arange(self.T, dtype=jnp.int32)
-        return index_T | offset_T << self.bits | prefix // self.unit << 2 * self.bits
-
-    def __call__(self, query: Array, key: Array) -> Array:
-        mask = 2**self.bits - 1
-        index, offset = query & mask, jax.lax.shift_right_logical(query, self.bits) & mask
-        # In the longest rows the prefix has no bits: a kernel's shift by 32 is undefined.
-        prefix = jax.lax.shift_right_logical(query, 2 * self.bits) * self.unit if self.max_prefix else 0
-        # In the prefix key - prefix is negative, and without its sign larger than any offset: a second comparison of
-        # the same two values would cost more.
-        return (key <= index) & ((key - prefix) & 0x7FFFFFFF >= offset)
-
-
-def _needed_blocks(offset_T: Array, prefix: Array, block: int) -> Array:
-    """needed_QC, bool: whether some query of block Q sees a key of block C."""
-    first_own_Q1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
-    Q1, C = jnp.arange(len(first_own_Q1))[:, None], jnp.arange(len(first_own_Q1))
-    return (C <= Q1) & ((first_own_Q1 <= C) | (C * block < prefix))
-
-
-def _next_needed(needed_QC: Array) -> Array:
-    """next_QC, int32: the C of the next needed block in memory order, from each block on; the kernel fetches it."""
-    index_QC = jnp.arange(needed_QC.size, dtype=jnp.int32).reshape(needed_QC.shape)
-    next_I = jax.lax.cummin(jnp.where(needed_QC, index_QC, index_QC[-1, -1]).ravel(), reverse=True)
-    return next_I.reshape(needed_QC.shape) % needed_QC.shape[1]
-
-
-@jax.custom_vjp
 def packed_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> Array:
     """out_BNTH: attention over the keys that each query sees, for training. The output at padding is undefined.
 
-    Blocks of scores that no query needs are skipped, and the backward pass recomputes the others. The derivative is
-    that of Dao et al. 2022, algorithm 4. Its products are ordered so that none needs transposed scores, which a CPU
-    would copy first.
+    Blocks of scores that no query needs are skipped. The products are ordered so that none needs transposed scores,
+    which a CPU would copy first.
     """
-    return _packed_attention_forward(q_BNTH, k_BKTH, v_BKTH, visible)[0]
+    return recomputed_attention(_forward, _backward, q_BNTH, k_BKTH, v_BKTH, visible)
 
 
-def _packed_attention_forward(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
-) -> tuple[Array, tuple[Array, ...]]:
-    arguments = q_BNTH, k_BKTH, v_BKTH, *visible
-    saved = [name_bits(x, ATTENTION_OUTPUT) for x in _map_rows(_forward_rows, *arguments)]
-    return saved[0], (*arguments, *saved)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def recomputed_attention(
+    forward: Callable, backward: Callable, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
+) -> Array:
+    """out_BNTH of forward(q, k, v, *visible) -> (out, log-sum-exp of each query's scores); saves only these two.
+
+    The backward pass recomputes the scores: backward(dout, q, k, v, *visible, out, log-sum-exp) -> (dq, dk, dv). See
+    Dao et al. 2022, algorithm 4.
+    """
+    return forward(q_BNTH, k_BKTH, v_BKTH, *visible)[0]
 
 
-def _packed_attention_backward(saved: tuple[Array, ...], dout_BNTH: Array) -> tuple[Array | None, ...]:
-    return *_map_rows(_backward_rows, dout_BNTH, *saved), None
+def _save(forward: Callable, _: Callable, *arguments: Any) -> tuple[Array, tuple[Array, ...]]:
+    *qkv, visible = arguments
+    saved = [name_bits(x, ATTENTION_OUTPUT) for x in forward(*qkv, *visible)]
+    return saved[0], (*qkv, *visible, *saved)
 
 
-packed_attention.defvjp(_packed_attention_forward, _packed_attention_backward)
+def _recompute(_: Callable, backward: Callable, saved: tuple[Array, ...], dout_BNTH: Array) -> tuple[Array | None, ...]:
+    return *backward(dout_BNTH, *saved), None
+
+
+recomputed_attention.defvjp(_save, _recompute)
+
+
+def _forward(*arrays: Array) -> Sequence[Array]:
+    return _map_rows(_forward_rows, *arrays)
+
+
+def _backward(*arrays: Array) -> Sequence[Array]:
+    return _map_rows(_backward_rows, *arrays)
 
 
 def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
@@ -441,7 +297,7 @@ def group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
     return x_BNTH.reshape(len(x_BNTH), k_BKTH.shape[1], -1, *x_BNTH.shape[2:])
 
 
-def _self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
+def self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention of each token to those of its segment up to itself."""
     T, k_BKHT = segment_BT.shape[1], jnp.swapaxes(k_BKTH, 2, 3)
     mask_BTT = jnp.tril(jnp.ones((T, T), bool)) & (segment_BT[:, :, None] == segment_BT[:, None, :])

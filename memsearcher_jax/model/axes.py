@@ -48,19 +48,19 @@ def partition_spec(axes: Axes, mesh_axes: Collection[str] = MESH_AXES) -> Partit
     return PartitionSpec(*(entry or None for entry in entries))
 
 
-def on_tpu() -> bool:
-    """Whether the mesh of `jax.set_mesh` has TPUs; they need not be devices of this process."""
+def platform() -> str:
+    """tpu, gpu or cpu: that of the mesh of `jax.set_mesh`, whose devices need not be of this process; cpu without."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.platform == "tpu"
+    return "cpu" if device is None else device.platform
 
 
 def as_bits(x: Array) -> Array:
-    """bfloat16 as integers of the same bits, to be cut into slices; x itself on TPUs and if it has another type.
+    """bfloat16 as integers of the same bits, to be cut into slices; x itself on accelerators and if of another type.
 
     XLA's CPU compiler moves bfloat16 as float32: to read one layer's weights or one page of a cache, it would convert
     all of them.
     """
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 and not on_tpu() else x
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 and platform() == "cpu" else x
 
 
 def from_bits(x: Array) -> Array:

@@ -11,7 +11,7 @@ numbers count from the shard's first page. Entries of the table past a context's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,25 +19,37 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model import paged_attention as kernels
+from memsearcher_jax.model import paged_attention as tpu_kernels
+from memsearcher_jax.model import triton_attention
 from memsearcher_jax.model.attention import (
-    KVSource,
     OnlineSoftmax,
     apply_rope,
-    causal_attention,
     combine,
     empty,
     group_heads,
+    normalize,
     partial_attention,
+    self_attention,
 )
-from memsearcher_jax.model.axes import as_bits, constrain, from_bits, on_tpu, shard_map_per_device
+from memsearcher_jax.model.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.splash_attention import splash_softmax
+from memsearcher_jax.model.triton_attention import triton_softmax
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
 """Logical axes of both pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
 
 Rotation = tuple[Array, Array]
 """(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
+
+KVSource = Callable[[Array], OnlineSoftmax]
+"""q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
+
+KERNELS = {"tpu": tpu_kernels, "gpu": triton_attention}
+"""Platform -> its `paged_attention` and `append_to_pages`; CPUs have those of this file."""
+
+SEGMENT_KERNELS = {"tpu": (splash_softmax, 128), "gpu": (triton_softmax, 16)}
+"""Platform -> attention within segments, and what the rows' tokens must be a multiple of."""
 
 CHUNK_AXES, TABLE_AXES = ("batch",), ("batch", None)
 """Logical axes of what there is one of per chunk, and of a page table."""
@@ -108,7 +120,8 @@ class CacheView:
 
         def write(k_LPKHE: Array, v_LPKEH: Array, k_LBKTH: Array, v_LBKTH: Array, *where: Array) -> tuple[Array, Array]:
             chunked = [_chunks(x, 1, 3, where[0].shape[0]) for x in (k_LBKTH, v_LBKTH)]
-            append = kernels.append_to_pages if on_tpu() else append_to_pages
+            kernels = KERNELS.get(platform())
+            append = kernels.append_to_pages if kernels else append_to_pages
             return append(k_LPKHE, v_LPKEH, *chunked, *where)
 
         cache, pair = self.cache, (CACHE_AXES, CACHE_AXES)
@@ -127,7 +140,7 @@ class CacheView:
         ) -> OnlineSoftmax:
             length_A, order_A, rank_A, shared_A = per_chunk
             q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
-            if on_tpu():
+            if kernels := KERNELS.get(platform()):
                 softmax = kernels.paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, table_AN, length_A)
                 return OnlineSoftmax(*(_rows(x_AKGW, len(q_BKGTH)) for x_AKGW in softmax))
             where = (layer, table_AN[order_A], length_A[order_A], shared_A[0])
@@ -177,7 +190,7 @@ class DecodeCache:
         self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array
     ) -> tuple[Array, Array, Array]:
         """As `CacheView.attend`, and attention to the buffer."""
-        if on_tpu():
+        if platform() == "tpu":
             return self._attend_in_kernel(layer, rotation, q_BNTH, k_BKTH, v_BKTH)
         buffer = self.buffer
         k_BKJH, v_BKJH = (from_bits(x_LBKJH[layer]) for x_LBKJH in (buffer.k_LBKJH, buffer.v_LBKJH))
@@ -192,7 +205,7 @@ class DecodeCache:
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
         def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
             q_BKGTH = group_heads(q_BNTH, others[0])
-            out_BKGTH, k_BKTH, v_BKTH = kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, *others)
+            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, *others)
             return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
@@ -224,6 +237,24 @@ def _rotate_and_attend(
     q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
     k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
     return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), as_bits(k_BKTH), as_bits(v_BKTH)
+
+
+def causal_attention(
+    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, sources: Sequence[KVSource] = ()
+) -> Array:
+    """out_BNTH: each token attends to the tokens of its segment up to itself, and to all that `sources` hold for it.
+
+    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) attends to padding
+    and to the sources, so that no softmax is empty. Scores and the softmax are float32.
+    """
+    q_BKGTH = group_heads(q_BNTH, k_BKTH)
+    kernel, multiple = SEGMENT_KERNELS.get(platform(), (None, 1))
+    if kernel and segment_BT.shape[1] % multiple == 0:
+        own = kernel(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+    else:
+        own = self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
+    parts = [own, *(source(q_BKGTH) for source in sources)]
+    return normalize(combine(parts)).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
 
 
 def mask_nonfinite_values(k_BKTH: Array, v_BKTH: Array) -> tuple[Array, Array]:

@@ -22,16 +22,19 @@ from memsearcher_jax.model.attention import (
     apply_rope,
     packed_attention,
     rope_rotation,
-    splash_attention,
 )
 from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, name_saved, reshard
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
+from memsearcher_jax.model.splash_attention import splash_attention
+from memsearcher_jax.model.triton_attention import triton_attention
 
 Params = dict[str, Any]
-"""A nested dict of arrays; the leaves under "layers" are stacked, [L, ...]."""
+"""A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is a list, see `unstack`."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
+PACKED_ATTENTION = {"splash": splash_attention, "triton": triton_attention}
+"""`ModelConfig.attention` -> kernels for attention over packed rows; otherwise plain XLA."""
 INPUT, QKV, UP = "input", "qkv", "up"
 """Checkpoint names for remat policies: a layer's input; queries, keys and values; the up projection's output."""
 SAVED_NAMES = {
@@ -63,6 +66,9 @@ class ParamSpec:
     shape: tuple[int, ...]
     dtype: jnp.dtype
     axes: tuple[str, ...]
+
+    def __getitem__(self, layer: int) -> ParamSpec:
+        return ParamSpec(self.shape[1:], self.dtype, self.axes[1:])
 
 
 def param_specs(config: ModelConfig) -> Params:
@@ -108,12 +114,26 @@ def forward(
     holds (position_BT must agree), attend to them, and are appended. The output at padding is undefined.
     """
     weights = {name: value for name, value in params.items() if name != "adapters"}
-    if cache is not None or "adapters" in params:  # integers have no gradient
+    unstacked = weights.pop("layers") if isinstance(weights["layers"], list) else None
+    if unstacked is None and (cache is not None or "adapters" in params):  # integers have no gradient
         weights["layers"] = jax.tree.map(as_bits, weights["layers"])
     variables = {"params": weights, "adapters": {"layers": params.get("adapters", {})}}
-    result: Any = Qwen(config).apply(variables, ids_BT, position_BT, segment_BT, cache)
+    result: Any = Qwen(config).apply(variables, ids_BT, position_BT, segment_BT, cache, unstacked)
     hidden_BTD, new_cache = result
     return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
+
+
+def unstack(params: Params, config: ModelConfig) -> Params:
+    """The weights, or their specs, with a list of the layers in place of stacked arrays: for sampling only.
+
+    From stacked arrays the compiler for GPUs copies the weights of a layer before it multiplies them, in every decoded
+    step: it reads them twice and writes them once. That for TPUs reads them in place, and compiles one layer, not all.
+    """
+
+    def of_layer(number: int) -> Params:
+        return jax.tree.map(lambda x: x[number], params["layers"], is_leaf=lambda x: isinstance(x, ParamSpec))
+
+    return params | {"layers": [of_layer(number) for number in range(config.layers)]}
 
 
 def output_embedding(params: Params, config: ModelConfig) -> Array:
@@ -196,10 +216,8 @@ class Block(nn.Module):
         q_BNTH, k_BKTH, v_BKTH = (name_saved(x, QKV) for x in (q_BNTH, k_BKTH, v_BKTH))
         if cache is not None:
             out_BNTH, k_BKTH, v_BKTH = cache.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT)
-        elif c.attention == "splash":
-            out_BNTH = splash_attention(q_BNTH, k_BKTH, v_BKTH, visible)
         else:
-            out_BNTH = packed_attention(q_BNTH, k_BKTH, v_BKTH, visible)
+            out_BNTH = PACKED_ATTENTION.get(c.attention, packed_attention)(q_BNTH, k_BKTH, v_BKTH, visible)
         # As a product over one dimension: the TPU compiler would store a wo_DNH in a second layout.
         out_BTX = constrain(jnp.swapaxes(out_BNTH, 1, 2).reshape(*x_BTD.shape[:2], N * H), ("batch", None, "heads"))
         x_BTD += constrain(project("BTX,DX->BTD", out_BTX, wo_DX), ("batch", "tokens", None))
@@ -241,16 +259,27 @@ class Qwen(nn.Module):
             self.unembed_VD = _param(self, "unembed", "vocab embed", table_shape, _normal(c.embed_size))
 
     def __call__(
-        self, ids_BT: Array, position_BT: Array, segment_BT: Array, cache: CacheView | DecodeCache | None
+        self,
+        ids_BT: Array,
+        position_BT: Array,
+        segment_BT: Array,
+        cache: CacheView | DecodeCache | None,
+        unstacked: list[Params] | None = None,
     ) -> tuple[Array, Cache | DecodeBuffer | None]:
-        """(hidden_BTD after the final norm, the result of `cache.append`)."""
+        """(hidden_BTD after the final norm, the result of `cache.append`). `unstacked`: layers in place of our own."""
         c = self.config
         x_BTD = self._embed(ids_BT)
         # Without the barrier the TPU compiler computes it again in each layer.
         rotation = jax.lax.optimization_barrier(rope_rotation(position_BT, c.head_size, c.rope_theta, c.rope_scaling))
-        x_BTD, new_kv = self.layers(
-            x_BTD, rotation, segment_BT, Visible.of(position_BT, segment_BT), cache, jnp.arange(c.layers)
-        )
+        inputs = rotation, segment_BT, Visible.of(position_BT, segment_BT), cache
+        if unstacked is None:
+            x_BTD, new_kv = self.layers(x_BTD, *inputs, jnp.arange(c.layers))
+        else:
+            block, pairs = Block(c, parent=None), []
+            for number, weights in enumerate(unstacked):
+                x_BTD, pair = cast("tuple", block.apply({"params": weights}, x_BTD, *inputs, jnp.int32(number)))
+                pairs.append(pair)
+            new_kv = [jnp.stack(x) for x in zip(*pairs, strict=True)]
         new_cache = cache.append(new_kv[0], new_kv[1], segment_BT) if cache is not None and new_kv is not None else None
         return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), new_cache
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Protocol
 
 import jax
@@ -77,7 +78,17 @@ def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     """The config with attention "auto" resolved for the mesh's devices, which may differ from those of this process."""
     if config.attention != "auto":
         return config
-    return replace(config, attention="splash" if mesh.devices.flat[0].platform == "tpu" else "xla")
+    return replace(config, attention={"tpu": "splash", "gpu": "triton"}.get(mesh.devices.flat[0].platform, "xla"))
+
+
+UNSTACKED = ("gpu",)
+"""Platforms whose sampler gets its weights from `qwen.unstack`."""
+
+
+def sampler_specs(config: ModelConfig, mesh: Mesh) -> Params:
+    """`ParamSpec`s of the weights as a sampler on this mesh reads them."""
+    specs = qwen.param_specs(config)
+    return qwen.unstack(specs, config) if mesh.devices.flat[0].platform in UNSTACKED else specs
 
 
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
@@ -85,40 +96,52 @@ def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Par
 
     One jitted reshard gives every host a full copy; all hosts must call it together, with local meshes of one shape.
     """
-    per_host = cast_program(per_host_shardings(config, local, jax.devices()))(params, dtype=dtype)
-    return on_submesh(per_host, config, local)
+    return on_submesh(publish_program(config, local, jax.devices())(params, dtype=dtype), local)
 
 
-def on_submesh(params: Params, config: ModelConfig, mesh: Mesh) -> Params:
-    """The full copy of `params` that is on the devices of `mesh`, as arrays of that mesh; nothing is transferred."""
-
-    def local_array(x: Array, sharding: NamedSharding) -> Array:
-        shards = {shard.device: shard.data for shard in x.addressable_shards}
-        return jax.make_array_from_single_device_arrays(
-            x.shape, sharding, [shards[device] for device in mesh.devices.flat]
-        )
-
-    return jax.tree.map(local_array, params, param_shardings(config, mesh))
-
-
-def per_host_shardings(config: ModelConfig, local: Mesh, devices: Sequence[Device]) -> Params:
-    """The shardings of one full copy of the weights per host, each sharded as on `local`, the mesh of one host."""
+def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device]) -> Wrapped:
+    """(params, dtype=...) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
+    check_divides(config, dict(local.shape))
     names = ("host", *local.axis_names)
     mesh = Mesh(
         np.array(_by_host(devices)).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
     )
     # No spec names the host axis, so the weights are replicated over it.
-    return jax.tree.map(lambda sharding: NamedSharding(mesh, sharding.spec), param_shardings(config, local))
+    specs = sampler_specs(config, local)
+    shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), specs)
+    return cast_program(shardings, config if isinstance(specs["layers"], list) else None)
+
+
+def on_submesh(params: Params, mesh: Mesh) -> Params:
+    """The full copy of `params` that is on the devices of `mesh`, as arrays of that mesh; nothing is transferred."""
+
+    def local_array(x: Array) -> Array:
+        shards = {shard.device: shard.data for shard in x.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            x.shape, NamedSharding(mesh, x.sharding.spec), [shards[device] for device in mesh.devices.flat]
+        )
+
+    return jax.tree.map(local_array, params)
 
 
 def _by_host(devices: Sequence[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
-def cast_program(shardings: Params) -> Wrapped:
-    """(params, dtype=...) -> a copy of the weights in that type, with these shardings over the same devices."""
-    return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)
+def cast_program(shardings: Params, unstack: ModelConfig | None = None) -> Wrapped:
+    """(params, dtype=...) -> a copy of the weights in that type, with these shardings over the same devices.
+
+    `unstack`: the config of the model, if the copy is to be as `qwen.unstack` makes it.
+    """
+    return jax.jit(_cast(unstack), static_argnames="dtype", out_shardings=shardings)
 
 
-def _cast(params: Params, dtype: str) -> Params:
-    return jax.tree.map(lambda x: x.astype(dtype), params)
+@cache
+def _cast(unstack: ModelConfig | None) -> Callable[..., Params]:
+    """The same function for the same config, so that it is compiled once."""
+
+    def cast(params: Params, dtype: str) -> Params:
+        params = jax.tree.map(lambda x: x.astype(dtype), params)
+        return qwen.unstack(params, unstack) if unstack else params
+
+    return cast

@@ -156,9 +156,9 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
         kind = {"phase": "rollout", "unknown_trips": sampling.decode_steps_per_call}
         yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - own, notify, **kind)
     # The sampler has released its old weights and its slots.
-    shardings = sharding.per_host_shardings(model, local, tuple(meshes.train.devices.flat))
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    lower = partial(sharding.cast_program(shardings).lower, weights, dtype=model.compute_dtype)
+    program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat))
+    lower = partial(program.lower, weights, dtype=model.compute_dtype)
     own = 0 if model.lora_rank else memory.params  # LoRA merges a copy
     yield _compile("publish", lower, memory.training - own, notify)
 

@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: Sequence[int], mesh: Mesh):
         """`mesh` has local devices only: an engine never waits for another host. Raises ValueError as `Scheduler`."""
-        replicas, self._model, self._meshes = replica_count(mesh), model, [mesh]
+        replicas, self._meshes = replica_count(mesh), [mesh]
         if settings.engine_per_replica:
             rows = mesh.devices.reshape(replicas, 1, 1, -1)
             self._meshes = [Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types) for devices in rows]
@@ -90,5 +90,5 @@ class Engine:
 
     def _start_runners(self, params: Params, root_key: Array) -> None:
         for mesh, runner in zip(self._meshes, self._runners, strict=True):
-            local = params if len(self._meshes) == 1 else on_submesh(params, self._model, mesh)
+            local = params if len(self._meshes) == 1 else on_submesh(params, mesh)
             runner.start(local, root_key)

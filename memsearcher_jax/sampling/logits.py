@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model.axes import constrain, on_tpu, shard_count, shard_map_per_device
+from memsearcher_jax.model.axes import constrain, platform, shard_count, shard_map_per_device
 from memsearcher_jax.sampling import draw_kernel
 from memsearcher_jax.sampling.draw_kernel import largest_threshold
 
@@ -48,7 +48,7 @@ def sample(
 
 
 def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array]:
-    if on_tpu():
+    if platform() == "tpu":
         return draw_kernel.draw(jnp.swapaxes(logits_SXV, 0, 1), *per_row)
     return draw(logits_SXV.reshape(len(logits_SXV), -1), *per_row)
 

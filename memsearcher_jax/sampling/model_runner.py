@@ -72,7 +72,7 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     """(name, program) of decoding, of prefill in every width, and of copying pages."""
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
-    params = sharding.abstract_params(model, mesh, model.compute_dtype)
+    params = sharding.abstract_arrays(sharding.sampler_specs(model, mesh), mesh, model.compute_dtype)
     steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
     (copies, *prefills), largest = steps[0].calls, steps[-1].decode
 

@@ -13,19 +13,22 @@ from hypothesis import strategies as st
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.attention import (
     PACKED_BLOCK,
-    PackedMask,
     Visible,
-    _needed_blocks,
-    _next_needed,
-    _self_attention,
-    causal_attention,
     group_heads,
     normalize,
     packed_attention,
+    self_attention,
+)
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.kv_cache import causal_attention
+from memsearcher_jax.model.splash_attention import (
+    PackedMask,
+    _needed_blocks,
+    _next_needed,
     splash_attention,
     splash_softmax,
 )
-from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.triton_attention import triton_attention, triton_softmax
 
 
 @dataclass(frozen=True)
@@ -141,18 +144,26 @@ def test_remat_changes_no_gradient_of_packed_attention(names):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
+KERNELS = {  # interpreted on a CPU, with several blocks of queries and keys
+    "splash": (partial(splash_attention, interpret=True), {"N": 4, "H": 128}),
+    "triton": (partial(triton_attention, interpret=True), {"N": 4, "H": 16}),
+}
+
+
 @pytest.mark.parametrize("shared", [0, 0.5])
-def test_the_splash_kernel_equals_dense_attention_forward_and_backward(shared):
-    """Interpreted on a CPU, with several blocks of queries and keys."""
-    row = make_row(384, N=4, H=128, shared=shared)
-    out, dqkv = gradients(partial(splash_attention, interpret=True), row)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_kernels_equal_dense_attention_forward_and_backward(kernel, shared):
+    attention, sizes = KERNELS[kernel]
+    row = make_row(384, **sizes, shared=shared)
+    out, dqkv = gradients(attention, row)
     expected_out, expected_dqkv = dense_gradients(row)
     np.testing.assert_allclose(out, expected_out, atol=1e-5)
     for gradient, expected in zip(dqkv, expected_dqkv, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_the_splash_kernel_within_segments_can_be_combined_with_other_keys():
+@pytest.mark.parametrize("kernel", [splash_softmax, triton_softmax])
+def test_the_kernels_within_segments_can_be_combined_with_other_keys(kernel):
     """Segments and padding of any length, also across blocks: as the XLA path, whose scores exist."""
     row = make_row(384, N=4, H=128)
     lengths, segments = [130, 14, 100, 28, 112], [1, 0, 2, 3, 0]
@@ -164,10 +175,10 @@ def test_the_splash_kernel_within_segments_can_be_combined_with_other_keys():
         return [jnp.take(value, real_T, axis=3) for value in values]
 
     def plain(q, k, v, segment_BT):
-        return of_real(_self_attention(group_heads(q, k), k, v, segment_BT))
+        return of_real(self_attention(group_heads(q, k), k, v, segment_BT))
 
-    kernel = jax.jit(lambda *arguments: of_real(splash_softmax(*arguments, interpret=True)))
-    for actual, expected in zip(kernel(*row.qkv, segment_BT), jax.jit(plain)(*row.qkv, segment_BT), strict=True):
+    own = jax.jit(lambda *arguments: of_real(kernel(*arguments, interpret=True)))
+    for actual, expected in zip(own(*row.qkv, segment_BT), jax.jit(plain)(*row.qkv, segment_BT), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 

@@ -6,9 +6,10 @@ import pytest
 from jax.experimental import topologies
 
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.attention import Visible, splash_attention
+from memsearcher_jax.model.attention import Visible
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.model.kv_cache import CACHE_AXES, Cache, CacheView
+from memsearcher_jax.model.splash_attention import splash_attention
 
 pytestmark = pytest.mark.tpu_compile
 

@@ -287,13 +287,23 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
             np.testing.assert_allclose(out_AKGWH[chunk], expected_KGWH, atol=1e-5)
 
 
-def test_the_kernels_of_a_tpu_fill_and_read_the_cache_as_xla_does(base, make_params, make_rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("platform", "interpreted"),
+    [
+        ("tpu", {"tpu_kernels": ("paged_attention", "decode_attention", "append_to_pages")}),
+        ("gpu", {"triton_attention": ("paged_attention",)}),
+    ],
+)
+def test_the_kernels_fill_and_read_the_cache_as_xla_does(
+    platform, interpreted, base, make_params, make_rows, monkeypatch
+):
     """Two prefill chunks of each context, then two tokens that only the decode buffer holds."""
+    base = replace(base, head_size=16)
     params, rows = make_params(base), Rows.empty(base, 3, 64, 16)
     ids_BT, _, _ = make_rows(base, 3, 40)
     table_BN = jnp.asarray(rows.table_BN)
 
-    def run(cache: Cache):
+    def run(cache: Cache, params: dict):
         outputs, buffer = [], DecodeBuffer.empty(cache, 3, 4)
         length_B, real_B = jnp.zeros(3, jnp.int32), jnp.array([19, 5, 0])
         for first in (0, 19):
@@ -311,9 +321,13 @@ def test_the_kernels_of_a_tpu_fill_and_read_the_cache_as_xla_does(base, make_par
             outputs.append(hidden)
         return outputs, cache, buffer
 
-    expected = jax.jit(lambda cache: run(cache))(rows.cache)
-    monkeypatch.setattr(kv_cache, "on_tpu", lambda: True)
-    for name in ("paged_attention", "decode_attention", "append_to_pages"):
-        monkeypatch.setattr(kv_cache.kernels, name, partial(getattr(kv_cache.kernels, name), interpret=True))
-    actual = jax.jit(lambda cache: run(cache))(rows.cache)
+    expected = jax.jit(run)(rows.cache, params)
+    monkeypatch.setattr(kv_cache, "platform", lambda: platform)
+    for module, names in interpreted.items():
+        for name in names:
+            function = getattr(getattr(kv_cache, module), name)
+            monkeypatch.setattr(getattr(kv_cache, module), name, partial(function, interpret=True))
+    if platform == "gpu":
+        params = qwen.unstack(params, base)
+    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, params)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

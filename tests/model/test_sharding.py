@@ -85,7 +85,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(changes, mesh_shape, m
         sharding.check_divides(config, mesh_shape)
 
 
-@pytest.mark.parametrize(("platform", "attention"), [("tpu", "splash"), ("cpu", "xla"), ("gpu", "xla")])
+@pytest.mark.parametrize(("platform", "attention"), [("tpu", "splash"), ("cpu", "xla"), ("gpu", "triton")])
 def test_attention_is_selected_for_the_devices_of_the_mesh(platform, attention, base):
     """Those of this process may be others. An explicit setting stays."""
     mesh = SimpleNamespace(devices=np.full((1, 2, 1), SimpleNamespace(platform=platform)))
