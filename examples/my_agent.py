@@ -1,7 +1,7 @@
 """A memory agent of one's own in one file, with a tool and a reward; docs/extend.md builds it step by step.
 
 python launch/tpu_train.py --config tiny --agent.workflow examples/my_agent.py --agent.tools examples/my_agent.py \\
-    --reward.function examples/my_agent.py
+    --reward.function examples/my_agent.py --sampling.context_tokens 480 --training.seq_len 480
 """
 
 import ast
