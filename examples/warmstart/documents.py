@@ -6,18 +6,18 @@ policy that imitates it knows the form, and can learn from rewards alone to reme
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from examples.warmstart.record import HELD_OUT_SEED, step_seed
-from memsearcher_jax.agent.base import Scoring
+from examples.warmstart.record import HELD_OUT_SEED, demonstrate, step_seed
 from memsearcher_jax.data.synthetic.documents import make_documents
 from memsearcher_jax.data.synthetic.relations import noun_phrase
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.sft.scripted import scripted_trajectory
-from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, Trajectory
+from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory
 
 FORGETS, NOTHING = 0.25, "nothing yet."
 PASSAGES, QUESTIONS, HELD_OUT_QUESTIONS = 10, 128, 32
@@ -37,10 +37,10 @@ def _demonstrate(run: Run, seed: int, questions: int, forgets: float) -> list[Sc
     data, rng = run.config.data, named_rng(seed, "demonstrate documents", 0)
     encyclopedia = replace(data.encyclopedia, seed=seed, hops=(1,), train_questions=questions, test_questions=0)
     problems = make_documents(encyclopedia, replace(data.documents, train_passages=PASSAGES))["train"]
-    return run.agent.rewards([_trajectory(run, one, rng, forgets) for one in problems], Scoring(run.tokenizer))
+    return demonstrate(run, problems, partial(_policy, rng, forgets))
 
 
-def _trajectory(run: Run, problem: Problem, rng: np.random.Generator, forgets: float) -> Trajectory:
+def _policy(rng: np.random.Generator, forgets: float, problem: Problem) -> Callable[[Generate], Completion]:
     (subject,), (answer,) = problem.supporting_titles, problem.golden_answers
     fact = f"{noun_phrase(problem.metadata['relations'][0], subject)} is {answer}."
 
@@ -54,7 +54,4 @@ def _trajectory(run: Run, problem: Problem, rng: np.random.Generator, forgets: f
         remembers = found or (known and rng.random() >= forgets)
         return Completion(f"<memory>{fact if remembers else NOTHING}</memory>")
 
-    def no_tools(request: object) -> None:
-        raise AssertionError(f"{request} is no generation")
-
-    return scripted_trajectory(problem, run.agent.start(problem, run.tokenizer), reply, no_tools, run.tokenizer)
+    return reply
