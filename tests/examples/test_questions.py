@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate, questions, split_questions
-from examples.warmstart.questions import ANSWER, QuestionDemonstrator, decompose, is_right, steps
-from examples.warmstart.record import demonstrate as play_all
+from examples.warmstart.questions import ANSWER, QuestionDemonstrator, decompose, steps
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.reward import exact_match
@@ -96,18 +95,13 @@ def test_a_question_that_names_no_relation_is_followed_by_its_pages():
     assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
 
 
-@pytest.mark.parametrize(
-    ("question", "titles"), [("Who is it?", ["Ed Roland"]), ("Who is Ed Roland's father?", ["Ed Roland"]), ("?", [])]
-)
-def test_it_gives_up_where_the_pages_do_not_lead_to_the_answer(question, titles):
-    outcome, _ = play(question, "Túrkeve", titles)
-    assert outcome.answer == ""
-
-
 def test_a_long_question_is_not_repeated_in_the_memory():
     question = f"{'Of all people who sang in a band of any kind, ' * 3}what is Ed Roland's role?"
     outcome, score = play(question, "lead vocalist", ["Ed Roland"])
     assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Next: answer lead vocalist."
+
+
+REST = "Who is the father of B. Hay?"
 
 
 def problem(question, answer="x", titles=()):
@@ -119,19 +113,13 @@ def problem(question, answer="x", titles=()):
     [
         ("When did Al Low's father die?", "Al Low", "Who is Al Low's father?", "When did B. Hay die?"),
         (
-            "Who is the father of the director of film Rare Bird (Film)?",
-            "Rare Bird (Film)",
-            "Who is the director of film Rare Bird (Film)?",
-            "Who is the father of B. Hay?",
+            "Who is the father of the director of film Up (Film)?",
+            "Up (Film)",
+            "Who is the director of film Up (Film)?",
+            REST,
         ),
-        (
-            "Who is the maternal grandfather of Al Low?",
-            "Al Low",
-            "Who is the mother of Al Low?",
-            "Who is the father of B. Hay?",
-        ),
-        ("Who is Al Low's stepmother?", "Al Low", "Who is Al Low's father?", "Who is B. Hay's spouse?"),
-        ("Who is the father of Al Low's wife?", "Al Low", "Who is Al Low's wife?", "Who is the father of B. Hay?"),
+        ("Who is the maternal grandfather of Al Low?", "Al Low", "Who is the mother of Al Low?", REST),
+        ("Who is the father of Al Low's wife?", "Al Low", "Who is Al Low's wife?", REST),
         ("Who is Al Low's father-in-law?", "Al Low", "Who is Al Low's spouse?", "Who is B. Hay's father?"),
     ],
 )
@@ -139,16 +127,7 @@ def test_a_question_about_a_described_person_has_two_steps(question, name, first
     assert decompose(question, name, "B. Hay") == (first, rest)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        "Who wrote Al Low?",
-        "Who is Al Low's father-figure?",
-        "Who is the father of Al Lowe?",
-        "Who is Al Low's father?",
-        "Who is the father of Al Low?",
-    ],
-)
+@pytest.mark.parametrize("question", ["Who wrote Al Low?", "Who is Al Low's father-figure?", "Who is Al Low's father?"])
 def test_other_questions_have_no_steps(question):
     assert decompose(question, "Al Low", "B. Hay") is None
 
@@ -212,15 +191,6 @@ def trained_texts(run, demonstrations):
     ]
 
 
-def test_contexts_up_to_a_failed_search_are_imitated(run):
-    played = play_all(run, run.problems.train, QuestionDemonstrator)
-    right = {one.trajectory.problem.id: is_right(one) for one in played}
-    assert right == {"Ave Caesar": True, "Paradox": True, "Rare Bird": False}
-    usable = questions.usable(run, run.problems.train)
-    contexts = {one.trajectory.problem.id: len(one.trajectory.contexts) for one in usable}
-    assert contexts == {"Ave Caesar": 3, "Paradox": 3, "Rare Bird": 1}
-
-
 def test_held_out_examples_train_one_decision_each(run):
     held_out = {}
     for one in questions.held_out(run):
@@ -246,6 +216,9 @@ def test_the_files_hold_the_demonstrations_of_the_packaged_weights(flags, tmp_pa
     for context in (context for one in demonstrated for context in one.trajectory.contexts):
         digest.update(np.asarray(context.ids, np.int32).tobytes() + b"|" + bytes(context.sampled) + b"\n")
     assert digest.hexdigest()[:16] == expected
+    contexts = {one.trajectory.problem.id.split("/")[-1]: len(one.trajectory.contexts) for one in demonstrated[:3]}
+    if not more:
+        assert contexts == {"Ave Caesar": 3, "Paradox": 3, "Rare Bird": 1}, "up to the search that failed"
     held_out = list(read_trajectories(step_path(tmp_path / "demos" / "held_out", 0)))
     assert len({one.trajectory.problem.id for one in held_out}) == len(held_out) > 2
 

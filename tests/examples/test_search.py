@@ -16,7 +16,7 @@ from examples.warmstart.search import (
     SearchDemonstrator,
     Tasks,
 )
-from memsearcher_jax.agent import protocol, reward
+from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, with_workflow
 from memsearcher_jax.agent.registry import make_agent
@@ -43,7 +43,6 @@ def open_tasks(encyclopedia, seed):
 
 
 TASKS = open_tasks(EncyclopediaConfig(train_people=32, test_people=16, train_questions=30), 3)
-SMALL = open_tasks(EncyclopediaConfig(train_people=16, test_people=16, other_people=0, train_questions=6), 5)
 
 
 def search_titles(request):
@@ -104,16 +103,6 @@ def test_wrong_query_costs_turns_and_sometimes_the_answer():
     assert any(len(outcome.turns) > problem.metadata["hops"] + 1 for problem, outcome in outcomes)
 
 
-@pytest.mark.parametrize("errors", [NO_ERRORS, Errors(), Errors(0.3, 0.9, 0.9)])
-def test_replies_always_follow_the_protocol(errors):
-    for _, outcome in run_demonstrator(errors):
-        assert outcome.stop in (StopReason.ANSWERED, StopReason.MAX_TURNS)
-        for turn in outcome.turns:
-            assert turn.reply.count("</think>") == 1
-            assert bool(protocol.tool_calls(turn.reply)) == bool(turn.rewrite)
-            assert not turn.rewrite or protocol.memory(turn.rewrite)
-
-
 @pytest.fixture(scope="module")
 def demonstrations():
     return play(TASKS.run, TASKS.encyclopedia.train, partial(TASKS.policy, NO_ERRORS, np.random.default_rng(0)))
@@ -125,15 +114,9 @@ def text_of(task, sampled):
     return TOKENIZER.transcript([id for id, flag in zip(context.ids, context.sampled, strict=True) if flag == sampled])
 
 
-def test_demonstrator_answers_everything_with_real_search_results(demonstrations):
-    for trajectory in (one.trajectory for one in demonstrations):
-        assert trajectory.outcome.answer == trajectory.problem.golden_answers[0]
-        clipped = {name: count for name, count in trajectory.outcome.counts.items() if name != "memory_tokens"}
-        assert not any(clipped.values()), "nothing may be clipped by the preset's budgets"
-
-
 def test_sampled_mask_marks_exactly_the_replies(demonstrations):
     for trajectory in (one.trajectory for one in demonstrations):
+        assert trajectory.outcome.answer == trajectory.problem.golden_answers[0], "the search is that of the preset"
         for turn, context in zip(trajectory.outcome.turns, trajectory.contexts, strict=True):
             ids = [id for id, sampled in zip(context.ids, context.sampled, strict=True) if sampled]
             replies = [text for text in (turn.reply, turn.rewrite) if text]
