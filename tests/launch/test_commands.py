@@ -132,6 +132,7 @@ def test_evaluation_of_a_run(finished, evaluated):
     assert "evaluate 4/4" in evaluated.with_suffix(".err").read_text()
     output = evaluated.with_suffix(".out").read_text()
     assert f"{evaluated}: 4 questions answered by {finished}" in output
+    assert f"read {evaluated}/report.html" in output and (evaluated / "report.html").is_file()
     result = json.loads((evaluated / "results.json").read_text())
     assert result == json.loads(evaluated.with_suffix(".json").read_text())
     assert result["step"] == 2
