@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,15 +49,10 @@ class SearchProcess:
     """
 
     def __init__(
-        self,
-        config: RetrievalConfig,
-        directory: Path,
-        model: TextEncoder | None = None,
-        timeout: float = 30.0,
-        command: Sequence[str] = COMMAND,
+        self, config: RetrievalConfig, directory: Path, model: TextEncoder | None = None, timeout: float = 30.0
     ):
         self._request = {"config": asdict(config), "directory": str(directory), "encoder": model.name if model else ""}
-        self._model, self._timeout, self._command = model, timeout, command
+        self._model, self._timeout = model, timeout
         self._working_dir = Path.cwd()  # to which paths of the settings are relative
         self._lock = threading.Lock()
         self._opening: threading.Thread | None = None
@@ -107,7 +101,7 @@ class SearchProcess:
             self._lock.release()
 
     def _open(self, timeout: float | None) -> None:
-        child = _Child(self._command, self._working_dir)
+        child = _Child(self._working_dir)
         self._processes[:] = [child.process]
         self.info: dict[str, Any] = child.call(self._request, timeout)
         self._child, self._is_open = child, True
@@ -130,10 +124,10 @@ class SearchProcess:
 
 
 class _Child:
-    def __init__(self, command: Sequence[str], working_dir: Path):
+    def __init__(self, working_dir: Path):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command, descriptor = [*command, str(theirs.fileno())], theirs.fileno()
+            command, descriptor = [*COMMAND, str(theirs.fileno())], theirs.fileno()
             # A session of its own: the parent decides when the child ends, not Ctrl-C of a terminal.
             self.process = subprocess.Popen(
                 command, pass_fds=(descriptor,), stdout=2, cwd=working_dir, start_new_session=True

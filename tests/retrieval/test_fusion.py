@@ -55,15 +55,6 @@ def test_top_k_equals_a_full_sort(scores, top_n):
     assert sorted_scores.tolist() == [scores[row] for row in expected]
 
 
-def test_short_rankings_are_padded():
-    ids_QN, scores_QN = pad_rankings(
-        [(ids(4), np.float32([2])), (ids(), np.float32([])), (ids(1, 2), np.float32([3, 1]))]
-    )
-    assert ids_QN.tolist() == [[4, -1], [-1, -1], [1, 2]]
-    assert scores_QN.tolist() == [[2, -np.inf], [-np.inf, -np.inf], [3, 1]]
-    assert pad_rankings([])[0].shape == (0, 0)
-
-
 class FixedRetriever:
     """A retriever that returns the first rows of a fixed ranking and records each `top_n`."""
 

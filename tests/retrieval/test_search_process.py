@@ -70,23 +70,6 @@ def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, mess
     assert source.search(["Oslo"], 1) == found
 
 
-FAKE = """
-import json, socket, sys, time
-parent = socket.socket(fileno=int(sys.argv[1]))
-for line in parent.makefile():
-    time.sleep(0.3)
-    request = json.loads(line)
-    answer = {"result": [[["0", query, 1.0]] for query in request.get("queries", [])]}
-    parent.sendall(json.dumps(answer).encode() + b"\\n")
-"""
-
-
-def test_each_answer_extends_the_time(config, tmp_path):
-    source = SearchProcess(config, tmp_path, timeout=0.8, command=[sys.executable, "-c", FAKE])
-    queries = [str(number) for number in range(250)]
-    assert [hits[0].contents for hits in source.search(queries, 1)] == queries
-
-
 def test_errors_of_opening_are_those_of_this_process(config, tmp_path):
     (tmp_path / "index" / "ids.bin").write_bytes(b"")
     with pytest.raises(ValueError, match=r"index: is damaged or of another version \(ids\.bin has 0 bytes"):

@@ -79,16 +79,6 @@ def test_reads_a_flat_index(tmp_path):
     assert isinstance(found, np.memmap)
 
 
-@pytest.mark.parametrize("kind", ["IndexFlatIP", "IndexFlatL2"])
-def test_reads_files_of_faiss(tmp_path, kind):
-    faiss = pytest.importorskip("faiss", reason="FAISS is in the extra 'bench'")
-    unit = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
-    index = getattr(faiss, kind)(6)
-    index.add(unit)
-    faiss.write_index(index, str(tmp_path / "i"))
-    np.testing.assert_array_equal(read_embeddings(tmp_path / "i"), unit)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -65,25 +65,22 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
     Raises as `store_corpus`, and ValueError for passages that changed since the build started.
     """
     check_absent(directory)
-    stamp, staging = None, staging_dir(directory)
-    if isinstance(source, Path):
-        if not source.is_file():
-            raise FileNotFoundError(f"{source}: no such file")
-        stamp = [str(source.resolve()), source.stat().st_size, source.stat().st_mtime_ns]
+    if isinstance(source, Path) and not source.is_file():
+        raise FileNotFoundError(f"{source}: no such file")
+    staging = staging_dir(directory)
     with explain_disk_full(staging), locked(staging, "corpus", wait=True):
         if (staging / CORPUS).exists():
-            stored = json.loads((staging / CORPUS).read_text())
-            # The file may have been touched or decompressed again without a change of its content.
-            if (stamp is None or stored["stamp"] != stamp) and stored["checksum"] != corpus_checksum(source):
+            checksum = json.loads((staging / CORPUS).read_text())["checksum"]
+            if checksum != corpus_checksum(source):
                 name = source_name(source)
                 raise ValueError(f"{name} changed since the build of {staging} started: delete that folder to restart")
-            return open_corpus(staging, stored["checksum"])
+            return open_corpus(staging, checksum)
         try:
             corpus = store_corpus(source, staging, lambda rows: on_progress("reading passages", rows, 0))
         except ValueError:
             shutil.rmtree(staging)  # it contains nothing of an invalid corpus that a later build could use
             raise
-        write_json(staging / CORPUS, {"checksum": corpus.checksum, "stamp": stamp})
+        write_json(staging / CORPUS, {"checksum": corpus.checksum})
         return corpus
 
 

@@ -125,10 +125,8 @@ def test_the_endpoints_of_memsearcher_and_search_r1(port, path, body, answer):
 def test_the_default_numbers_of_passages_are_those_of_the_original_servers(port):
     assert len(call(port, "/search", {"query": "東京 人口"})[1]) == 10
     for topk in (None, 0):
-        assert [len(hits) for hits in call(port, "/retrieve", {"queries": ["a", "b"], "topk": topk})[1]["result"]] == [
-            3,
-            3,
-        ]
+        (hits,) = call(port, "/retrieve", {"queries": ["a"], "topk": topk})[1]["result"]
+        assert len(hits) == 3
 
 
 def test_recorded_requests_of_memsearcher(port, shared):
@@ -161,11 +159,7 @@ def test_search_r1_sends_what_its_policy_writes(port, echo):
     assert echo.batches == [(["Who?", "", "x" * MAX_QUERY_CHARS, "half ? pair"], 2)]
 
 
-def test_a_hung_search_fails_alone_and_is_in_the_health(port, app, echo):
-    bodies = [{"query": [name], "top_n": 2} for name in ("a", "hung", "b")]
-    answers = send_concurrently(port, app, echo, bodies)
-    assert [status for status, _ in answers] == [200, 503, 200]
-    assert answers[1][1] == {"detail": "overloaded: the search did not end within 5 s; retry later"}
+def test_a_hung_search_is_in_the_health(port):
     for query, status in (("hung", "degraded"), ("Who?", "healthy")):
         call(port, "/search", {"query": query})
         assert call(port, "/health", b"", "GET")[1]["status"] == status
@@ -189,12 +183,9 @@ BAD = [
     ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
     ("/search", {"query": "Who?", "top_n": 0}, 422, "top_n: Input should be greater than or equal to 1"),
     ("/search", {"query": "Who?", "top_n": 21}, 400, "21 passages per query: at most 20 are allowed"),
-    ("/search", {"query": "Who?", "top_n": "many"}, 422, "top_n: Input should be a valid integer"),
     ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
-    ("/search", b'{"query": "Who?", "top_n": NaN}', 422, "top_n: "),
     ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
     ("/search", {"query": 5, "extra": [1]}, 422, "query: Input should be a valid string"),
-    ("/search", {}, 422, "query: Field required"),
     ("/search", [], 422, "body: a JSON object is needed, with Content-Type: application/json"),
     ("/search", b"\xff\xfe", 422, "body: JSON decode error"),
     ("/search", b'{"query": "\xff"}', 400, "error parsing the body"),
@@ -203,10 +194,8 @@ BAD = [
     ("/batch_search", {"query": ["Who?", ""]}, 400, "query 1 is empty"),
     ("/batch_search", {"query": ["Who?", 5]}, 422, "query.1: Input should be a valid string"),
     ("/batch_search", {"query": ["x"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
-    ("/retrieve", {"queries": ["Who?"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
     ("/retrieve", {"queries": ["Who?"], "topk": -1}, 422, "topk: "),
     ("/search", {"query": "nan"}, 500, "search failed (ValueError); see the server's log"),
-    ("/nowhere", {}, 404, "Not Found"),
 ]
 
 
@@ -329,11 +318,17 @@ def test_waiting_requests_are_batched(port, app, echo):
     assert [len(queries) for queries, _ in echo.batches] == [1, 10]
 
 
-def test_a_failing_request_does_not_fail_the_others(port, app, echo, caplog):
-    answers = send_concurrently(port, app, echo, [{"query": [name], "top_n": 2} for name in ("a", "poison", "b")])
-    assert [status for status, _ in answers] == [200, 500, 200]
-    assert answers[1][1] == {"detail": "search failed (RuntimeError); see the server's log"}
-    assert "a bug" in caplog.text
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("poison", 500, "search failed (RuntimeError); see the server's log"),
+        ("hung", 503, "overloaded: the search did not end within 5 s; retry later"),
+    ],
+)
+def test_a_failing_request_does_not_fail_the_others(port, app, echo, name, status, reason):
+    answers = send_concurrently(port, app, echo, [{"query": [query], "top_n": 2} for query in ("a", name, "b")])
+    assert [code for code, _ in answers] == [200, status, 200]
+    assert answers[1][1] == {"detail": reason}
 
 
 def test_requests_beyond_the_queue_limit_are_rejected(port, app, echo):

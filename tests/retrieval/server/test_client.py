@@ -167,11 +167,9 @@ def test_an_attempt_respects_its_timeout(serving, fault):
     ("fault", "message"),
     [
         (status(400, "query 0 is too long"), "rejected the request with status 400: .*query 0 is too long"),
-        (answering({"result": []}), "did not return passages"),
         (answering([[], []]), r"did not return passages \(0 rankings for 1 queries\)"),
         (answering([[[{"id": "1"}]], [[1.0]]]), r"did not return passages \('contents'\)"),
         (answering([[[{"id": "1", "contents": 3}]], [[1.0]]]), "contents of type int"),
-        (answering([[[{"id": "1", "contents": "x"}]], [[]]]), "did not return passages"),
         (answering([[[{"id": "1", "contents": "x"}]], [[float("nan")]]]), r"passages \(a score is nan\)"),
     ],
 )
@@ -213,16 +211,6 @@ def test_a_rejection_closes_the_circuit(serving):
             client.search(["Who?"], 1)
 
 
-def test_an_open_circuit_admits_one_trial():
-    clock = Clock()
-    breaker = CircuitBreaker(CallPolicy(failure_threshold=1), clock)
-    assert breaker.record_failure(began=clock()) == breaker.acquire() == 1.0
-    clock.now += 1
-    assert [breaker.acquire() > 0 for _ in range(3)] == [False, True, True]
-    breaker.record_success()
-    assert [breaker.acquire() for _ in range(3)] == [0.0, 0.0, 0.0]
-
-
 def test_a_short_outage_under_load_suspends_calls_briefly():
     """Sixteen calls that fail together count as one; a long outage suspends calls for up to 30 s."""
     clock = Clock()
@@ -238,6 +226,8 @@ def test_a_short_outage_under_load_suspends_calls_briefly():
         clock.now += breaker.acquire()
         suspension = breaker.record_failure(clock())
     assert suspension == 30.0
+    clock.now += 30
+    assert [breaker.acquire() > 0 for _ in range(3)] == [False, True, True], "one trial"
 
 
 @pytest.mark.parametrize("url", ["", "host:8000", "ftp://host", "http://", "http://host:port", "http://host:99999"])
