@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
+from memsearcher_jax.agent.prompts import fill
 from memsearcher_jax.types import Prompt
 
 INSTRUCTIONS = """\
@@ -38,8 +38,7 @@ class Judgement:
 def judge_prompt(question: str, golden_answers: Sequence[str], answer: str) -> Prompt:
     """Asks whether the answer is correct."""
     case = f"Question: {question}\nGolden answers: {json.dumps(list(golden_answers), ensure_ascii=False)}"
-    prefix = f"{SYSTEM}{INSTRUCTIONS}{END}{USER}"
-    return Prompt.of(prefix, ("case", case), "\nAnswer: ", ("answer", answer), f"{END}{ASSISTANT}")
+    return fill((INSTRUCTIONS,), ("", "\nAnswer: ", ""), {"case": case, "answer": answer})
 
 
 def parse_judgement(reply: str) -> Judgement | None:

@@ -16,7 +16,6 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, fill, load
 from memsearcher_jax.agent.reward import Parsed
 from memsearcher_jax.types import (
-    Completion,
     FinishReason,
     Generate,
     Outcome,
@@ -37,11 +36,11 @@ class MemAgentPrompts(Prompts):
     empty: tuple[str, ...] = ("",)  # shown before there is a memory
 
     def read(self, question: str, memory: str, chunk: str) -> Prompt:
-        memory = memory or self.empty[0]
-        return fill(self.system, self.chunk, {"question": question, "memory": memory, "chunk": chunk})
+        texts = {"question": question, "memory": memory or self.empty[0], "chunk": chunk}
+        return fill((self.system,), self.chunk, texts)
 
     def initial_prompt(self, question: str, memory: str = "") -> Prompt:
-        return fill(self.system, self.turn, {"question": question, "memory": memory or self.empty[0]})
+        return fill((self.system,), self.turn, {"question": question, "memory": memory or self.empty[0]})
 
     def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
         prompts = self.read("", "", ""), self.initial_prompt("")
@@ -49,46 +48,31 @@ class MemAgentPrompts(Prompts):
 
 
 def chunks_of(texts: Iterable[str], limit: int, token_counter: TokenCounter) -> Iterator[str]:
-    """Chunks of at most `limit` tokens. One holds as many whole texts as fit; a text that is longer alone is cut."""
+    """Chunks of at most `limit` tokens: whole texts where they fit, else pieces. Encodes 16 characters per token."""
     chunk = ""
     for text in texts:
-        pieces = _pieces(text, limit, token_counter)
-        first = next(pieces, "")
-        joined = f"{chunk}\n\n{first}" if chunk else first
-        if token_counter.count(joined) > limit:
-            yield chunk
-            joined = first
-        chunk = joined
-        for piece in pieces:
-            yield chunk
-            chunk = piece
+        while text:
+            joined = f"{chunk}\n\n{text}" if chunk else text
+            if len(text) <= 16 * limit and token_counter.count(joined) <= limit:
+                chunk, text = joined, ""
+            else:
+                piece = chunk or token_counter.clip(text[: 16 * limit], limit) or text[0]
+                yield piece
+                text = text if chunk else text[len(piece) :]
+                chunk = ""
     if chunk:
         yield chunk
-
-
-def _pieces(text: str, limit: int, token_counter: TokenCounter) -> Iterator[str]:
-    """The text in pieces of at most `limit` tokens. No more than 16 characters of each are encoded at a time."""
-    start = 0
-    while start < len(text):
-        piece = token_counter.clip(text[start : start + 16 * limit], limit) or text[start]
-        yield piece
-        start += len(piece)
 
 
 def memagent(
     question: str, texts: Iterable[str], *, config: AgentConfig, prompts: MemAgentPrompts, token_counter: TokenCounter
 ) -> Workflow:
     """Yields one `Generate` for each chunk and one for the answer, returns an `Outcome`. A cut-off memory is kept."""
-    memory, turns = "", list[Turn]()
-    counts = {"memory_tokens": 0, "memory_cuts": 0}
-
-    def failed(completion: Completion) -> Outcome:
-        return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
-
+    memory, turns, counts = "", list[Turn](), {"memory_tokens": 0, "memory_cuts": 0}
     for chunk in chunks_of(texts, config.observation_tokens, token_counter):
         completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
         if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
-            return failed(completion)
+            return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
         before, written = memory, protocol.memory(completion.text) or completion.text.strip()
         memory = token_counter.clip(written, config.memory_tokens)
         turns.append(Turn(before, completion.text, new_memory=memory))
@@ -98,7 +82,7 @@ def memagent(
     completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
     turns += [Turn(memory, completion.text)] * (completion.finish is not FinishReason.CONTEXT_FULL)
     if completion.finish is not FinishReason.STOP:
-        return failed(completion)
+        return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
     answer = protocol.boxed_answer(completion.text)
     return Outcome(StopReason.NO_ANSWER if answer is None else StopReason.ANSWERED, answer or "", tuple(turns), counts)
 
@@ -127,9 +111,7 @@ class MemAgent(QuestionAgent):
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)
         if without := [one for one in problems if one.stream is None]:
-            raise ValueError(
-                f"problem {without[0].id!r} has no text: agent.workflow memagent reads one for each question"
-            )
+            raise ValueError(f"problem {without[0].id!r} has no text: agent.workflow memagent reads one for a question")
         super().check_problems(problems, count, has_judge=has_judge)
 
     def context_budget(self) -> dict[str, int]:

@@ -146,13 +146,16 @@ class Prompts:
         return sum(token_counter.count(span.text) for span in spans if span.trusted)
 
 
-def fill(system: str, template: Sequence[str], texts: Mapping[str, str]) -> Prompt:
-    """A fresh context: the system message, and a user message whose slots hold outside texts, by their names."""
-    first, *rest = template
-    spans = [TextSpan(f"{SYSTEM}{system}{END}{USER}{first}", True, "prefix")]
-    for (name, text), after in zip(texts.items(), rest, strict=True):
+def fill(system: Sequence[str], user: Sequence[str], texts: Mapping[str, str], opening: str = "") -> Prompt:
+    """A fresh context: a system and a user message whose slots hold the outside texts, by their names, in this order.
+
+    Templates are the texts around their slots; `opening` begins the reply.
+    """
+    parts = [*system[:-1], f"{system[-1]}{END}{USER}{user[0]}", *user[1:]]
+    spans = [TextSpan(SYSTEM + parts[0], True, "prefix")]
+    for (name, text), after in zip(texts.items(), parts[1:], strict=True):
         spans += [TextSpan(text, False, name), TextSpan(after, True)]
-    return Prompt((*spans[:-1], TextSpan(f"{spans[-1].text}{END}{ASSISTANT}", True, "suffix")))
+    return Prompt((*spans[:-1], TextSpan(f"{spans[-1].text}{END}{ASSISTANT}{opening}", True, "suffix")))
 
 
 def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
