@@ -140,38 +140,32 @@ def test_a_pdf_has_a_section_per_page(tmp_path):
 def test_text_and_title_of_a_pdf_are_valid_unicode_on_one_line(tmp_path, monkeypatch):
     from pypdf import PageObject, PdfWriter
 
-    path = tmp_path / "paper.pdf"
     writer = PdfWriter(clone_from=write_pdf(tmp_path / "untitled.pdf", ["text"]))
     writer.add_metadata({"/Title": "A title\nof two lines"})
-    writer.write(path)
+    writer.write(tmp_path / "paper.pdf")
     monkeypatch.setattr(PageObject, "extract_text", lambda page: "a\ud800")
-    assert titles_and_texts(path) == [('"A title of two lines"', "a?")]
+    assert titles_and_texts(tmp_path / "paper.pdf") == [('"A title of two lines"', "a?")]
 
 
 def test_unreadable_documents_say_why(tmp_path):
-    broken = tmp_path / "broken.pdf"
-    broken.write_bytes(write_pdf(tmp_path / "whole.pdf", ["text"]).read_bytes()[:300])
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("Zürich".encode("latin-1"))
-    for path, reason in [
-        (broken, "not a PDF that can be read"),
-        (write(tmp_path / "text.pdf", "not a PDF"), "not a PDF that can be read"),
-        (write_pdf(tmp_path / "scan.pdf", [""]), "contains no text"),
-        (latin, "not UTF-8 (byte 1)"),
-    ]:
-        with pytest.raises(UnreadableDocument, match=re.escape(f"{path}: {reason}")) as error:
-            passages(path)
-        assert "\n" not in str(error.value)
-
-
-def test_an_encrypted_pdf_is_named(tmp_path):
     from pypdf import PdfWriter
 
-    writer = PdfWriter(clone_from=write_pdf(tmp_path / "open.pdf", ["secret"]))
+    whole = write_pdf(tmp_path / "whole.pdf", ["text"])
+    (tmp_path / "broken.pdf").write_bytes(whole.read_bytes()[:300])
+    (tmp_path / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    writer = PdfWriter(clone_from=whole)
     writer.encrypt("password", algorithm="RC4-128")
     writer.write(tmp_path / "closed.pdf")
-    with pytest.raises(UnreadableDocument, match="is encrypted"):
-        passages(tmp_path / "closed.pdf")
+    write_pdf(tmp_path / "scan.pdf", [""])
+    for name, reason in [
+        ("broken.pdf", "not a PDF that can be read"),
+        ("closed.pdf", "is encrypted"),
+        ("scan.pdf", "contains no text"),
+        ("latin.txt", "not UTF-8 (byte 1)"),
+    ]:
+        with pytest.raises(UnreadableDocument, match=re.escape(f"{tmp_path / name}: {reason}")) as error:
+            passages(tmp_path / name)
+        assert "\n" not in str(error.value)
 
 
 def test_the_folder_is_searched_without_hidden_files_and_links(tmp_path):
@@ -191,13 +185,3 @@ def test_passages_hold_every_word_once_in_order(text, max_words):
     assert [word for start, end in spans for word in WORD.findall(text[start:end])] == WORD.findall(text)
     assert all(0 < len(WORD.findall(text[start:end])) <= max_words for start, end in spans)
     assert all(text[start:end].strip() == text[start:end] for start, end in spans)
-
-
-def test_passages_end_where_sentences_end():
-    text = "One two. Three four five. Six seven eight nine ten."
-    assert [text[start:end] for start, end in split_text(text, 4)] == [
-        "One two.",
-        "Three four five.",
-        "Six seven eight nine",
-        "ten.",
-    ]

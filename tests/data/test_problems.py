@@ -42,17 +42,14 @@ MALFORMED = [
     (row()[:-9], "not JSON"),
     (b"3\n", "a JSON object is needed, found int"),
     (row(id=...), 'no field "id"'),
-    (row(question=...), 'no field "question"'),
     (row(question="  "), 'field "question" is empty'),
     (row(golden_answers=[]), 'field "golden_answers" must be a list with at least one answer'),
     (row(golden_answers=["Ann", 3]), 'field "golden_answers" must be text, found int'),
     (row(metadata=["x"]), 'field "metadata" must be an object, found list'),
     (row(metadata={"a": [float("nan")]}), 'field "metadata": Out of range float values'),
-    (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": 1e999'), 'field "metadata": Out of range float values'),
     (row(metadata={"a": 1}).replace(b'"a": 1', b'"a": ' + b"[" * 50_000), "not JSON that can be read (nested too"),
     (row(metadata={"hops": "2"}), "field \"metadata.hops\" must be a positive whole number, found '2'"),
     (row(metadata={"supporting_titles": 5}), "field \"metadata\": problem 'q0': metadata.supporting_titles must be a"),
-    (row(id=1).replace(b'"id": 1', b'"id": ' + b"1" * 5_000), "not JSON that can be read (Exceeds the limit"),
     (row(id="first"), 'id "first" occurs twice'),
 ]
 
@@ -91,9 +88,8 @@ def test_load_concatenates_files_and_counts_skipped_rows(tmp_path):
     assert [(p.id, p.question) for p in problems.train] == [("0", "Who?"), ("0", "Why?"), ("1", "Who?")]
     assert list(problems.test) == []
     again = load(config, tmp_path / "data")
-    assert list(again.train) == list(problems.train)
-    for splits in (problems, again):
-        assert len(splits.skipped) == 1 and splits.skipped[0].startswith(f"{first}:2: not JSON")
+    assert list(again.train) == list(problems.train) and again.skipped == problems.skipped
+    assert len(again.skipped) == 1 and again.skipped[0].startswith(f"{first}:2: not JSON")
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
         load(DataConfig(train=(str(first),)), tmp_path / "data")
 

@@ -23,7 +23,6 @@ def problem(number: int, question: str = "", answer: str = "Paris", titles=()) -
         ("T-Rex", "Tammy and the T Rex", "T Rex"),
         ("Tiger Cage (film)", "director of Tiger Cage (Film)?", "Tiger Cage (Film)"),
         ("Rome", "Romeo in Jerome", ""),
-        ("", "anything", ""),
         ("!", "!", ""),
     ],
 )
@@ -89,20 +88,11 @@ def test_the_rule_without_a_model_takes_the_first_option_or_says_yes(question, a
     assert guess(problem(1, question)) == answer
 
 
-@pytest.fixture
-def questions(tmp_path):
-    """A file of ten span questions, of which four at a time share an entity, and two choices."""
-    problems = [problem(number, titles=(f"Page {number}", f"Other {number // 4}")) for number in range(10)]
-    problems += [problem(10, answer="no"), problem(11, "Which is older, Rome or Delft?", "Rome")]
-    folder = tmp_path / "2wikimultihopqa"
-    folder.mkdir()
-    rows = [{"id": one.id, "question": one.question, "golden_answers": one.golden_answers} for one in problems]
-    lines = [json.dumps(row | {"metadata": one.metadata}) for row, one in zip(rows, problems, strict=True)]
-    (folder / "dev.jsonl").write_text("\n".join(lines))
-    return folder / "dev.jsonl"
-
-
-@pytest.mark.parametrize(("kind", "count"), [("all", 12), ("span", 10), ("choice", 2)])
-def test_the_loader_keeps_questions_of_the_kind(kind, count, questions, tmp_path):
-    splits = load(DataConfig(train=(str(questions),), test=(str(questions),), questions=kind), tmp_path / "data")
+@pytest.mark.parametrize(("kind", "count"), [("all", 3), ("span", 1), ("choice", 2)])
+def test_the_loader_keeps_questions_of_the_kind(kind, count, tmp_path):
+    asked = [("Where?", "Paris"), ("Is it?", "no"), ("Which is older, Rome or Delft?", "Rome")]
+    rows = [{"id": text, "question": text, "golden_answers": [answer]} for text, answer in asked]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = str(tmp_path / "q.jsonl")
+    splits = load(DataConfig(train=(file,), test=(file,), questions=kind), tmp_path / "data")
     assert (len(splits.train), len(splits.test)) == (count, count)

@@ -1,7 +1,5 @@
 import dataclasses
 import hashlib
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -35,13 +33,8 @@ def test_size_and_distribution_of_questions():
 
 
 def test_titles_and_ids_are_unique():
-    assert (
-        len(TEXT_OF)
-        == len(ENCYCLOPEDIA.passages)
-        == len({p.id for p in ENCYCLOPEDIA.passages})
-        == len(ENCYCLOPEDIA.entities)
-    )
     assert set(TEXT_OF) == set(ENCYCLOPEDIA.entities)
+    assert len(TEXT_OF) == len(ENCYCLOPEDIA.passages) == len({p.id for p in ENCYCLOPEDIA.passages})
     ids = [p.id for p in (*ENCYCLOPEDIA.train, *ENCYCLOPEDIA.test)]
     assert len(set(ids)) == len(ids)
 
@@ -95,24 +88,12 @@ def test_splits_share_no_entity():
     assert not any(name in TEXT_OF[title] for name in test for title in train)
 
 
-def test_seed_determines_the_encyclopedia():
+def test_the_encyclopedia_is_that_of_the_packaged_weights():
+    """In every process and version; another seed has other names."""
+    digest = hashlib.sha256(repr(ENCYCLOPEDIA).encode()).hexdigest()
+    assert digest[:16] == "6a070dcad12b0727"
     other = make_encyclopedia(EncyclopediaConfig(seed=1))
     assert len(set(other.entities) & set(ENCYCLOPEDIA.entities)) < 0.1 * len(ENCYCLOPEDIA.entities)
-    assert make_encyclopedia(EncyclopediaConfig()) == ENCYCLOPEDIA
-
-
-def test_encyclopedia_is_the_same_in_every_process():
-    code = (
-        "import hashlib; from memsearcher_jax.data.synthetic.encyclopedia import *;"
-        "print(hashlib.sha256(repr(make_encyclopedia(EncyclopediaConfig())).encode()).hexdigest())"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for seed in ("1", "2")
-    ]
-    assert outputs == [hashlib.sha256(repr(ENCYCLOPEDIA).encode()).hexdigest()] * 2
 
 
 @pytest.mark.parametrize("people", [16, 17, 33])

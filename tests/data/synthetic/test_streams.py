@@ -45,8 +45,10 @@ def write_parquet(tmp_path, *rows):
 
 
 def test_memalpha_rows(tmp_path):
-    first, second = read_problems(write_parquet(tmp_path, row(), row(instance_id="squad_1")))
+    half = '["half \\ud800 pair", "b"]'
+    first, second = read_problems(write_parquet(tmp_path, row(), row(instance_id="squad_1", chunks=half)))
     assert (first.id, second.id) == ("squad/squad_0", "squad/squad_1")
+    assert second.stream.chunks == ("half ? pair", "b"), "no lone surrogates"
     assert first.question == "2 chunks of squad, 2 questions"
     assert first.stream == Stream(
         "squad",
@@ -76,17 +78,12 @@ def test_json_lines_and_parquet_give_the_same_problems(tmp_path):
     ("changes", "message"),
     [
         ({"chunks": "[]"}, 'field "chunks" must be a list with at least one entry'),
-        ({"chunks": "[1]"}, 'field "chunks" must be a list of texts'),
         ({"chunks": '["a", " "]'}, 'field "chunks" must be a list of texts, none of them empty'),
         ({"chunks": "[" * 50_000}, 'field "chunks" is not JSON'),
-        ({"chunks": "[" + "1" * 5_000 + "]"}, 'field "chunks" is not JSON'),
         ({"questions_and_answers": None}, 'field "questions_and_answers" must be a list'),
         ({"questions_and_answers": '[{"question": "q"}]'}, "needs a question and an answer"),
         ({"questions_and_answers": '[{"question": "q", "answer": null}]'}, "its answer a text or a list of texts"),
-        ({"questions_and_answers": '[{"question": "q", "answer": []}]'}, "its answer a text or a list of texts"),
-        ({"questions_and_answers": '["q"]'}, "needs a question and an answer"),
         ({"num_chunks": 3}, 'field "num_chunks" is 3, but there are 2'),
-        ({"num_questions": 1}, 'field "num_questions" is 1, but there are 2'),
         ({"data_source": ""}, 'field "data_source" is empty'),
         ({"instance_id": None}, 'field "instance_id" must be text'),
     ],
@@ -111,11 +108,6 @@ def test_stored_streams_round_trip(tmp_path):
     assert {"train": tuple(generated.train), "test": tuple(generated.test)} == make_streams(SMALL)
 
 
-def test_lone_surrogate_is_replaced(tmp_path):
-    (one,) = read_problems(write_parquet(tmp_path, row(chunks='["half \\ud800 pair", "b"]')))
-    assert one.stream.chunks[0] == "half ? pair"
-
-
 @pytest.mark.parametrize(
     ("chunk_tokens", "question_tokens", "message"),
     [
@@ -131,13 +123,9 @@ def test_the_agent_enforces_its_budgets(chunk_tokens, question_tokens, message):
         agent.check_problems(make_streams(SMALL)["test"], lambda text: len(text.split()), has_judge=False)
 
 
-def test_seed_determines_the_streams():
-    assert make_streams(SMALL) == make_streams(SMALL)
-    assert make_streams(replace(SMALL, seed=1))["test"] != make_streams(SMALL)["test"]
-
-
 def test_streams_have_the_configured_lengths_and_kinds():
     made = make_streams(SMALL)
+    assert made == make_streams(SMALL) and made["test"] != make_streams(replace(SMALL, seed=1))["test"]
     assert [len(problem.stream.chunks) for problem in made["train"]] == [10] * 6
     assert [len(problem.stream.chunks) for problem in made["test"]] == [10, 40, 10, 40]
     for problem in (*made["train"], *made["test"]):
