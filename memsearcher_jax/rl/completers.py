@@ -194,7 +194,7 @@ def open_openai_completer(
     headers = {}
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
-    service = ChatService(config.url, CallPolicy(config.timeout, config.max_attempts), headers=headers)
+    service = ChatService(config.url, CallPolicy(config.timeout, max_attempts=1), headers=headers)
     return OpenAICompleter(service, config, max_tokens, temperature, check)
 
 

@@ -74,12 +74,10 @@ class CompleterConfig:
     """openai: the environment variable that holds the key; empty: no key."""
     timeout: Positive = 120.0
     """openai: seconds per attempt."""
-    max_attempts: Count = 4
-    """openai: attempts before a completion has failed."""
     max_concurrency: Count = 16
     """openai: concurrent requests."""
     max_outage: NonNegative = 600.0
-    """openai: seconds for which a request is repeated while the service is down, before it has failed."""
+    """openai: seconds for which a request is repeated while the service does not answer, before it has failed."""
 
 
 def read_key(variable: str, setting: str) -> str:
