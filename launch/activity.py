@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
+
+from memsearcher_jax.logs.progress import Progress
 
 
 @contextlib.contextmanager
@@ -14,21 +13,6 @@ def announced(activity: str = "starting", every_s: float = 8.0) -> Iterator[Call
     """Prints what takes long every `every_s` seconds, with its age: `activity`, or what the given function was called
     with since.
     """
-    current, ended = (activity, time.monotonic()), threading.Event()
-
-    def begin(activity: str) -> None:
-        nonlocal current
-        current = activity, time.monotonic()
-
-    def repeat() -> None:
-        while not ended.wait(every_s):
-            activity, began = current
-            print(f"{activity} … {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=repeat, name="activity", daemon=True)
-    thread.start()
-    try:
-        yield begin
-    finally:
-        ended.set()
-        thread.join()
+    with Progress("", 0, quiet_s=every_s) as progress:
+        progress.activity(activity)
+        yield progress.activity

@@ -36,11 +36,11 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """Shows `label`, the number of completed items of `total`, the latest metrics and the current activity.
+    """Shows `label`, the number of completed items of `total`, if there is one, the latest metrics and the activity.
 
-    On a terminal: a live bar with the remaining time. Otherwise: plain lines without control characters, one per
-    `advance`, and one with the activity and its time after `quiet_s` seconds without a line, also while a program
-    compiles. Use it as a context manager.
+    On a terminal: a live bar of the total with the remaining time. Otherwise: plain lines without control characters,
+    one per `advance`, and one with the activity and its time after `quiet_s` seconds without a line, also while a
+    program compiles. Use it as a context manager.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Progress:
         self._closed = threading.Event()
         self._live: Live | None = None
         console = Console(file=self._stream)
-        if self._stream.isatty() and not console.is_dumb_terminal:
+        if total and self._stream.isatty() and not console.is_dumb_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
@@ -106,7 +106,7 @@ class Progress:
             self._live.stop()
 
     def _watch(self) -> None:
-        while not self._closed.wait(1.0):
+        while not self._closed.wait(min(1.0, self._quiet_s)):
             self._break_silence()
 
     def _break_silence(self) -> None:
@@ -120,7 +120,8 @@ class Progress:
 
     def _print_line(self, tail: str) -> None:
         self._printed = self._clock()
-        parts = (f"{self._label} {self._done}/{self._total}", self._metrics, tail)
+        count = f"{self._done}/{self._total}" if self._total else ""
+        parts = (f"{self._label} {count}".strip(), self._metrics, tail)
         print("  ".join(part for part in parts if part), file=self._stream, flush=True)
 
     def _time_left(self) -> str:
