@@ -129,8 +129,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     check(flags.run)
     typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
     flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
-    _set_cpu_devices(flags.run.mesh.cpu_devices)
-    compile_cache.choose(flags.compile_cache)
+    compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)
     return flags
 
 
@@ -199,12 +198,6 @@ def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end + 1 :]
-
-
-def _set_cpu_devices(devices: int) -> None:
-    """JAX reads the variable when it is imported, and fails if XLA_FLAGS sets the number, too."""
-    if devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(devices))
 
 
 def _require_local_paths(flags: SettingsSource) -> None:

@@ -1,4 +1,5 @@
-"""JAX's persistent compilation cache: on by default, in the user's cache directory. JAX is not imported yet."""
+"""JAX's persistent compilation cache, on by default, in the user's cache directory, and the devices that a CPU is split
+into. JAX, which reads the environment when it is imported, is not imported yet."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ LIMITS = {
 }
 
 
-def choose(directory: str) -> None:
+def choose(directory: str, cpu_devices: int) -> None:
     """Sets the environment that JAX reads. `directory`: of the user's choice, OFF, or "" for the default.
 
     Programs for several CPU devices that were read from a cache can wait for each other forever in their collectives:
     these are compiled at every start. Raises ValueError if a directory is chosen for them.
     """
+    if cpu_devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        os.environ.setdefault(DEVICES, str(cpu_devices))  # JAX fails if both are set
     if directory == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     elif _on_several_cpu_devices():

@@ -61,17 +61,15 @@ def main(argv: Sequence[str]) -> None:
         folder, own = flags.out / f"{name}={value}".replace("/", "_"), [*words, f"--{name}", value]
         print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
         done = is_run(folder) and has_ended(folder) and not differences(read_run_config(folder), config)
-        if flags.evaluate:
-            if not (done and read_results(folder)["lost"] == 0):
-                start(evaluate.__file__, folder, own, environment)
-            rows.append(sweep_row(value, read_results(folder)))
-            continue
-        if not done:
-            start(tpu_train.__file__, folder, own, environment)
-        test = folder / "test"
-        if not (done and has_ended(test) and read_results(test)["lost"] == 0):
-            start(evaluate.__file__, test, ["--checkpoint", str(folder), *code_words(config)], environment)
-        rows.append(sweep_row(value, read_results(test)))
+        if not flags.evaluate:
+            if not done:
+                start(tpu_train.__file__, folder, own, environment)
+            own = ["--checkpoint", str(folder), *code_words(config)]
+            folder = folder / "test"
+            done = done and has_ended(folder)
+        if not (done and read_results(folder)["lost"] == 0):
+            start(evaluate.__file__, folder, own, environment)
+        rows.append(sweep_row(value, read_results(folder)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": rows})
     plot_sweep(flags.out / "sweep.png", name, rows)
     show_sweep(name, rows, Console(highlight=False))

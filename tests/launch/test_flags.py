@@ -164,14 +164,14 @@ def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_
     folder = tmp_path / "memsearcher_jax"
     folder.mkdir()
     folder.chmod(0o777)
-    compile_cache.choose("")
+    compile_cache.choose("", 1)
     assert "can be written by others" in capsys.readouterr().err and compile_cache.DIRECTORY not in os.environ
     folder.rmdir()
-    compile_cache.choose("")
+    compile_cache.choose("", 1)
     assert folder.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.DIRECTORY].startswith(str(folder))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
     with pytest.raises(ValueError, match="programs for several CPU devices cannot be cached: omit it"):
-        compile_cache.choose("mine")
+        compile_cache.choose("mine", 1)
 
 
 def test_adapters_of_a_preset_are_merged_into_weights_and_never_into_a_run(tmp_path):
