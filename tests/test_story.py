@@ -225,31 +225,6 @@ def test_groups_without_spread_are_replaced(tmp_path, monkeypatch):
     assert_same_run(tmp_path / "run", out, run)
 
 
-def carrying(steps: int, **rl) -> RunConfig:
-    """With enough slots that each step but the last begins problems of the next one."""
-    config = small(steps, carry_over=1, **rl)
-    return check(with_settings(config, {"sampling.slots": 16, "training.old_logprobs": "sampler"}))
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_what_it_carried(tmp_path):
-    """As above; the resumed run finishes trajectories that earlier steps began."""
-    run, resumed = run_for(carrying(4), tmp_path / "straight"), tmp_path / "resumed"
-    metrics = read_metrics(tmp_path / "straight" / "metrics.jsonl")
-    assert any(step["staleness"] > 0 for step in metrics)
-    assert all({"mixed_policy", "interrupted_tokens"} <= set(step) for step in metrics)
-    assert {"staleness/0", "staleness/1"} <= set(metrics[1])
-    shutil.copytree(tmp_path / "straight", resumed)
-    for step in sorted((resumed / "checkpoints").iterdir())[1:]:
-        shutil.rmtree(step)
-    assert checkpoint.latest_step(resumed / "checkpoints") == 2
-    changed = replace(carrying(4), seed=1)
-    with pytest.raises(ValueError, match="seed cannot change"):
-        run_for(changed, resumed, resume=True)
-    run_for(carrying(4), resumed, resume=True)
-    assert_same_run(resumed, tmp_path / "straight", run)
-
-
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
     """The run in model.path may go on; its newest checkpoint is then another one."""
     source, out = shutil.copytree(uninterrupted[1], tmp_path / "source"), tmp_path / "run"

@@ -16,7 +16,7 @@ from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, from_dict, to_dict, with_settings
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.config import HASHING
-from memsearcher_jax.runtime.path_settings import with_paths
+from memsearcher_jax.runtime.path_settings import is_python_file, with_paths
 from memsearcher_jax.training.config import TeacherConfig
 
 EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
@@ -59,7 +59,7 @@ def without_local_files(config: RunConfig) -> RunConfig:
         "model.adapter": named.model.adapter or Path(config.model.adapter).name,
         "model.lora_rank": 0,
         "agent.prompts": named.agent.prompts or TEMPLATES,
-        "agent.tools": tuple(one for one in named.agent.tools if one.endswith(".py")),  # without addresses
+        "agent.tools": tuple(filter(is_python_file, named.agent.tools)),  # without servers
         "data.train": tuple(filter(None, named.data.train)),
         "data.test": tuple(filter(None, named.data.test)),
         "answerer.url": "",

@@ -29,7 +29,7 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.path_settings import with_paths
+from memsearcher_jax.runtime.path_settings import is_python_file, with_paths
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, TOKENIZER, is_run, located
 
 INPUTS_FILE, COPIES = "inputs.json", "inputs"
@@ -111,7 +111,7 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
             raise ValueError(
                 f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
             )
-        for file in (one for one in now if Path(one).name == Path(original).name and one.endswith(".py")):
+        for file in (one for one in now if Path(one).name == Path(original).name and is_python_file(one)):
             if hashes.get(original, "") not in ("", fingerprint([Path(file)])):
                 raise ValueError(
                     f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "

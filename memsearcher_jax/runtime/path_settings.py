@@ -37,10 +37,15 @@ def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
     return with_settings(config, {name: _changed(name, values[name], change) for name in (*CODE, *PATHS)})
 
 
+def is_python_file(value: str) -> bool:
+    """Whether the value of a setting in CODE names a file, and not a command that ends with one."""
+    return value.endswith(".py") and not value.startswith("mcp:")
+
+
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, tuple):
         return tuple(_changed(name, one, change) for one in value)
     if name in CODE:
-        return change(value) if value.endswith(".py") else value
+        return change(value) if is_python_file(value) else value
     is_name = value.startswith(PACKAGED) or value.partition(":")[0] in ("", *PATHS[name]) or hub.is_repository(value)
     return value if is_name else change(value)

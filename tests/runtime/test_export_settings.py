@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.config import RunConfig, check, with_settings
 from memsearcher_jax.configs.nano import nano
 from memsearcher_jax.configs.smollm2 import smollm2
 from memsearcher_jax.launch import ask, cli
@@ -14,17 +14,20 @@ from memsearcher_jax.runtime.export_settings import read_export_config, write_ex
 
 
 def test_settings_come_back_without_files_of_the_machine(tmp_path):
-    config = nano()
-    config = replace(
-        config,
-        data=replace(config.data, train=("nq", "/home/me/train.jsonl"), root="/home/me/data"),
-        retrieval=replace(config.retrieval, index="/home/me/index"),
-        model=replace(config.model, path="/home/me/weights", adapter="/home/me/adapters"),
-    )
+    paths = {
+        "data.train": ("nq", "/home/me/train.jsonl"),
+        "data.root": "/home/me/data",
+        "retrieval.index": "/home/me/index",
+        "model.path": "/home/me/weights",
+        "model.adapter": "/home/me/adapters",
+    }
+    services = {"judge.url": "http://10.0.0.1/v1", "agent.tools": ("mcp:python /home/me/tools.py",)}
+    config = with_settings(nano(), paths | services)
     write_export_config(tmp_path, config)
-    assert "/home/me" not in (tmp_path / "memsearcher.json").read_text()
+    written = (tmp_path / "memsearcher.json").read_text()
+    assert "/home/me" not in written and "10.0.0.1" not in written
     found = check(replace(read_export_config(tmp_path), model=nano().model))
-    assert (found.agent, found.sampling, found.data.train) == (config.agent, config.sampling, ("nq",))
+    assert (found.agent, found.sampling, found.data.train) == (nano().agent, config.sampling, ("nq",))
 
 
 def test_templates_of_ones_own_go_with_the_export(tmp_path):

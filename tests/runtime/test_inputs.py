@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, with_settings
 from memsearcher_jax.launch import cli
 from memsearcher_jax.runtime import inputs
-from memsearcher_jax.runtime.inputs import check_inputs, fingerprint, input_hashes, keep_inputs, with_own_inputs
+from memsearcher_jax.runtime.inputs import (
+    check_inputs,
+    fingerprint,
+    input_hashes,
+    keep_inputs,
+    require_same_code,
+    with_own_inputs,
+)
 
 
 @pytest.fixture
@@ -60,6 +67,13 @@ def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_p
 def test_nothing_is_said_of_what_has_not_changed(given, run):
     assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
     assert with_own_inputs(run.parent, given) == given, "a folder without inputs.json"
+
+
+def test_the_command_of_a_tool_server_is_no_file(given, run):
+    config = with_settings(given, {"agent.tools": ("mcp:python /home/me/server.py",)})
+    require_same_code(run, config, config, ["--agent.tools"])
+    with pytest.raises(ValueError, match=r"give --agent\.tools again"):
+        require_same_code(run, config, config, [])
 
 
 def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
