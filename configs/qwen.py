@@ -55,8 +55,8 @@ def qwen7b() -> RunConfig:
     sampler. On devices of 16 GB: `--model.remat nothing_saveable`.
     """
     shape = replace(SMALL, embed_size=3_584, ffn_size=18_944, layers=28, heads=28, kv_heads=4, head_size=128)
-    # It takes a tenth less time than nothing_saveable.
-    model = replace(shape, vocab_size=152_064, tie_embeddings=False, remat="save_qkv_attention_up")
+    # It takes a sixth less time than nothing_saveable.
+    model = replace(shape, vocab_size=152_064, tie_embeddings=False, remat="save_qkv_attention_gate_up")
     return memsearcher(model, tensor=4, grad_accum_steps=8)
 
 

@@ -85,6 +85,11 @@ def _name_saved_jvp(name: str, primals: tuple[Array], tangents: tuple[Array]) ->
     return name_bits(primals[0], name), tangents[0]
 
 
+def row_major(x: Array) -> Array:
+    """On TPUs, pins the layout of `x` and of its gradient to that whose last dimension is contiguous."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if platform() == "tpu" else x
+
+
 def shard_count(axis: str) -> int:
     """Shards of a dimension with this logical axis on the mesh of `jax.set_mesh`."""
     mesh = jax.sharding.get_abstract_mesh()

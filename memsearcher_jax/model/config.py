@@ -14,6 +14,16 @@ Family = Literal["qwen2", "qwen3", "llama"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
+Remat = Literal[
+    "none",
+    "save_qkv_attention_gate_up",
+    "save_qkv_attention_up",
+    "save_qkv_attention",
+    "save_attention",
+    "nothing_saveable",
+]
+REMAT: tuple[Remat, ...] = get_args(Remat)  # by activation memory, most first
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -78,10 +88,11 @@ class ModelConfig:
     attention: Literal["auto", "xla", "splash", "triton"] = "auto"
     """Attention over packed rows in training: plain XLA, which materialises blocks of scores, JAX's splash kernel for
     TPUs, or our Triton kernels for GPUs. auto uses the kernels of the mesh's devices."""
-    remat: Literal["none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable"] = "none"
+    remat: Remat = "none"
     """What each layer saves for the backward pass; the rest is recomputed. none: everything is saved; nothing_saveable:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and
-    values; save_qkv_attention_up: also the output of the up projection."""
+    values; save_qkv_attention_up: also the output of the up projection; save_qkv_attention_gate_up: also that of the
+    gate projection."""
     path: str = ""
     """Initial weights: a Hugging Face folder, a repository of the Hub (OWNER/NAME@REVISION), a run folder, or
     package:tiny, package:tiny_baselines or package:tiny_memalpha, which come with this package; empty: random

@@ -23,7 +23,16 @@ from memsearcher_jax.model.attention import (
     packed_attention,
     rope_rotation,
 )
-from memsearcher_jax.model.axes import all_gather_param, as_bits, constrain, from_bits, local_shape, name_saved, reshard
+from memsearcher_jax.model.axes import (
+    all_gather_param,
+    as_bits,
+    constrain,
+    from_bits,
+    local_shape,
+    name_saved,
+    reshard,
+    row_major,
+)
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 from memsearcher_jax.model.splash_attention import splash_attention
@@ -35,13 +44,15 @@ Params = dict[str, Any]
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
 PACKED_ATTENTION = {"splash": splash_attention, "triton": triton_attention}
 """`ModelConfig.attention` -> kernels for attention over packed rows; otherwise plain XLA."""
-INPUT, QKV, UP = "input", "qkv", "up"
-"""Checkpoint names for remat policies: a layer's input; queries, keys and values; the up projection's output."""
+INPUT, QKV, GATE, UP = "input", "qkv", "gate", "up"
+"""Checkpoint names for remat policies: a layer's input; queries, keys and values; outputs of the gate and up
+projections."""
 SAVED_NAMES = {
     "nothing_saveable": (INPUT,),
     "save_attention": (INPUT, ATTENTION_OUTPUT),
     "save_qkv_attention": (INPUT, ATTENTION_OUTPUT, QKV),
     "save_qkv_attention_up": (INPUT, ATTENTION_OUTPUT, QKV, UP),
+    "save_qkv_attention_gate_up": (INPUT, ATTENTION_OUTPUT, QKV, GATE, UP),
 }
 """`ModelConfig.remat` -> what the backward pass saves."""
 
@@ -223,9 +234,12 @@ class Block(nn.Module):
         x_BTD += constrain(project("BTX,DX->BTD", out_BTX, wo_DX), ("batch", "tokens", None))
 
         y_BTD = rms_norm(x_BTD, ffn_norm_D, c.norm_eps)
-        gate_BTF = jax.nn.silu(project("BTD,FD->BTF", y_BTD, gate_FD))
+        gate_BTF = jax.nn.silu(name_saved(project("BTD,FD->BTF", y_BTD, gate_FD), GATE))
         up_BTF = name_saved(project("BTD,FD->BTF", y_BTD, up_FD), UP)
         ffn_BTF = constrain(gate_BTF * up_BTF, ("batch", None, "ffn"))
+        if cache is None and GATE in SAVED_NAMES.get(c.remat, ()):
+            # For the gradient of `down` the TPU compiler would choose another layout, and copy both saved arrays to it.
+            ffn_BTF = row_major(ffn_BTF)
         x_BTD += constrain(project("BTF,DF->BTD", ffn_BTF, down_DF), ("batch", "tokens", None))
         return x_BTD, None if cache is None else (k_BKTH, v_BKTH)
 

@@ -48,7 +48,8 @@ def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
     weight_gradients = 0 if config.lora_rank else flops.forward - flops.attention
     recomputed = {
         "none": 0.0,
-        "save_qkv_attention_up": flops.out_gate_up - flops.down,  # up and down have equal shapes
+        "save_qkv_attention_gate_up": flops.out_gate_up - 2 * flops.down,  # gate, up and down have equal shapes
+        "save_qkv_attention_up": flops.out_gate_up - flops.down,
         "save_qkv_attention": flops.out_gate_up,
         "save_attention": flops.out_gate_up + flops.qkv,
         "nothing_saveable": flops.layers - flops.down,

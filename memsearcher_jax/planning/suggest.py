@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
-from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.config import REMAT, MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Topology, Workload
 
-# By activation memory, most first.
-REMAT = ("none", "save_qkv_attention_up", "save_qkv_attention", "save_attention", "nothing_saveable")
 SIZES = (1, 2, 4)  # of the axis "tensor", rows per device, and rows' length in longest contexts
 
 
@@ -65,6 +63,6 @@ def min_saved_bytes(config: RunConfig, devices: int) -> float:
     tensor = config.mesh.shape(devices)["tensor"]
     heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
     # "none" saves all four arrays of the feed-forward block.
-    split = sum((heads, heads + kv, model.ffn_size, 3 * model.ffn_size)[:saved]) / tensor
+    split = sum((heads, heads + kv, model.ffn_size, model.ffn_size, 2 * model.ffn_size)[:saved]) / tensor
     rows = math.ceil(training.minibatch_rows // training.grad_accum_steps * tensor / devices)
     return rows * training.seq_len * model.layers * model.compute_itemsize * (model.embed_size + split)

@@ -149,14 +149,14 @@ def test_a_run_that_does_not_fit_exits_with_status_one_the_reason_and_a_way_out(
 def test_a_step_of_7b_on_v6e_4x8(plan):
     """Seconds at full rates of the paper's settings, with carried trajectories in the slots that a step does not fill.
 
-    Everything that a phase holds takes at most 24 GB.
+    Everything that a phase holds takes at most 31 GB.
     """
     step = plan("--config qwen7b --topology v6e:4x8 --rl.carry_over 2")
     phases = {phase["name"]: phase for phase in step["roofline"]["phases"]}
-    assert phases["update"]["seconds"] <= 8.3 and phases["reference"]["seconds"] <= 2.2
+    assert phases["update"]["seconds"] <= 6.5 and phases["reference"]["seconds"] <= 2.1
     assert phases["decode"]["seconds"] <= 2.8
-    assert sum(max(phase["compute"], phase["memory"], phase["links"]) for phase in phases.values()) <= 14.0
-    assert max(program["total_bytes"] for program in step["programs"]) <= 24 * GB
+    assert sum(max(phase["compute"], phase["memory"], phase["links"]) for phase in phases.values()) <= 12.3
+    assert max(program["total_bytes"] for program in step["programs"]) <= 31 * GB
 
 
 @compiles

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.config import REMAT, MeshConfig
 from memsearcher_jax.planning import roofline, suggest
 from memsearcher_jax.planning.roofline import Workload
 
@@ -39,7 +39,7 @@ def test_recomputation_costs_time(seven_b):
         for one in found(seven_b)
         if (one.config.mesh.fsdp, one.config.training.seq_len, one.config.training.grad_accum_steps) == (32, 8_192, 8)
     }
-    by_remat = [seconds[remat] for remat in suggest.REMAT]
+    by_remat = [seconds[remat] for remat in REMAT]
     assert by_remat == sorted(set(by_remat))
 
 
