@@ -112,7 +112,7 @@ class Progress:
     def _break_silence(self) -> None:
         if not self._live and self._clock() - self._printed >= self._quiet_s:
             seconds = self._clock() - self._began
-            self._print_line(self._activity + (f" … {seconds:.0f} s" if seconds >= 1 else ""))
+            self._print_line((self._activity + (f" … {seconds:.0f} s" if seconds >= 1 else "")).strip())
 
     def _render(self) -> RenderableType:
         lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._metrics, self._activity) if part]
