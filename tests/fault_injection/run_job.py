@@ -33,6 +33,7 @@ from faulty_host import Fault
 from search_service import FaultySearchService, write_questions
 
 from memsearcher_jax.launch import cli, tpu_train
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.runtime import preemption
 
 MAX_RESTARTS = 30
@@ -71,7 +72,8 @@ class Job:
         attempt = 0
         while True:
             start = time.monotonic()
-            statuses = self._attempt(attempt)
+            with announced(f"{self.out.name}: attempt {attempt}"):
+                statuses = self._attempt(attempt)
             self.attempts.append(statuses)
             seconds = time.monotonic() - start
             print(f"attempt {attempt}: {describe(statuses)} after {seconds:.0f} s; {self._newest()}", flush=True)
