@@ -52,7 +52,7 @@ def tiny() -> RunConfig:
         ),
         training=TrainingConfig(
             seq_len=384,
-            minibatch_contexts=60,
+            minibatch_contexts=50,
             minibatch_rows=16,
             grad_accum_steps=8,
             logit_chunk=96,
