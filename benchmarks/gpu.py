@@ -197,7 +197,9 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     params = jax.device_put(common.random_params(model, host), sharding.param_shardings(model, mesh))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]
-    generate, events = open_engine(model, mesh, params, (1, 8), top_k=50), list[str]()
+    program = sharding.publish_program(model, mesh, [device])
+    published = sharding.on_submesh(program(params, dtype=model.compute_dtype), mesh)
+    generate, events = open_engine(model, mesh, published, (1, 8), top_k=50), list[str]()
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.append(event))
     contexts = generate(prompts, NEW // 4)
     alone = [generate([prompt], NEW // 4, first=number)[0].ids for number, prompt in enumerate(prompts)]
@@ -253,8 +255,10 @@ def engine(flags: Flags) -> dict[str, Any]:
     """Tokens/s by slots, and the bytes that one step has to read."""
     import jax
 
+    from memsearcher_jax.model import sharding
+
     model, mesh = flags.model, common.mesh_of()
-    params = common.random_params(model, mesh)
+    params = sharding.publish(common.random_params(model, mesh), model, mesh, model.compute_dtype)
     generate = open_engine(model, mesh, params, flags.slots, top_k=0)
     weights = sum(x.nbytes for x in jax.tree.leaves(params)) - (0 if model.tie_embeddings else params["embed"].nbytes)
     cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)

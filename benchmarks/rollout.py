@@ -21,6 +21,7 @@ import jax
 import tyro
 import workload
 
+from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.sampling.config import SamplingConfig
@@ -94,7 +95,7 @@ def sampling_config(flags: Flags, context_tokens: int, decode_batch_sizes: tuple
 def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
     """The rollout as training runs it."""
     mesh = common.mesh_of()
-    params = common.random_params(model, mesh)
+    params = sharding.publish(common.random_params(model, mesh), model, mesh, flags.dtype)
     slots = flags.slots // jax.device_count()  # of one replica
     settings = sampling_config(flags, workload.CONTEXT, tuple(slots * quarter // 4 for quarter in (1, 2, 3)))
     engine = Engine(model, settings, (), mesh)
@@ -113,7 +114,7 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
 def static_program(model: ModelConfig, load: workload.Workload, flags: Flags) -> Callable[[], SamplerStats]:
     """The sampler with static batches, which continue until their longest row has ended."""
     mesh = common.mesh_of()
-    params = common.random_params(model, mesh)
+    params = sharding.publish(common.random_params(model, mesh), model, mesh, flags.dtype)
     settings = replace(sampling_config(flags, workload.CONTEXT + 1), engine_per_replica=False)
     engine = Engine(model, settings, (), mesh)
     engine.warm_up(params)

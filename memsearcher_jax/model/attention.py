@@ -292,6 +292,12 @@ def normalize(softmax: OnlineSoftmax) -> Array:
     return softmax.acc_BKGTH / softmax.sum_BKGT[..., None]
 
 
+def normalized_softmax(out_BNTH: Array, logsumexp_BNT: Array, k_BKTH: Array) -> OnlineSoftmax:
+    """The state of a softmax whose values are already averaged, from the log-sum-exp of each query's scores."""
+    max_BKGT = group_heads(logsumexp_BNT, k_BKTH)
+    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
+
+
 def group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
     """x_BKGTH, or x_BKGT of x_BNT: the G = N / K query heads of each kv head together."""
     return x_BNTH.reshape(len(x_BNTH), k_BKTH.shape[1], -1, *x_BNTH.shape[2:])

@@ -39,7 +39,7 @@ from memsearcher_jax.model.splash_attention import splash_attention
 from memsearcher_jax.model.triton_attention import triton_attention
 
 Params = dict[str, Any]
-"""A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is a list, see `unstack`."""
+"""A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is as `publish` says."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
 PACKED_ATTENTION = {"splash": splash_attention, "triton": triton_attention}
@@ -80,6 +80,9 @@ class ParamSpec:
 
     def __getitem__(self, layer: int) -> ParamSpec:
         return ParamSpec(self.shape[1:], self.dtype, self.axes[1:])
+
+    def transpose(self, order: tuple[int, ...]) -> ParamSpec:
+        return ParamSpec(tuple(self.shape[i] for i in order), self.dtype, tuple(self.axes[i] for i in order))
 
 
 def param_specs(config: ModelConfig) -> Params:
@@ -129,22 +132,37 @@ def forward(
     if unstacked is None and (cache is not None or "adapters" in params):  # integers have no gradient
         weights["layers"] = jax.tree.map(as_bits, weights["layers"])
     variables = {"params": weights, "adapters": {"layers": params.get("adapters", {})}}
+    if "input_first" in params:
+        variables["input_first"] = {"layers": jax.tree.map(as_bits, weights.pop("input_first"))}
     result: Any = Qwen(config).apply(variables, ids_BT, position_BT, segment_BT, cache, unstacked)
     hidden_BTD, new_cache = result
     return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
 
 
-def unstack(params: Params, config: ModelConfig) -> Params:
-    """The weights, or their specs, with a list of the layers in place of stacked arrays: for sampling only.
+def publish(params: Params, config: ModelConfig, platform: str) -> Params:
+    """The weights, or their `ParamSpec`s, as a sampler on this platform reads them fastest; only `forward` with a cache
+    reads them.
 
-    From stacked arrays the compiler for GPUs copies the weights of a layer before it multiplies them, in every decoded
-    step: it reads them twice and writes them once. That for TPUs reads them in place, and compiles one layer, not all.
+    GPUs: a list of the layers in place of stacked arrays, from which the compiler copies the weights of a layer before
+    it multiplies them, in every decoded step: it reads them twice and writes them once. CPUs: projections whose input
+    axes come first, as products of few rows read them fastest, under "input_first". TPUs: as they are.
     """
+    layers = params["layers"]
+    if platform == "gpu":
+        return params | {"layers": [{name: x[number] for name, x in layers.items()} for number in range(config.layers)]}
+    if platform == "cpu":
+        axes = param_axes(config)["layers"]
+        projections = {name: _input_axes(axes[name]) for name in layers if "embed" in axes[name]}
+        others = {name: x for name, x in layers.items() if name not in projections}
+        first = {name: layers[name].transpose(order) for name, order in projections.items()}
+        return params | {"layers": others, "input_first": first}
+    return params
 
-    def of_layer(number: int) -> Params:
-        return jax.tree.map(lambda x: x[number], params["layers"], is_leaf=lambda x: isinstance(x, ParamSpec))
 
-    return params | {"layers": [of_layer(number) for number in range(config.layers)]}
+def _input_axes(axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The order of the dimensions of stacked projections with these axes in which the input's come first."""
+    outputs = len(adapter_axes(axes[1:])[1])
+    return 0, *range(outputs, len(axes)), *range(1, outputs)
 
 
 def output_embedding(params: Params, config: ModelConfig) -> Array:
@@ -188,6 +206,8 @@ class Block(nn.Module):
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
         def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Any:
+            if self.has_variable("input_first", name):
+                return InputFirst(from_bits(self.get_variable("input_first", name)))
             stored = from_bits(_param(self, name, axes, shape, init))
             # The cast comes first: half the bytes are gathered.
             value = all_gather_param(stored.astype(c.compute_dtype), axes.split())
@@ -260,7 +280,7 @@ class Qwen(nn.Module):
             block = nn.remat(Block, prevent_cse=False, policy=policy)
         self.layers = nn.scan(
             block,
-            variable_axes={"params": 0, "adapters": 0},
+            variable_axes={"params": 0, "adapters": 0, "input_first": 0},
             split_rngs={"params": True},
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]  # annotated int
             length=c.layers,
@@ -334,6 +354,12 @@ def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> 
 _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
+class InputFirst(NamedTuple):
+    """A projection whose input axes come first."""
+
+    weight: Array
+
+
 class AdaptedWeight(NamedTuple):
     """A projection, and the LoRA adapters that were added to it."""
 
@@ -350,13 +376,19 @@ def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
     return ("rank", *axes[split:]), (*axes[:split], "rank")
 
 
-def project(subscripts: str, x: Array, weight: Array | AdaptedWeight) -> Array:
+def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst) -> Array:
     """`einsum` of activations and a weight, in the type of `x`.
 
     The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
     JAX's own gradient of an up projection would read the larger. With adapters this gradient, which is as large as the
     weight, is never computed: A and B get theirs from products of their rank.
     """
+    if isinstance(weight, InputFirst):  # as a product of one matrix: of more dimensions a CPU would copy the weight
+        x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
+        matrix_IO = weight.weight.reshape(x.shape[-1], -1)
+        out = einsum("BTI,IO->BTO", x, matrix_IO).reshape(*x.shape[:2], *weight.weight.shape[1:])
+        product_axes = "BT" + "".join(axis for axis in weight_axes if axis not in x_axes)
+        return jnp.transpose(out, [product_axes.index(axis) for axis in out_axes])
     weight, a, b, scale = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
     return cast("Array", _project(subscripts, scale, x, weight, a, b))
 

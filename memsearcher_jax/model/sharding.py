@@ -81,14 +81,9 @@ def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     return replace(config, attention={"tpu": "splash", "gpu": "triton"}.get(mesh.devices.flat[0].platform, "xla"))
 
 
-UNSTACKED = ("gpu",)
-"""Platforms whose sampler gets its weights from `qwen.unstack`."""
-
-
 def sampler_specs(config: ModelConfig, mesh: Mesh) -> Params:
     """`ParamSpec`s of the weights as a sampler on this mesh reads them."""
-    specs = qwen.param_specs(config)
-    return qwen.unstack(specs, config) if mesh.devices.flat[0].platform in UNSTACKED else specs
+    return qwen.publish(qwen.param_specs(config), config, mesh.devices.flat[0].platform)
 
 
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
@@ -107,9 +102,14 @@ def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device])
         np.array(_by_host(devices)).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
     )
     # No spec names the host axis, so the weights are replicated over it.
-    specs = sampler_specs(config, local)
-    shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), specs)
-    return cast_program(shardings, config if isinstance(specs["layers"], list) else None)
+    shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local))
+    return jax.jit(_publish(config, local.devices.flat[0].platform), static_argnames="dtype", out_shardings=shardings)
+
+
+@cache
+def _publish(config: ModelConfig, platform: str) -> Callable[..., Params]:
+    """The same function for the same arguments, so that it is compiled once."""
+    return lambda params, dtype: qwen.publish(_cast(params, dtype), config, platform)
 
 
 def on_submesh(params: Params, mesh: Mesh) -> Params:
@@ -128,20 +128,10 @@ def _by_host(devices: Sequence[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
-def cast_program(shardings: Params, unstack: ModelConfig | None = None) -> Wrapped:
-    """(params, dtype=...) -> a copy of the weights in that type, with these shardings over the same devices.
-
-    `unstack`: the config of the model, if the copy is to be as `qwen.unstack` makes it.
-    """
-    return jax.jit(_cast(unstack), static_argnames="dtype", out_shardings=shardings)
+def cast_program(shardings: Params) -> Wrapped:
+    """(params, dtype=...) -> a copy of the weights in that type, with these shardings over the same devices."""
+    return jax.jit(_cast, static_argnames="dtype", out_shardings=shardings)
 
 
-@cache
-def _cast(unstack: ModelConfig | None) -> Callable[..., Params]:
-    """The same function for the same config, so that it is compiled once."""
-
-    def cast(params: Params, dtype: str) -> Params:
-        params = jax.tree.map(lambda x: x.astype(dtype), params)
-        return qwen.unstack(params, unstack) if unstack else params
-
-    return cast
+def _cast(params: Params, dtype: str) -> Params:
+    return jax.tree.map(lambda x: x.astype(dtype), params)

@@ -11,7 +11,7 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.attention import ATTENTION_OUTPUT, OnlineSoftmax, Visible, group_heads
+from memsearcher_jax.model.attention import ATTENTION_OUTPUT, OnlineSoftmax, Visible, normalized_softmax
 from memsearcher_jax.model.axes import shard_map_per_device
 
 SPLASH_BLOCKS = (1_024, 512, 256, 128)
@@ -39,8 +39,7 @@ def splash_softmax(
     """
     visible = Visible.of_segments(segment_BT)
     out_BNTH, logsumexp_BNT = _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=True, interpret=interpret)
-    max_BKGT = group_heads(logsumexp_BNT, k_BKTH)
-    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
+    return normalized_softmax(out_BNTH, logsumexp_BNT, k_BKTH)
 
 
 def _splash(

@@ -24,19 +24,23 @@ from memsearcher_jax.model.attention import (
     OnlineSoftmax,
     Visible,
     combine,
-    group_heads,
+    normalized_softmax,
     recomputed_attention,
 )
 from memsearcher_jax.model.axes import shard_map_per_device
 
 MIN_BLOCK, MAX_BLOCK = 16, 128
-"""Rows of a block: a product in Triton has at least 16; its sizes are powers of two."""
+"""Rows of a block: a product in Triton has at least 16; its sizes are powers of two. In float32 half as many."""
 
 FORWARD_BLOCK, BACKWARD_BLOCK = 64, 32
 """Rows of the other operand that a step of a kernel's loop reads."""
 
-PROGRAMS = 256
-"""Programs that keep a large GPU busy: the cached entries of few contexts are divided among that many."""
+PROGRAMS, MAX_SHARES = 256, 8
+"""Programs that keep a large GPU busy: the pages of a context are divided among several while there are fewer."""
+
+HEADS = ("batch", "heads", None, None)
+ROW_AXES = HEADS, *[("batch", "kv", None, None)] * 2, ("batch", None), ("batch",)
+"""Logical axes of queries, keys, values, offsets and prefixes."""
 
 LOG2_E = math.log2(math.e)
 
@@ -53,8 +57,7 @@ def triton_attention(
     def attend(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, *visible: Array) -> Array:
         return recomputed_attention(*kernels, q_BNTH, k_BKTH, v_BKTH, Visible(*visible))
 
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv", None, None)
-    attention = shard_map_per_device(attend, (heads, kv, kv, ("batch", None), ("batch",)), heads)
+    attention = shard_map_per_device(attend, ROW_AXES, HEADS)
     return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
 
 
@@ -62,34 +65,30 @@ def triton_softmax(
     q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, *, interpret: bool = False
 ) -> OnlineSoftmax:
     """Attention within segments by the same kernel, to be combined with that to other keys. It has no gradient."""
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv", None, None)
-    attention = shard_map_per_device(
-        partial(_forward, interpret=interpret),
-        (heads, kv, kv, ("batch", None), ("batch",)),
-        (heads, ("batch", "kv", None, None)),
-        (q_BNTH.shape, group_heads(q_BNTH[..., 0], k_BKTH).shape),
-    )
-    out_BNTH, max_BKGT = attention(q_BNTH, k_BKTH, v_BKTH, *Visible.of_segments(segment_BT))
-    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
+    forward = _forward_interpreted if interpret else _forward
+    out_axes, out_shapes = (HEADS, HEADS[:3]), (q_BNTH.shape, q_BNTH.shape[:3])
+    attention = shard_map_per_device(forward, ROW_AXES, out_axes, out_shapes)
+    out_BNTH, logsumexp_BNT = attention(q_BNTH, k_BKTH, v_BKTH, *Visible.of_segments(segment_BT))
+    return normalized_softmax(out_BNTH, logsumexp_BNT, k_BKTH)
 
 
 def _forward(
     q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array, *, interpret: bool = False
 ) -> tuple[Array, Array]:
-    """(out_BNTH, logsumexp_BKGT float32)."""
+    """(out_BNTH, logsumexp_BNT float32)."""
     B, N, T, H = q_BNTH.shape
     K = k_BKTH.shape[1]
-    Q, C = _blocks(q_BNTH, FORWARD_BLOCK)
+    Q = _block(T, MAX_BLOCK // (q_BNTH.dtype.itemsize // 2), H)
     queries, keys, offsets, prefix = _query_specs(Q, T, H, N // K)
     out_BNTH, logsumexp_BNT = _call(
-        partial(_forward_kernel, C=C),
+        partial(_forward_kernel, C=min(Q, FORWARD_BLOCK)),
         (T // Q, N, B),
         [queries, keys, keys, offsets, prefix],
         [queries, pl.BlockSpec((None, None, Q), lambda block, n, b: (b, n, block))],
         [(q_BNTH.shape, q_BNTH.dtype), (q_BNTH.shape[:3], jnp.float32)],
         interpret,
     )(q_BNTH, k_BKTH, v_BKTH, offset_BT, prefix_B[:, None])
-    return out_BNTH, logsumexp_BNT.reshape(B, K, N // K, T)
+    return out_BNTH, logsumexp_BNT
 
 
 def _backward(
@@ -100,16 +99,16 @@ def _backward(
     offset_BT: Array,
     prefix_B: Array,
     out_BNTH: Array,
-    logsumexp_BKGT: Array,
+    logsumexp_BNT: Array,
     *,
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH), by one kernel over blocks of queries and one over blocks of keys."""
     B, N, T, H = q_BNTH.shape
     K, G = k_BKTH.shape[1], N // k_BKTH.shape[1]
-    Q, C = _blocks(q_BNTH, BACKWARD_BLOCK)
+    Q = _block(T, MAX_BLOCK // (q_BNTH.dtype.itemsize // 2), H)
+    C = min(Q, BACKWARD_BLOCK)
     delta_BNT = jnp.sum(dout_BNTH.astype(jnp.float32) * out_BNTH, axis=-1)
-    logsumexp_BNT = logsumexp_BKGT.reshape(B, N, T)
     queries, keys, offsets, prefix = _query_specs(Q, T, H, G)
     per_query = pl.BlockSpec((None, None, Q), lambda block, n, b: (b, n, block))
     (dq_BNTH,) = _call(
@@ -144,17 +143,15 @@ def _backward(
 _forward_interpreted, _backward_interpreted = partial(_forward, interpret=True), partial(_backward, interpret=True)
 
 
-def _blocks(q_BNTH: Array, size: int) -> tuple[int, int]:
-    """Rows of a kernel's block, and of a step of its loop."""
-    T, H = q_BNTH.shape[2:]
-    largest = MAX_BLOCK if q_BNTH.dtype.itemsize < 4 else MAX_BLOCK // 2
-    block = math.gcd(T, largest)
-    if block < MIN_BLOCK or H < MIN_BLOCK or H & (H - 1):
+def _block(tokens: int, largest: int, head_size: int) -> int:
+    """The largest block that divides rows or pages of so many tokens. Raises ValueError if there is none."""
+    block = math.gcd(tokens, largest)
+    if block < MIN_BLOCK or head_size < MIN_BLOCK or head_size & (head_size - 1):
         raise ValueError(
-            f"rows of {T} tokens, heads of {H}: model.attention triton needs a training.seq_len that {MIN_BLOCK} "
-            "divides, and a head_size of 16, 32, 64, 128 or 256; set model.attention xla"
+            f"rows or pages of {tokens} tokens, heads of {head_size}: on a GPU {MIN_BLOCK} must divide "
+            "training.seq_len and sampling.page_tokens, and model.head_size must be 16, 32, 64, 128 or 256"
         )
-    return block, min(block, size)
+    return block
 
 
 def _query_specs(Q: int, T: int, H: int, G: int) -> tuple[pl.BlockSpec, ...]:
@@ -215,9 +212,7 @@ def _no_keys(Q: int, H: int) -> tuple[Array, Array, Array]:
     return jnp.full(Q, NEG_INF, jnp.float32), jnp.zeros(Q, jnp.float32), jnp.zeros((Q, H), jnp.float32)
 
 
-def _forward_kernel(
-    q_QH: Any, k_TH: Any, v_TH: Any, offset_Q: Any, prefix_1: Any, out_QH: Any, logsumexp_Q: Any, *, C: int
-):
+def _forward_kernel(q_QH, k_TH, v_TH, offset_Q, prefix_1, out_QH, logsumexp_Q, *, C: int):
     (Q, H), first, prefix = q_QH.shape, pl.program_id(0) * q_QH.shape[0], prefix_1[0]
     queries_QH, query_Q, own_Q = q_QH[...], first + jnp.arange(Q), offset_Q[...] + prefix
     count, first_key = _needed_keys(own_Q, prefix, first + Q, C)
@@ -243,19 +238,7 @@ def _gradients(
     return prob_QC, prob_QC * (triton.dot(dout_QH, v_CH.T) - delta_Q[:, None]) * scale
 
 
-def _query_gradient_kernel(
-    q_QH: Any,
-    k_TH: Any,
-    v_TH: Any,
-    offset_Q: Any,
-    prefix_1: Any,
-    dout_QH: Any,
-    logsumexp_Q: Any,
-    delta_Q: Any,
-    dq_QH: Any,
-    *,
-    C: int,
-):
+def _query_gradient_kernel(q_QH, k_TH, v_TH, offset_Q, prefix_1, dout_QH, logsumexp_Q, delta_Q, dq_QH, *, C: int):
     (Q, H), first, prefix = q_QH.shape, pl.program_id(0) * q_QH.shape[0], prefix_1[0]
     queries_QH, query_Q, own_Q = q_QH[...], first + jnp.arange(Q), offset_Q[...] + prefix
     gradients_QH, logsumexps_Q, deltas_Q = dout_QH[...], logsumexp_Q[...], delta_Q[...]
@@ -272,19 +255,7 @@ def _query_gradient_kernel(
 
 
 def _key_gradient_kernel(
-    q_GTH: Any,
-    k_QH: Any,
-    v_QH: Any,
-    offset_T: Any,
-    prefix_1: Any,
-    end_1: Any,
-    dout_GTH: Any,
-    logsumexp_GT: Any,
-    delta_GT: Any,
-    dk_QH: Any,
-    dv_QH: Any,
-    *,
-    C: int,
+    q_GTH, k_QH, v_QH, offset_T, prefix_1, end_1, dout_GTH, logsumexp_GT, delta_GT, dk_QH, dv_QH, *, C: int
 ):
     """The gradient of Q keys, over blocks of C queries of all heads that read them."""
     (Q, H), first, prefix = k_QH.shape, pl.program_id(0) * k_QH.shape[0], prefix_1[0]
@@ -323,16 +294,11 @@ def paged_attention(
     """
     A, K, G, W, H = q_AKGWH.shape
     N, E, M = page_table_AN.shape[1], v_LPKEH.shape[3], G * W
-    C = math.gcd(E, FORWARD_BLOCK)
-    if C < MIN_BLOCK or H < MIN_BLOCK or H & (H - 1):
-        raise ValueError(
-            f"pages of {E} tokens, heads of {H}: a GPU needs a sampling.page_tokens that {MIN_BLOCK} divides, and a "
-            "head_size of 16, 32, 64, 128 or 256"
-        )
+    C = _block(E, FORWARD_BLOCK, H)
     Q = min(max(pl.next_power_of_2(M), MIN_BLOCK), FORWARD_BLOCK)
     blocks = pl.cdiv(M, Q)
     q_AKMH = jnp.pad(q_AKGWH.reshape(A, K, M, H), ((0, 0), (0, 0), (0, blocks * Q - M), (0, 0)))
-    S = max(1, min(N, PROGRAMS // (A * K * blocks)))
+    S = max(1, min(N, MAX_SHARES, PROGRAMS // (A * K * blocks)))
 
     def results(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, None, Q, *shape), lambda s, block, k, a: (s, a, k, block, *[0] * len(shape)))
@@ -359,19 +325,7 @@ def paged_attention(
     return combine(list(shares))
 
 
-def _paged_kernel(
-    q_QH: Any,
-    k_LPKHE: Any,
-    v_LPKEH: Any,
-    layer_1: Any,
-    page_N: Any,
-    length_1: Any,
-    max_Q: Any,
-    sum_Q: Any,
-    acc_QH: Any,
-    *,
-    C: int,
-):
+def _paged_kernel(q_QH, k_LPKHE, v_LPKEH, layer_1, page_N, length_1, max_Q, sum_Q, acc_QH, *, C: int):
     (Q, H), E, kv_head = q_QH.shape, v_LPKEH.shape[3], pl.program_id(2)
     queries_QH, layer, length = q_QH[...], layer_1[0], length_1[0]
     blocks = pl.cdiv(length, C)

@@ -86,8 +86,9 @@ def full_logits(params, config, forward, ids_T):
     return np.asarray(logits_BTV)[0, : len(ids_T)]
 
 
-def test_decode_equals_the_full_forward(variant, make_params, make_rows, feed, forward):
-    _, config = variant
+@pytest.mark.parametrize("name", ["grouped_untied", "multi_query_tied", "qwen3_tied", "llama3_untied"])
+def test_decode_equals_the_full_forward(name, variants, make_params, make_rows, feed, forward):
+    config = variants[name]
     params, (ids_BT, *rest) = make_params(config), make_rows(config, 2, 12)
     expected_BTV, _ = forward(params, config, ids_BT, *rest)
     rows = Rows.empty(config, 2, 12, 5)
@@ -327,7 +328,5 @@ def test_the_kernels_fill_and_read_the_cache_as_xla_does(
         for name in names:
             function = getattr(getattr(kv_cache, module), name)
             monkeypatch.setattr(getattr(kv_cache, module), name, partial(function, interpret=True))
-    if platform == "gpu":
-        params = qwen.unstack(params, base)
-    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, params)
+    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, qwen.publish(params, base, platform))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

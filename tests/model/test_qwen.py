@@ -11,6 +11,7 @@ import pytest
 
 from memsearcher_jax.model import qwen, weights
 from memsearcher_jax.model.config import REMAT, ModelConfig
+from memsearcher_jax.model.kv_cache import Cache, CacheView
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
 QWEN3 = partial(ModelConfig, 151_936, family="qwen3")
@@ -207,3 +208,14 @@ def test_a_product_of_bfloat16_is_written_as_float32_on_a_cpu_and_rounded_once()
         program = product.trace(x, y).lower(lowering_platforms=(platform,)).as_text()
         (dot,) = [line for line in program.splitlines() if "dot_general" in line]
         assert dot.endswith(f"tensor<16x16x{dtype}>")
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+def test_a_sampler_computes_the_same_from_published_weights(platform, base, make_params, make_rows, forward):
+    params, rows = make_params(base), make_rows(base, 2, 12)
+    published, specs = (qwen.publish(tree, base, platform) for tree in (params, qwen.param_specs(base)))
+    assert jax.tree.map(jnp.shape, published) == jax.tree.map(lambda spec: spec.shape, specs)
+    view = CacheView.of(Cache.empty(base, 2, 16), jnp.array([[0], [1]]), *[jnp.zeros(2, int)] * 2)
+    expected, ours = (jax.tree.leaves(forward(x, base, *rows, view)) for x in (params, published))
+    for x, y in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=0 if platform == "tpu" else 1e-5)
