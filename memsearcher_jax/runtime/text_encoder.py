@@ -45,7 +45,6 @@ _encode = jax.jit(bert.encode, static_argnames="config")
 class TextEmbedder:
     """An encoder with its tokenizer on a mesh. `params` is the tree of `bert.param_specs`, on every device."""
 
-    name: str  # identifies the vectors: see `_encoder_name`
     config: EncoderConfig
     params: Params
     mesh: Mesh
@@ -106,14 +105,8 @@ class TextEmbedder:
 
 
 def load(config: RetrievalConfig) -> TextEncoder:
-    """As `load_embedder`, as functions alone."""
-    embedder = load_embedder(config)
-    return TextEncoder(embedder.name, embedder.passages, embedder.queries)
-
-
-def load_embedder(config: RetrievalConfig) -> TextEmbedder:
-    """Load the encoder in the Hugging Face folder `config.encoder` onto this host's devices. Raises FileNotFoundError
-    or ValueError, in one line, for an incomplete folder or one not of the BERT family."""
+    """The encoder in the Hugging Face folder `config.encoder`, on this host's devices. Raises FileNotFoundError or
+    ValueError, in one line, for an incomplete folder or one not of the BERT family."""
     if not config.encoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
     shape, params = bert.load(config.encoder)
@@ -131,14 +124,14 @@ def load_embedder(config: RetrievalConfig) -> TextEmbedder:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
     devices = jax.local_devices(backend="cpu" if config.encoder_device == "cpu" else None)
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices)
-    return TextEmbedder(
-        name=_encoder_name(shape, params, tokenizer_json),
+    embedder = TextEmbedder(
         config=shape,
         params=jax.device_put(params, sharding.named_sharding(mesh, ())),
         mesh=mesh,
         query_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_query_tokens, shape.max_tokens)),
         passage_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_passage_tokens, shape.max_tokens)),
     )
+    return TextEncoder(_encoder_name(shape, params, tokenizer_json), embedder.passages, embedder.queries)
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:

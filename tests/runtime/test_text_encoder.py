@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.runtime import text_encoder
 from tests.runtime.encoder_files import SMALL, word_pieces, write_encoder
 
@@ -25,8 +26,8 @@ def folder(tmp_path) -> Path:
     return directory
 
 
-def load(folder, **settings) -> text_encoder.TextEmbedder:
-    return text_encoder.load_embedder(replace(SETTINGS, encoder=str(folder), **settings))
+def load(folder, **settings) -> TextEncoder:
+    return text_encoder.load(replace(SETTINGS, encoder=str(folder), **settings))
 
 
 def test_vectors_do_not_depend_on_the_batch(folder):
