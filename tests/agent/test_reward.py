@@ -80,19 +80,13 @@ def test_reward_of_odd_golden_answers(golden, value):
     assert reward.memsearcher_reward(transcript(" t </think> \\boxed{5}"), golden).value == value
 
 
-FAULTS = [StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE]
-
-
-@pytest.mark.parametrize("stop", [stop for stop in StopReason if stop not in (StopReason.ANSWERED, *FAULTS)])
-def test_only_an_answer_is_scored(stop):
+@pytest.mark.parametrize("stop", [stop for stop in StopReason if stop is not StopReason.ANSWERED])
+def test_only_an_answer_is_scored_and_a_fault_of_the_machinery_has_no_reward(stop):
     judged = reward.trajectory_reward(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
-    assert judged == reward.Reward(0.0, stop.value)
-
-
-@pytest.mark.parametrize("stop", FAULTS)
-def test_a_fault_of_the_machinery_has_no_reward(stop):
-    judged = reward.trajectory_reward(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])
-    assert math.isnan(judged.value) and judged.reason == f"lost: {stop.value}"
+    if stop in (StopReason.SEARCH_FAILED, StopReason.FAULT, StopReason.NOT_FINITE):
+        assert math.isnan(judged.value) and judged.reason == f"lost: {stop.value}"
+    else:
+        assert judged == reward.Reward(0.0, stop.value)
 
 
 @pytest.mark.parametrize(
