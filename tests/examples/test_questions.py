@@ -35,14 +35,14 @@ class WordCounter:
         return text if self.count(text) <= limit else " ".join(text.split(" ")[:limit])
 
 
-def play(question, answer, titles, pages=PAGES, agent=AGENT):
+def play(question, answer, titles):
     problem = Problem("1", question, (answer,), {"supporting_titles": titles})
     policy = QuestionDemonstrator(problem)
-    workflow = make_agent(agent).start(problem, WordCounter())
+    workflow = make_agent(AGENT).start(problem, WordCounter())
 
     def search(request: Search) -> tuple[SearchResult, ...]:
         found = [
-            Passage(title, f'"{title}"\n{text}') for title, text in pages.items() if request.queries[0].text in title
+            Passage(title, f'"{title}"\n{text}') for title, text in PAGES.items() if request.queries[0].text in title
         ]
         return (SearchResult(tuple(found[:1])),)
 
@@ -65,22 +65,6 @@ def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
         "Who is the director of film Ave Caesar!? Then: Where was that person born?",
         "Where was Alexander Korda born? Then: answer.",
         ANSWER,
-    ]
-
-
-def test_a_history_gets_as_a_thought_what_a_memory_would_hold():
-    agent = replace(AGENT, workflow="react", prompts="brief_react")
-    outcome, score = play(
-        "Where was the director of film Ave Caesar! born?",
-        "Túrkeve",
-        ["Alexander Korda", "Ave Caesar! (film)"],
-        agent=agent,
-    )
-    assert score == 1
-    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
-        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
-        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
-        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
     ]
 
 
