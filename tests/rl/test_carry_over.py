@@ -119,16 +119,6 @@ def sampled(steps):
     return functools.cache(lambda bound: steps(bound).run())
 
 
-def test_without_carry_over_a_step_trains_what_it_began(steps):
-    run = steps(0)
-    for step, (trajectories, carried) in enumerate(run.run(stop=2)):
-        jobs = make_jobs(problems(step), GROUP, step * PROMPTS)
-        expected, _ = run.driver.trajectories(jobs, run.params[step], KEY, lambda line: None, step)
-        assert trajectories == expected
-        assert carried == nothing_carried(step + 1, PROMPTS)
-    assert run.interrupted_tokens == 0
-
-
 @pytest.mark.parametrize("bound", [1, 2])
 def test_with_equal_weights_interruptions_change_no_trajectory(steps, bound):
     """A context that was interrupted is sampled again with the same draws, so its length is not selected for."""
