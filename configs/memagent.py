@@ -38,26 +38,30 @@ def memagent_7b() -> RunConfig:
 
 
 def tiny_memagent() -> RunConfig:
-    """Documents of 40 passages, some 10 chunks. From the weights of `tiny`, which write a memory and an answer in this
-    form but do not keep a fact, rewards alone taught nothing in 40 steps, and 8 steps of imitation before 12 of them
-    nothing either; a longer warm start is not measured yet.
-
-    python -m examples.warmstart.demonstrate --config tiny_memagent --steps 100 --out demos
-    python launch/sft.py --config tiny_memagent --sft.trajectories demos --out warm
-    python launch/tpu_train.py --config tiny_memagent --model.path warm
+    """Documents of 4 passages, about one in a chunk of 64 tokens; the test has up to 1,000. docs/train.md has the
+    results.
     """
     base = tiny()
     return replace(
         base,
-        agent=replace(base.agent, workflow="memagent", prompts="terse_memagent", observation_tokens=192),
-        sampling=replace(base.sampling, context_tokens=448),
-        training=replace(base.training, seq_len=480),
+        model=replace(base.model, path="package:tiny_memagent", tokenizer="package:tiny"),
+        agent=replace(base.agent, workflow="memagent", prompts="terse_memagent", observation_tokens=64),
+        sampling=replace(base.sampling, context_tokens=256),
+        training=replace(
+            base.training,
+            seq_len=256,
+            minibatch_contexts=80,
+            minibatch_rows=32,
+            grad_accum_steps=4,
+            logit_chunk=64,
+            learning_rate=4e-4,
+        ),
         data=replace(
             base.data,
             synthetic="documents",
-            encyclopedia=replace(base.data.encyclopedia, hops=(1,), train_questions=1_000, test_questions=48),
-            documents=DocumentConfig(train_passages=40, test_passages=(40, 400, 4_000)),
+            encyclopedia=replace(base.data.encyclopedia, hops=(1,), train_questions=1_000, test_questions=50),
+            documents=DocumentConfig(train_passages=4, test_passages=(10, 50, 100, 500, 1_000)),
         ),
-        reward=replace(base.reward, require_format=False),
-        rl=replace(base.rl, steps=60, prompts_per_step=8),
+        reward=memagent_7b().reward,
+        rl=replace(base.rl, steps=44, prompts_per_step=12, evaluate_every=0),
     )

@@ -38,6 +38,7 @@ DEVICES = {
     **dict.fromkeys(("tiny_memalpha", "tiny_memalpha_warmstart", "tiny_warmstart"), LAPTOP),
     **dict.fromkeys(("tiny_baselines_warmstart", "smollm2"), LAPTOP),
     "smollm2_warmstart": [(1, 1), (2, 2)],
+    "tiny_memagent_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
     "qwen05b": [(4, 4), (8, 8)],

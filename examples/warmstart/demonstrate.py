@@ -20,7 +20,12 @@ from memsearcher_jax.ranges import CountOrZero
 from memsearcher_jax.rl.setup import prepare
 from memsearcher_jax.types import ScoredTrajectory
 
-STEPS = {"tiny_warmstart": 400, "tiny_baselines_warmstart": 100, "tiny_memalpha_warmstart": 200}
+STEPS = {
+    "tiny_warmstart": 400,
+    "tiny_baselines_warmstart": 100,
+    "tiny_memagent_warmstart": 40,
+    "tiny_memalpha_warmstart": 200,
+}
 
 
 @dataclass(frozen=True)

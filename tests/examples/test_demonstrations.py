@@ -1,4 +1,4 @@
-"""The demonstrations that the packaged weights were trained on, token for token, as recorded from version 0.2.0."""
+"""The demonstrations that the packaged weights were trained on, token for token, as recorded when they were made."""
 
 import hashlib
 from itertools import groupby
@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from examples.warmstart import search, streams
+from examples.warmstart import documents, search, streams
 from examples.warmstart.record import open_run
 from memsearcher_jax.launch import cli
 
@@ -15,6 +15,8 @@ STEPS = {
     ("tiny_warmstart", 3): "9089891941126c81",
     ("tiny_baselines_warmstart", 0): "97515e5fb65ab310",
     ("tiny_baselines_warmstart", 3): "9718dc7c24641131",
+    ("tiny_memagent_warmstart", 0): "b2027b57e78c857b",
+    ("tiny_memagent_warmstart", 3): "7608b288b1534cf2",
     ("tiny_memalpha_warmstart", 0): "f08130e71d7d79e2",
     ("tiny_memalpha_warmstart", 3): "ce9e2a668aaa8046",
 }
@@ -52,7 +54,7 @@ def digest(demonstrations):
 
 
 def script_of(preset):
-    return streams if preset == "tiny_memalpha_warmstart" else search
+    return {"tiny_memalpha_warmstart": streams, "tiny_memagent_warmstart": documents}.get(preset, search)
 
 
 @pytest.mark.parametrize(("preset", "step"), STEPS)

@@ -25,6 +25,7 @@ WARM_STARTS = {
     "tiny_search_r1": "tiny_baselines_warmstart",
     "tiny_rag": "tiny_baselines_warmstart",
     "tiny_direct": "tiny_baselines_warmstart",
+    "tiny_memagent": "tiny_memagent_warmstart",
     "tiny_memalpha": "tiny_memalpha_warmstart",
 }
 # Bounds of exact match, sampled. Direct answers are guesses about entities that no policy has seen.

@@ -42,7 +42,8 @@ def make_documents(encyclopedia: EncyclopediaConfig, config: DocumentConfig) -> 
         chosen = [*needed, *rng.choices(others, k=max(0, passages - len(needed)))]
         rng.shuffle(chosen)
         metadata = question.metadata | ({"source": f"documents_{passages}"} if split == "test" else {})
-        return replace(question, metadata=metadata, stream=Stream("documents", tuple(texts[name] for name in chosen), ()))
+        stream = Stream("documents", tuple(texts[name] for name in chosen), ())
+        return replace(question, metadata=metadata, stream=stream)
 
     lengths = {"train": [config.train_passages], "test": config.test_passages or (config.train_passages,)}
     return {
