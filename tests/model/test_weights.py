@@ -30,8 +30,7 @@ def shard_files(folder):
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shard_bytes", [20_000, 5_000_000_000])
+@pytest.mark.parametrize(("dtype", "shard_bytes"), [("float32", 20_000), ("bfloat16", 5_000_000_000)])
 def test_a_round_trip_is_bit_exact(shard_bytes, dtype, variant, make_params, tmp_path):
     _, config = variant
     config = replace(config, param_dtype=dtype)
