@@ -14,6 +14,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import encode_line
+from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.retrieval import audit
@@ -39,7 +40,8 @@ def audit_questions(
     if not problems:
         raise ValueError(f"--audit {' '.join(entries)}: there are no questions with answers: name files of questions")
     synthetic = make_encyclopedia(data.encyclopedia).passages
-    searcher = open_searcher(config, out / INDEX, synthetic, load_encoder)
+    with announced("opening the index"):
+        searcher = open_searcher(config, out / INDEX, synthetic, load_encoder)
     audited = audit.audit(
         problems,
         searcher,
