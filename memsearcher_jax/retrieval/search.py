@@ -177,7 +177,7 @@ def linked_rows(corpus: Corpus, titles: Retriever, row: int) -> np.ndarray:
     """The first passages of the pages whose titles share the rarest words with the beginning of a passage's text."""
     text = corpus.contents[row].partition("\n")[2]
     (found_N,), _ = titles.search([" ".join(text.split()[:LINK_WORDS])], MAX_TOP_N)
-    first = {corpus.passage(row).title: row}  # so that what it links to seldom overtakes the passage itself
+    first: dict[str, int] = {}
     for found in found_N.tolist():
         first.setdefault(corpus.passage(found).title, found)
     return np.array(list(first.values())[:LINKS], np.int64)
