@@ -38,8 +38,8 @@ def memagent_7b() -> RunConfig:
 
 
 def tiny_memagent() -> RunConfig:
-    """Documents of 4 passages, about one in a chunk of 64 tokens; the test has up to 1,000. docs/train.md has the
-    results.
+    """Documents of 4 passages, about one in a chunk of 64 tokens; the test has up to 1,000. Remembering is learned,
+    leaving out is not yet: docs/train.md has the results.
     """
     base = tiny()
     return replace(
