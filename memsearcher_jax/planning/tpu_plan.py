@@ -88,7 +88,8 @@ def find_topology(name: str) -> Topology:
         if host_shape != shape:
             host_devices = topologies.get_topology_desc(f"{generation}:{host_shape}", platform="tpu").devices
     except Exception as error:  # libtpu raises many types
-        cause = error if importlib.util.find_spec("libtpu") else "the compiler is missing: pip install 'memsearcher_jax[tpu]'"
+        missing = "the compiler is missing: pip install 'memsearcher_jax[tpu]'"
+        cause = error if importlib.util.find_spec("libtpu") else missing
         raise ValueError(f"--topology {name}: {cause}") from error
     return Topology.of(generation, lengths, devices, host_devices)
 
