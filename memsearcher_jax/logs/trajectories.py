@@ -206,7 +206,8 @@ def encode_context(context: Context) -> dict[str, Any]:
 def decode_context(context: dict[str, Any]) -> Context:
     """The inverse of `encode_context`. Raises KeyError, TypeError or ValueError."""
     decoders = {"ids": int, "logprobs": decode_float, "sampled": bool}
-    decoded = Context(**context | {name: tuple(map(decode, context[name])) for name, decode in decoders.items()})
+    fields: dict[str, Any] = {name: tuple(map(decode, context[name])) for name, decode in decoders.items()}
+    decoded = Context(**context | fields)
     if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
         raise ValueError("a context's ids, logprobs and sampled differ in length")
     return decoded

@@ -116,6 +116,7 @@ def on_submesh(params: Params, mesh: Mesh) -> Params:
     """The full copy of `params` that is on the devices of `mesh`, as arrays of that mesh; nothing is transferred."""
 
     def local_array(x: Array) -> Array:
+        assert isinstance(x.sharding, NamedSharding)
         shards = {shard.device: shard.data for shard in x.addressable_shards}
         return jax.make_array_from_single_device_arrays(
             x.shape, NamedSharding(mesh, x.sharding.spec), [shards[device] for device in mesh.devices.flat]
