@@ -1,4 +1,4 @@
-"""A decoded token of the sampler on a CPU, beside llama.cpp with a GGUF file of the same shape. Random weights.
+"""Decoding on a CPU, compared with llama.cpp on a GGUF file of the same shape. Random weights.
 
 pip install llama-cpp-python gguf
 python benchmarks/llama.py --size smollm2 --dtype float32

@@ -43,8 +43,8 @@ ANSWERED = Turn(memory="Jaws is a thriller film of 1975", reply="Now I know.</th
 
 
 def test_every_field_of_a_trajectory_is_printed():
-    told = {"question": "Who directed Jaws?", "counts": {"memory_cuts": 2}}
-    output = shown(SEARCHED, ANSWERED, **told, reward=0.8, reason="f1")
+    known = {"question": "Who directed Jaws?", "counts": {"memory_cuts": 2}}
+    output = shown(SEARCHED, ANSWERED, **known, reward=0.8, reason="f1")
     for part in (
         "Who directed Jaws?",
         "turn 1",
