@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memsearcher_jax.model import qwen
+from memsearcher_jax.model import projections, qwen
 from memsearcher_jax.model.config import LORA_TARGETS, ModelConfig
 from memsearcher_jax.model.hf_config import read_json, write_json
 from memsearcher_jax.model.qwen import Params, ParamSpec
@@ -157,7 +157,7 @@ def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base:
 
 
 def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    (a_axes, b_axes), dtype = qwen.adapter_axes(weight.axes[1:]), jnp.dtype("float32")
+    (a_axes, b_axes), dtype = projections.adapter_axes(weight.axes[1:]), jnp.dtype("float32")
     sizes = dict(zip(weight.axes, weight.shape, strict=True)) | {"rank": rank}
     pair = {"a": (weight.axes[0], *a_axes), "b": (weight.axes[0], *b_axes)}
     return {name: ParamSpec(tuple(sizes[axis] for axis in axes), dtype, axes) for name, axes in pair.items()}

@@ -6,10 +6,9 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +34,7 @@ from memsearcher_jax.model.axes import (
 )
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
+from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, adapter_axes, project
 from memsearcher_jax.model.splash_attention import splash_attention
 from memsearcher_jax.model.triton_attention import triton_attention
 
@@ -352,95 +352,6 @@ def _take_embeddings_backward(vocab_size: int, ids_BT: Array, dx_BTD: Array) -> 
 
 
 _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
-
-
-class InputFirst(NamedTuple):
-    """A projection whose input axes come first."""
-
-    weight: Array
-
-
-class AdaptedWeight(NamedTuple):
-    """A projection, and the LoRA adapters that were added to it."""
-
-    weight: Array
-    a: Array | None = None  # [rank, *input axes]
-    b: Array | None = None  # [*output axes, rank]
-    scale: float = 1.0
-
-
-def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The logical axes of adapters A and B of a projection, whose output axes come first."""
-    # The output is heads and head size, or features; or "embed" alone, into the residual stream.
-    split = 1 if axes[0] == "embed" else len(axes) - 1
-    return ("rank", *axes[split:]), (*axes[:split], "rank")
-
-
-def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst) -> Array:
-    """`einsum` of activations and a weight, in the type of `x`.
-
-    The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
-    JAX's own gradient of an up projection would read the larger. With adapters this gradient, which is as large as the
-    weight, is never computed: A and B get theirs from products of their rank.
-    """
-    if isinstance(weight, InputFirst):  # as a product of one matrix: of more dimensions a CPU would copy the weight
-        x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
-        matrix_IO = weight.weight.reshape(x.shape[-1], -1)
-        out = einsum("BTI,IO->BTO", x, matrix_IO).reshape(*x.shape[:2], *weight.weight.shape[1:])
-        product_axes = "BT" + "".join(axis for axis in weight_axes if axis not in x_axes)
-        return jnp.transpose(out, [product_axes.index(axis) for axis in out_axes])
-    weight, a, b, scale = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
-    return cast("Array", _project(subscripts, scale, x, weight, a, b))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _project(subscripts: str, scale: float, x: Array, weight: Array, a: Array | None, b: Array | None) -> Array:
-    return einsum(subscripts, x, weight)
-
-
-def _project_forward(
-    subscripts: str, scale: float, x: Array, weight: Array, *adapters: Array | None
-) -> tuple[Array, tuple[Array | None, ...]]:
-    return einsum(subscripts, x, weight), (x, weight, *adapters)
-
-
-def _project_backward(subscripts: str, scale: float, saved: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
-    """With y = x (W + scale B A)^T: dA = scale (dy B)^T x and dB = scale dy^T (x A^T)."""
-    (x, weight, a, b), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
-    dx = einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
-    if a is None:
-        (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
-        # In another order of the result jnp.einsum would exchange the operands.
-        order = "".join(axis for axis in axes + other if axis in weight_axes)
-        dweight = einsum(f"{axes},{other}->{order}", smaller, larger)
-        return dx, jnp.einsum(f"{order}->{weight_axes}", dweight), None, None
-    a_axes = "R" + "".join(axis for axis in weight_axes if axis in x_axes)
-    b_axes = "".join(axis for axis in weight_axes if axis in out_axes) + "R"
-
-    def product(subscripts: str, x: Array, y: Array) -> Array:
-        operands = x.astype(dout.dtype), y.astype(dout.dtype)
-        return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
-
-    da = product(f"BTR,{x_axes}->{a_axes}", product(f"{out_axes},{b_axes}->BTR", dout, b), x)
-    db = product(f"{out_axes},BTR->{b_axes}", dout, product(f"{x_axes},{a_axes}->BTR", x, a))
-    return dx, None, scale * da, scale * db
-
-
-_project.defvjp(_project_forward, _project_backward)
-
-
-def einsum(subscripts: str, x: Array, y: Array) -> Array:
-    """`jnp.einsum`, in the type of `x`, accumulated in float32.
-
-    On a CPU the product is rounded after it was written in float32: XLA's CPU kernels for bfloat16 (AMX, AVX512-BF16)
-    are used for products in float32 only. Elsewhere that would exchange twice the bytes between devices.
-    """
-
-    def rounded(x: Array, y: Array) -> Array:
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        return jnp.einsum(subscripts, x, y, preferred_element_type=wide).astype(x.dtype)
-
-    return jax.lax.platform_dependent(x, y, cpu=rounded, default=functools.partial(jnp.einsum, subscripts))
 
 
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:

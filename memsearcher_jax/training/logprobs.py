@@ -9,7 +9,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from memsearcher_jax.model import qwen
+from memsearcher_jax.model import projections, qwen
 from memsearcher_jax.model.axes import pmax, shard_map_by_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
@@ -121,8 +121,8 @@ def _target_scores_bwd(
         grad_logits_BcV = grad_logprob_Bc[..., None] * (is_target_BcV - probability_BcV)
         grad_logits_BcV -= grad_entropy_Bc[..., None] * probability_BcV * (logits_BcV - mean_Bc1)
         grad_logits_BcV = (grad_logits_BcV / temperature).astype(table_VD.dtype)
-        grad_hidden_BcD = qwen.einsum("BcV,VD->BcD", grad_logits_BcV, table_VD)
-        grad_table_DV += qwen.einsum("BcD,BcV->DV", hidden_BcD, grad_logits_BcV)
+        grad_hidden_BcD = projections.einsum("BcV,VD->BcD", grad_logits_BcV, table_VD)
+        grad_table_DV += projections.einsum("BcD,BcV->DV", hidden_BcD, grad_logits_BcV)
         return grad_table_DV, _write_chunk(grad_hidden_BTD, grad_hidden_BcD, index)
 
     # Transposed, the layout in which `all_gather_param` scatters it: otherwise the compiler copies it.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import qwen, weights
+from memsearcher_jax.model import projections, qwen, weights
 from memsearcher_jax.model.config import REMAT, ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView
 
@@ -194,13 +194,13 @@ def test_gradients_of_a_projection_are_those_of_the_product(subscripts, x_shape,
     def gradients(product):
         return jax.jit(lambda x, weight: jax.vjp(partial(product, subscripts), x, weight)[1](dout))(x, weight)
 
-    ours, theirs = gradients(qwen.project), gradients(jnp.einsum)
+    ours, theirs = gradients(projections.project), gradients(jnp.einsum)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
 
 
 def test_a_product_of_bfloat16_is_written_as_float32_on_a_cpu_and_rounded_once():
     x, y = (jax.random.normal(jax.random.key(seed), (16, 64), jnp.bfloat16) for seed in range(2))
-    product = jax.jit(partial(qwen.einsum, "TD,FD->TF"))
+    product = jax.jit(partial(projections.einsum, "TD,FD->TF"))
     exact = np.asarray(x, np.float64) @ np.asarray(y, np.float64).T
     np.testing.assert_allclose(np.asarray(product(x, y), np.float64), exact, rtol=2**-8, atol=1e-5)
     # On a TPU mesh the devices would exchange their parts of a product in float32.
