@@ -6,8 +6,7 @@ python tests/fault_injection/run_job.py --config tiny --kill 1@step2:update --si
 Every host is a process: launch/tpu_train.py with CPU devices, over gloo. All get the arguments after --. A job whose
 hosts were killed or exited with status 85 is restarted, as a JobSet does. A fault is written HOST@stepN:PHASE+SECONDS:
 it is triggered SECONDS after this host has begun this phase of this step, both counted from 0; the phases are rollout,
-rewards, gather, update, publish, evaluate and write. With --search_outage all hosts search through
-launch/serve_search.py. Finally a second job runs without faults, and both are compared.
+rewards, gather, update, publish, evaluate and write. Finally a second job runs without faults, and both are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,6 @@ from typing import Annotated
 import faulty_host
 import tyro
 from faulty_host import Fault
-from search_service import FaultySearchService, write_questions
 
 from memsearcher_jax.launch import cli, tpu_train
 from memsearcher_jax.launch.activity import announced
@@ -56,18 +54,10 @@ class Job:
     hosts: int
     devices: int
     faults: Sequence[Fault] = ()
-    search: FaultySearchService | None = None
     attempts: list[list[int]] = field(default_factory=list)  # exit statuses
-    disturbed: list[Fault] = field(default_factory=list)  # faults passed to the search service
 
-    def run(
-        self, max_restarts: int, before_restart: Callable[[], object] = lambda: None, *, after_failures: bool = False
-    ) -> bool:
-        """Starts the job and restarts it as a JobSet does, and `after_failures` of the program also then.
-
-        Returns whether all hosts finished.
-        """
-        recoverable = (*RESTARTED, 1) if after_failures else RESTARTED
+    def run(self, max_restarts: int) -> bool:
+        """Starts the job and restarts it as a JobSet does; returns whether all hosts finished."""
         self._triggered.mkdir(exist_ok=True)
         attempt = 0
         while True:
@@ -77,25 +67,19 @@ class Job:
             self.attempts.append(statuses)
             seconds = time.monotonic() - start
             print(f"attempt {attempt}: {describe(statuses)} after {seconds:.0f} s; {self._newest()}", flush=True)
-            lines = [line[:300] for line in self.log(attempt).splitlines() if LOG_LINES.search(line)]
+            logs = [self._log_file(attempt, host).read_text(errors="replace") for host in range(self.hosts)]
+            lines = [line[:300] for log in logs for line in log.splitlines() if LOG_LINES.search(line)]
             for line in dict.fromkeys(lines):
                 print(f"    {line}", flush=True)
             if not any(statuses):
                 return True
-            if attempt == max_restarts or not set(statuses) <= set(recoverable):
+            if attempt == max_restarts or not set(statuses) <= set(RESTARTED):
                 break
-            before_restart()
             attempt += 1
-        for host in range(self.hosts):
-            log = self._log_file(attempt, host)
-            print(f"--- the last lines of {log}")
-            print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+        for host, log in enumerate(logs):
+            print(f"--- the last lines of {self._log_file(attempt, host)}")
+            print("\n".join(log.splitlines()[-15:]), flush=True)
         return False
-
-    def log(self, attempt: int) -> str:
-        """The output of all hosts."""
-        files = (self._log_file(attempt, host) for host in range(self.hosts))
-        return "\n".join(file.read_text(errors="replace") for file in files)
 
     def triggered(self, fault: Fault) -> bool:
         return (self._triggered / str(fault.number)).exists()
@@ -112,8 +96,6 @@ class Job:
         return f"newest checkpoint: step {steps[-1]}" if steps else "no checkpoint"
 
     def _attempt(self, attempt: int) -> list[int]:
-        if self.search:
-            self.search.wait()
         port, processes = free_port(), []
         command = [sys.executable, faulty_host.__file__, *self.arguments, "--out", str(self.out), "--start_or_resume"]
         for host in range(self.hosts):
@@ -131,24 +113,17 @@ class Job:
             with open(self._log_file(attempt, host), "w") as log:
                 processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
-            return wait_for(processes, self._disturb_search)
+            return wait_for(processes)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
 
-    def _disturb_search(self) -> None:
-        for fault in self.faults:
-            if self.search and fault.kind == "search_outage" and self.triggered(fault) and fault not in self.disturbed:
-                self.disturbed.append(fault)
-                self.search.interrupt(fault.seconds)
 
-
-def wait_for(processes: Sequence[subprocess.Popen], poll: Callable[[], None]) -> list[int]:
+def wait_for(processes: Sequence[subprocess.Popen]) -> list[int]:
     """The statuses of all; -SIGALRM for those still running GRACE_SECONDS after the first failure."""
     first_failure = None
     while any(process.poll() is None for process in processes):
-        poll()
         time.sleep(0.1)
         if first_failure is None and any(process.poll() for process in processes):
             first_failure = time.monotonic()
@@ -216,15 +191,12 @@ class RunJob:
     """kill -9."""
     sigterm: Faults = ()
     """SIGTERM."""
-    search_outage: Faults = ()
-    """The search service is down for SECONDS."""
     out: cli.Directory = None
     """Directory to keep everything in. Default: a temporary one."""
 
     def faults(self) -> list[Fault]:
         """All faults in the order of the flags. Raises ValueError."""
-        kinds = ("kill", "sigterm", "search_outage")
-        given = [(kind, text) for kind in kinds for text in getattr(self, kind)]
+        given = [(kind, text) for kind in faulty_host.SIGNALS for text in getattr(self, kind)]
         faults = [Fault.parse(kind, text, number) for number, (kind, text) in enumerate(given)]
         for fault in faults:
             if fault.host >= self.hosts:
@@ -247,17 +219,12 @@ def main(argv: Sequence[str]) -> None:
         stack.callback(signal.signal, signal.SIGTERM, handler)
         folder = flags.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="run-job-")))
         folder.mkdir(exist_ok=True, parents=True)
-        search = None
-        if flags.search_outage:
-            service = FaultySearchService(flags.config, folder, free_port())
-            search = stack.enter_context(contextlib.closing(service))
-            arguments += [*write_questions(flags.config, folder / "questions.jsonl"), *search.flags]
-        job = Job(arguments, folder / "run", folder, flags.hosts, flags.devices, faults, search)
+        job = Job(arguments, folder / "run", folder, flags.hosts, flags.devices, faults)
         if not job.run(MAX_RESTARTS):
             raise SystemExit("the job did not finish")
         if not faults:
             return
-        reference = Job(arguments, folder / "reference", folder, flags.hosts, flags.devices, search=search)
+        reference = Job(arguments, folder / "reference", folder, flags.hosts, flags.devices)
         if not reference.run(0):
             raise SystemExit("the reference job did not finish")
         failures = [f"never triggered: {fault}" for fault in faults if not job.triggered(fault)]
