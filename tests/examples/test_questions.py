@@ -1,4 +1,4 @@
-"""Scripted answers to real questions: the script, the steps of questions, and what of its trajectories is imitated."""
+"""Scripted answers to real questions: the steps of questions, and what of the script's trajectories is imitated."""
 
 import hashlib
 import json
@@ -8,82 +8,11 @@ import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate, questions, split_questions
-from examples.warmstart.questions import ANSWER, QuestionDemonstrator, decompose, steps
-from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.registry import make_agent
-from memsearcher_jax.agent.reward import exact_match
-from memsearcher_jax.agent.run import run_workflow
+from examples.warmstart.questions import decompose, steps
 from memsearcher_jax.launch import cli
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import setup
-from memsearcher_jax.types import Passage, Problem, Search, SearchResult, StopReason
-
-PAGES = {
-    "Ave Caesar! (film)": "Ave Caesar! is a 1919 Hungarian film. It was directed by Alexander Korda, who was famous.",
-    "Alexander Korda": "Sir Alexander Korda (born in Túrkeve, Hungary) was a director. He died in London in 1956.",
-    "Ed Roland": "Ed Roland is the lead vocalist of Collective Soul.",
-    "Adam Duritz": "Adam Duritz is the vocalist of Counting Crows.",
-}
-AGENT = AgentConfig(prompts="brief", default_top_n=1)
-
-
-class WordCounter:
-    def count(self, text):
-        return len(text.split())
-
-    def clip(self, text, limit):
-        return text if self.count(text) <= limit else " ".join(text.split(" ")[:limit])
-
-
-def play(question, answer, titles):
-    problem = Problem("1", question, (answer,), {"supporting_titles": titles})
-    policy = QuestionDemonstrator(problem)
-    workflow = make_agent(AGENT).start(problem, WordCounter())
-
-    def search(request: Search) -> tuple[SearchResult, ...]:
-        found = [
-            Passage(title, f'"{title}"\n{text}') for title, text in PAGES.items() if request.queries[0].text in title
-        ]
-        return (SearchResult(tuple(found[:1])),)
-
-    outcome = run_workflow(workflow, policy, search)
-    assert outcome.stop is StopReason.ANSWERED
-    return outcome, exact_match(outcome.answer, (answer,))
-
-
-def test_it_follows_a_link_and_writes_what_is_next_into_the_memory():
-    titles = ["Alexander Korda", "Place of birth", "Ave Caesar! (film)"]
-    outcome, score = play("Where was the director of film Ave Caesar! born?", "Turkeve", titles)
-    assert score == 0 and outcome.answer == "Túrkeve", "the answer is copied as the page writes it"
-    assert [turn.queries[0].text for turn in outcome.turns[:-1]] == ["Ave Caesar", "Alexander Korda"]
-    assert [turn.memory for turn in outcome.turns] == [
-        "",
-        "Who is the director of film Ave Caesar!? Alexander Korda. Next: Where was Alexander Korda born?",
-        "Where was Alexander Korda born? Túrkeve. Next: answer Túrkeve.",
-    ]
-    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns] == [
-        "Who is the director of film Ave Caesar!? Then: Where was that person born?",
-        "Where was Alexander Korda born? Then: answer.",
-        ANSWER,
-    ]
-
-
-def test_a_question_that_names_no_relation_is_followed_by_its_pages():
-    titles = ["Ave Caesar! (film)", "Alexander Korda"]
-    outcome, _ = play("Where was the man behind Ave Caesar! born?", "Túrkeve", titles)
-    assert outcome.answer == "Túrkeve"
-    assert [turn.reply.partition("</think>")[0] for turn in outcome.turns[:-1]] == [
-        "Ave Caesar. Then: another page.",
-        "Where was the man behind Ave Caesar! born? Then: answer.",
-    ]
-    assert outcome.turns[1].memory == "It was directed by Alexander Korda. Next: Alexander Korda."
-
-
-def test_a_long_question_is_not_repeated_in_the_memory():
-    question = f"{'Of all people who sang in a band of any kind, ' * 3}what is Ed Roland's role?"
-    outcome, score = play(question, "lead vocalist", ["Ed Roland"])
-    assert score == 1 and outcome.turns[-1].memory == "Ed Roland is the lead vocalist. Next: answer lead vocalist."
-
+from memsearcher_jax.types import Problem
 
 REST = "Who is the father of B. Hay?"
 

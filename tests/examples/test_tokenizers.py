@@ -6,15 +6,11 @@ from tokenizers import Tokenizer
 
 from examples.warmstart import tokenizers
 from examples.warmstart.tokenizers import CALL_PARTS, EMBEDDING_ROWS, MEMALPHA, TINY
-from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
-from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_stories
 from memsearcher_jax.model import weights
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 OLD, NEW = map(ChatTokenizer.load, (TINY, MEMALPHA))
-STORIES = make_stories(SyntheticStreamConfig(seed=7), 6)
-ENCYCLOPEDIA = make_encyclopedia(EncyclopediaConfig(seed=0))
 CHAT = '<|im_start|>assistant\n<think>a</think>\n<tool_call>{"name": "x"}</tool_call><|im_end|>'
 
 
@@ -23,21 +19,6 @@ def test_packaged_tokenizers_are_reproducible(name, packaged, tmp_path):
     tokenizers.main([name, str(tmp_path)])
     for file in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / file).read_bytes() == (packaged / file).read_bytes(), "what it was made from has changed"
-
-
-def test_a_name_has_the_same_tokens_in_every_text():
-    """So that copying a name is copying ids."""
-    for name in ENCYCLOPEDIA.entities:
-        name_ids = TOKENIZER.encode(name).ids
-        for text in (
-            f'"{name}"\n',
-            f"Where is {name} based?",
-            f"{name}'s",
-            f'"query": "{name}"}}}}',
-            f"\\boxed{{{name}}}.",
-        ):
-            ids = TOKENIZER.encode(text).ids
-            assert any(ids[start : start + len(name_ids)] == name_ids for start in range(len(ids))), (name, text)
 
 
 @pytest.mark.parity
