@@ -36,21 +36,6 @@ def test_recorded_extractions(recorded):
 
 
 @pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("<tool_call> a </tool_call>\n<tool_call>b</tool_call>", ["a", "b"]),
-        ("<tool_call></tool_call>", [""]),
-        ("<tool_call>a<tool_call>b</tool_call>c</tool_call>", ["a<tool_call>b"]),
-        ("<tool_call>a</tool_call></tool_call><tool_call>", []),
-        ("<tool_call>a", []),
-        ("<TOOL_CALL>a</TOOL_CALL>", []),
-    ],
-)
-def test_tool_calls(text, calls):
-    assert protocol.tool_calls(text) == calls
-
-
-@pytest.mark.parametrize(
     ("text", "answer"),
     [
         (r"\boxed{a}", "a"),

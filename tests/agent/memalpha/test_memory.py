@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Item, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Memory, Status, Store, as_text
 from memsearcher_jax.agent.memalpha.tools import DELETE, INSERT, SEARCH, UPDATE, Call, parse_arguments, run_call
 
 ALL_TOOLS = (INSERT, UPDATE, DELETE, SEARCH)
@@ -25,42 +25,6 @@ class StubCounter:
 
 
 COUNTER = StubCounter()
-
-
-def filled(*texts: str, store: Store = SEMANTIC) -> Memory:
-    memory = Memory()
-    for text in texts:
-        memory, _ = memory.insert(store, text, COUNTER)
-    return memory
-
-
-def test_insert_update_delete():
-    memory = filled("a", "b b", "c")
-    memory, updated = memory.update(SEMANTIC, "B", "0001", COUNTER)
-    assert updated == CallResult(Status.OK, item=Item("0001", "B", 1))
-    assert tuple(memory.semantic) == (Item("0000", "a", 1), Item("0001", "B", 1), Item("0002", "c", 1))
-    memory, deleted = memory.delete(SEMANTIC, "0000")
-    assert deleted == CallResult(Status.OK)
-    memory, again = memory.insert(SEMANTIC, "a", COUNTER)
-    assert again.item.id == "0003", "the id of a deleted item is gone for good"
-
-
-def test_duplicate_content_is_skipped():
-    memory = filled("a")
-    assert memory.insert(SEMANTIC, "a", COUNTER) == (memory, CallResult(Status.SKIPPED))
-    for other in ("A", "a ", ["a"]):
-        assert memory.insert(SEMANTIC, other, COUNTER)[1].status is Status.OK
-    assert memory.insert(EPISODIC, "a", COUNTER)[1].item.id == "0001", "one counter for both stores"
-
-
-def test_updating_an_unknown_id_fails_and_deleting_it_is_idle():
-    memory = filled("a")
-    for item_id in ("0001", "", None, 0, ["0000"]):
-        same, result = memory.update(SEMANTIC, "b", item_id, COUNTER)
-        assert same is memory
-        assert result.error.kind is ErrorKind.INVALID
-        assert memory.delete(SEMANTIC, item_id) == (memory, CallResult(Status.OK, idle=True))
-    assert memory.delete(EPISODIC, "0000") == (memory, CallResult(Status.OK, idle=True))
 
 
 def test_the_core_can_be_replaced_and_emptied_but_not_inserted():
@@ -96,16 +60,6 @@ def test_a_disabled_store_refuses_every_operation(store):
     ):
         assert same is memory
         assert result.error.kind is ErrorKind.INVALID
-
-
-@pytest.mark.parametrize(
-    ("content", "text"), [("a b", "a b"), (5, "5"), (["a", 2], "a 2"), (None, "None"), ({"a": 1}, "{'a': 1}")]
-)
-def test_content_of_other_types_is_kept_and_counted_as_text(content, text):
-    memory, result = Memory().insert(EPISODIC, content, COUNTER)
-    assert result.item == Item("0000", content, COUNTER.count(text))
-    assert as_text(content) == result.item.text == text
-    assert memory.tokens == COUNTER.count(text)
 
 
 contents = st.sampled_from(["a", "b b", "", "c, d", "long " * 30, 7, None, ["x", "y"]])

@@ -16,18 +16,6 @@ IDLE = CallResult(Status.OK, idle=True)
 FAILED = CallResult(Status.ERROR, CallError(ErrorKind.INVALID, "no"))
 
 
-def test_a_stream_by_hand():
-    given_ = {"memory_tokens": 25, "stream_tokens": 100, "calls_C": [1.0, 0.5], "content_C": [1.0, 0.0]}
-    ours = stream_reward([1.0, 0.0], **given_, config=MemalphaRewardConfig())
-    assert ours.value_C == pytest.approx((0.5 + 0.05 * 0.75 + 1.0 + 0.1, 0.5 + 0.05 * 0.75 + 0.5))
-    assert (ours.answers, ours.compression) == (0.5, 0.75)
-    config = MemalphaRewardConfig(compression_weight=1.0, content_weight=4.0, threshold=0.5)
-    ours = stream_reward([1.0, 0.0], **given_, config=config)
-    assert ours.value_C == pytest.approx((1.0 + 0.75 + 1.0 + 4.0, 1.0 + 0.75 + 0.5))
-    unjudged = stream_reward([1.0], **(given_ | {"content_C": None}), config=config)
-    assert unjudged.value_C == pytest.approx((1.0 + 0.75 + 1.0, 1.0 + 0.75 + 0.5))
-
-
 def test_failed_verdicts_lose_a_context_only_where_they_count():
     parts = {"memory_tokens": 0, "stream_tokens": 2, "calls_C": [1.0], "content_C": [math.nan]}
     assert math.isnan(stream_reward([1.0], **parts, config=MemalphaRewardConfig()).value_C[0])
@@ -56,41 +44,9 @@ def test_calls_reward(results, ours, original):
     assert rewards.calls_reward(results, MemalphaRewardConfig(count_idle_deletes=True)) == original
 
 
-def test_content_reward():
-    assert rewards.content_reward([True, False, False, True]) == 0.5
-    assert rewards.content_reward([]) == 0.0
-    assert rewards.content_reward([True, None]) == 1.0
-    assert math.isnan(rewards.content_reward([None]))
-
-
 @pytest.mark.parametrize(
     ("source", "prediction", "gold", "score"),
     [
-        ("squad", "In 1990.", ["1990", "nineties"], 1.0),
-        ("squad", "The nineties", ["1990", "nineties"], 0.0),
-        ("squad", "<think>Rome</think> Paris", "rome", 0.0),
-        ("squad", "<think>Rome", "empty", 1.0),
-        ("hotpotqa", "Yes", {"text": "yes"}, 1.0),
-        ("perltqa", "coffee", "Tea; COFFEE ;milk", 1 / 3),
-        ("booksum", "the whale", "Whale, Ahab", 0.5),
-        ("booksum", "the whale", ["Whale", "ship"], 0.5),
-        ("infbench_sum_eng_shots2", "one line\nAnswer: the cat", "the cat", 1.0),
-        ("infbench_qa", "running cats", "cat runs", 0.5),
-        ("pubmed-rct", "\\boxed{'3'} or \\boxed{4}", "3", 1.0),
-        ("pubmed-rct", "\\boxed{3}", "03", 0.0),
-        ("pubmed-rct", "<answer> 3 </answer> \\boxed{4}", 3, 1.0),
-        ("ttl_train_x", "\\box{7}", "7", 1.0),
-        ("ruler_qa", "It is Paris", ["London", ["Paris"]], 1.0),
-        ("ruler_qa", "It is Paris", [], 0.0),
-        ("eventqa_full", "a met B", ["A met", "b"], 1.0),
-        ("eventqa_full", "a met B", ["A met", "c"], 0.0),
-        ("eventqa_full", "a met B", [], 0.0),
-        ("eventqa_full", "room 0", 0, 1.0),
-        ("detectiveqa", "so \\boxed{B {x}}", "B {x}", 1.0),
-        ("detectiveqa", "\\boxed{A}", ["B"], 0.0),
-        ("detectiveqa", "\\boxed{A", "A", 0.0),
-        ("longmemeval_s*", "The answer", "answer", 1.0),
-        ("something else", "The answer", "an Answer!", 1.0),
         ("squad", "It was Paris", [None, "Paris"], 1.0),  # what is missing is left out
         ("booksum", "none but the whale", ["whale", None, "ship"], 0.5),
         # Corrections of the original:
@@ -101,7 +57,7 @@ def test_content_reward():
         ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # a list stands for its first
     ],
 )
-def test_scores_by_source(source, prediction, gold, score):
+def test_what_is_missing_and_corrections_of_the_original(source, prediction, gold, score):
     assert question_score(source, prediction, gold) == pytest.approx(score)
 
 

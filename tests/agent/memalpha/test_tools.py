@@ -15,41 +15,6 @@ from memsearcher_jax.agent.memalpha.tools import Call
 FUNCTION, ARGS = "✿FUNCTION✿", "✿ARGS✿"
 
 
-def written(name: str, arguments: dict | str) -> str:
-    body = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f"{FUNCTION}: {name}\n{ARGS}: {body}\n"
-
-
-@pytest.mark.parametrize(
-    ("reply", "calls"),
-    [
-        ("Done", ()),
-        (f"{FUNCTION}: a", ()),
-        (f"{FUNCTION}: a\n{ARGS}:", ()),
-        (f"{FUNCTION}: a\n{ARGS}: ", (Call("a", ""),)),
-        (f"{FUNCTION}:{ARGS}: {{}}", ()),
-        (f"{FUNCTION}: {ARGS}: {{}}", (Call("", "{}"),)),
-        (f"{FUNCTION}:  a b {ARGS}:{{}} tail", (Call("a b", "{}"),)),
-        (f"{FUNCTION}: a\nb\n{ARGS}: {{}}", ()),
-        (f"{FUNCTION}: a\n{ARGS}: x ✿ y", ()),
-        (f"{FUNCTION}: a\n{ARGS}: x\n✿FUNC", ()),
-        (f"{FUNCTION}: a\n{ARGS}: x\n✿RETURN✿ y", (Call("a", "x"),)),
-        (f"{FUNCTION}: a\n{ARGS}: ```json\n{{}}\n``` so", (Call("a", "```json\n{}\n```"),)),
-        (f"{FUNCTION}: a {ARGS}: x ✿RESULT✿ {ARGS}: y ✿", (Call("a", "x"),)),
-        ('<tool_call>{"name": "a", "arguments": {}}</tool_call>', ()),
-    ],
-)
-def test_call_syntax(reply, calls):
-    assert tools.tool_calls(reply) == calls
-
-
-def test_fabricated_results_and_old_tags_end_the_reply():
-    assert tools.truncate_reply("x \n✿RESULT✿: ok\n" + written("a", "{}")) == "x"
-    assert tools.truncate_reply("x ✿RESULT✿ ok") == "x ✿RESULT✿ ok"
-    assert tools.truncate_reply("x</done> y</memory_insert>z") == "x</done> y</memory_insert>"
-    assert tools.truncate_reply(" Done\n") == " Done\n"
-
-
 @pytest.mark.parametrize("hole", [" ", "\n", f"{FUNCTION}:", f"{FUNCTION}: a {ARGS}:", f" {ARGS}:", "✿"])
 def test_finding_calls_takes_bounded_time(hole):
     started = time.process_time()
@@ -151,23 +116,6 @@ def test_search_is_not_offered_by_default(token_counter):
     assert result.error == CallError(ErrorKind.MISSING, "there is no tool 'search_memory'")
     off = Memory(enabled=frozenset({Store.CORE}))
     assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error.kind is ErrorKind.INVALID
-
-
-def test_a_failed_call_does_not_stop_the_next(token_counter):
-    item = {"memory_type": "semantic_memory", "content": "red apple"}
-    calls = [
-        Call("new_memory_insert", json.dumps(item)),
-        Call("new_memory_insert", "nothing"),
-        Call("new_memory_insert", json.dumps(item | {"content": "blue sky"})),
-        Call("new_memory_insert", json.dumps(item)),
-        Call("search_memory", '{"memory_type": "semantic", "query": "sky"}'),
-    ]
-    memory, results = tools.run_calls(Memory(), calls, token_counter, offered=(*tools.OFFERED, tools.SEARCH))
-    assert [result.status for result in results] == [
-        *(Status.OK, Status.ERROR, Status.OK, Status.SKIPPED, Status.OK),
-    ]
-    assert [item.text for item in memory.semantic] == ["red apple", "blue sky"]
-    assert [item.text for item, _ in results[-1].hits] == ["red apple", "blue sky"], "equal scores keep their order"
 
 
 bits = st.sampled_from(

@@ -178,6 +178,15 @@ def test_a_context_shows_the_memory_and_one_chunk():
     assert outcome.turns[2].memory == requests[2].text["memory"]
 
 
+def test_the_length_of_a_context_does_not_depend_on_that_of_the_stream():
+    chunks, note = ["word " * 40] * 300, insert("note " * 10)
+    outcome, requests = run(chunks, [note.replace("note", f"note{n}", 1) for n in range(300)])
+    assert outcome.counts["stream_tokens"] == 12_000 and outcome.counts["memory_items"] == 300
+    tokens = [COUNTER.count(str(request.text)) for request in requests]
+    assert max(tokens) <= COUNTER.count(str(PROMPTS.chunk_prompt("", chunks[0]))) + AGENT.memory_tokens
+    assert max(tokens[30:]) - min(tokens[30:]) < 20
+
+
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.FORGED_TURN])
 def test_the_calls_of_a_truncated_reply_are_run(finish):
     outcome, _ = run(["one", "two"], [Completion(insert("kept") + insert("cut off")[:-3], finish), "Done"])
