@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from memsearcher_jax.config import RunConfig, agent_of
+from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> None:
             begin("loading the compiler")
             from memsearcher_jax.planning import tpu_plan
 
+            probe_own_files(config)
             topology = tpu_plan.find_topology(flags.topology)
             plan = plan_fastest if flags.suggest else plan_run
             result = plan(config, flags, topology, begin)
@@ -89,6 +91,25 @@ def main(argv: Sequence[str]) -> None:
         ways = "a larger slice, --suggest, --model.remat nothing_saveable"
         print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, {ways}")
         raise SystemExit(DOES_NOT_FIT)
+
+
+def probe_own_files(config: RunConfig) -> None:
+    """Tries an agent or a reward in a file on a synthetic problem, unless a server or a run has its tools.
+
+    Raises ValueError with one line that names file and line of a mistake.
+    """
+    from memsearcher_jax.rl.probe import probe
+    from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
+    from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+    from memsearcher_jax.runtime.toolbox import MCP, file_tools
+
+    agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
+    is_own = config.agent.workflow.endswith(".py") or config.reward.function
+    if not is_own or config.agent.replay or files != list(config.agent.tools):
+        return
+    tools = tuple(tool.schema for name in files for tool in file_tools(name))
+    problems = make_problems(replace(config.data, synthetic=agent.synthetic_data))
+    probe(replace(agent, tools=tools), ChatTokenizer.load(PACKAGED_TOKENIZER), problems["train"][0])
 
 
 def devices_of(topology: str) -> dict[str, str]:

@@ -78,7 +78,7 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
 
     skipped = list[str]()
     if config.is_synthetic:
-        dataset = write_splits(_make_problems(config), directory)
+        dataset = write_splits(make_problems(config), directory)
         train, test = open_split([dataset], "train"), open_split([dataset], "test")
     else:
         entries = [("train", entry) for entry in config.train] + [("test", entry) for entry in config.test]
@@ -94,7 +94,8 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
 
 
-def _make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
+def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
+    """The generated problems of the splits train and test."""
     if config.synthetic == "streams":
         return make_streams(config.streams)
     if config.synthetic == "documents":

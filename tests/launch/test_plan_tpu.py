@@ -92,6 +92,15 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
     assert status == plan_tpu.DOES_NOT_FIT and "does not fit: update needs at least" in output and not plan["fits"]
 
 
+def test_a_workflow_of_ones_own_is_started_before_anything_is_compiled(tmp_path, refused):
+    source = "def mine(question, *, config, prompts, token_counter):\n    yield 3\n"
+    (tmp_path / "mine.py").write_text(source)
+    line = refused(
+        plan_tpu.main, ["--config", "nano", "--topology", "h100:1", "--agent.workflow", f"{tmp_path}/mine.py"]
+    )
+    assert f"agent.workflow {tmp_path}/mine.py: TypeError: the workflow yields 3 in line 2" in line
+
+
 def test_bytes_over_links_by_formula_are_those_of_the_compiled_update():
     """On v5e 4x8 the compiled update of 7B sends 40.2 GB (docs/plan.md)."""
     model = replace(cli.load_preset("qwen7b").model, remat="nothing_saveable")
