@@ -126,7 +126,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     else:
         flags = _new(command, source, words)
     _require_local_paths(flags)
-    check(flags.run)
+    flags = replace(flags, run=check(flags.run))
     typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
     flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)

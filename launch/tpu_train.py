@@ -133,6 +133,10 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 rate = learning_rate_plan(run.config.training, steps)
                 where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
                 print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
+                if config.sampling.is_quantized:
+                    cap = f"weights of the losses, at most {config.training.tis_cap:g}, correct"
+                    correction = cap if config.training.tis_cap else "the clipped ratio alone corrects"
+                    print(f"{place}: the sampler rounds to int8; {correction} for it", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with (
             cli.one_line_errors(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),

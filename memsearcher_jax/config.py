@@ -32,6 +32,9 @@ from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sft.config import SFTConfig
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan
 
+INT8_TIS_CAP = 2.0
+"""`training.tis_cap` where the sampler rounds to int8 and nothing else is set."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -68,8 +71,12 @@ def agent_of(config: RunConfig) -> Agent:
 def check(config: RunConfig) -> RunConfig:
     """Returns the config, or raises ValueError with one line that names the setting and a way out.
 
-    Only what the values alone can tell; `rl.setup` checks what needs templates, files or devices.
+    Only what the values alone can tell; `rl.setup` checks what needs templates, files or devices. The result has
+    `training.old_logprobs auto` resolved for a sampler in int8.
     """
+    if config.sampling.is_quantized and config.training.old_logprobs == "auto":
+        training = replace(config.training, old_logprobs="trainer", tis_cap=config.training.tis_cap or INT8_TIS_CAP)
+        config = replace(config, training=training)
     check_ranges(config)
     agent = agent_of(config)
     agent.check()
@@ -126,7 +133,7 @@ def _rl_errors(config: RunConfig) -> Iterator[str]:
             f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
             "set rl.credit to all_contexts"
         )
-    if rl.carry_over and config.training.old_logprobs != "sampler" and not config.training.tis_cap:
+    if rl.carry_over and config.training.old_logprobs == "trainer" and not config.training.tis_cap:
         yield (
             f"rl.carry_over {rl.carry_over} trains on contexts of earlier policies: set training.old_logprobs to "
             "sampler (a ratio against the policy that sampled each) or training.tis_cap (the decoupled objective)"
@@ -204,10 +211,10 @@ def _training_errors(config: RunConfig) -> Iterator[str]:
         number, parts = getattr(training, name), getattr(training, divisor)
         if number % parts:
             yield f"training.{name} {number} is no multiple of training.{divisor} {parts}"
-    if training.tis_cap and training.old_logprobs == "sampler":
+    if training.tis_cap and training.old_logprobs != "trainer":
         yield (
-            f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs sampler the ratio compares with "
-            "the sampler already: choose trainer"
+            f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs {training.old_logprobs} the ratio "
+            "compares with the sampler already: choose trainer"
         )
     if not config.teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
         yield (

@@ -119,6 +119,20 @@ def test_incompatible_settings_are_errors(values, message):
 
 
 @pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, ("trainer", 2.0)),
+        ({"training__tis_cap": 5.0}, ("trainer", 5.0)),
+        ({"training__old_logprobs": "sampler"}, ("sampler", 0.0)),
+    ],
+)
+def test_a_sampler_in_int8_is_corrected_unless_the_settings_say_otherwise(training, expected):
+    config = check(changed(sampling__weights="int8", **training))
+    assert (config.training.old_logprobs, config.training.tis_cap) == expected
+    assert check(changed(**training | {"training__tis_cap": 0.0})).training.tis_cap == 0
+
+
+@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("seed", -1, "seed is -1: it must be at least 0"),

@@ -42,7 +42,7 @@ def kernels(text):
 def sampler():
     """(model, abstract weights, cache, the first step and the last of an engine's warm-up)."""
     model = ModelConfig(512, 256, 512, layers=3, heads=4, kv_heads=2, head_size=64, param_dtype="bfloat16")
-    specs = qwen.publish(qwen.param_specs(model), model, "gpu")
+    specs = qwen.publish(qwen.param_specs(model), model, "gpu", "bfloat16")
     params = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
     settings = SamplingConfig(slots=16, context_tokens=512, prefill_buckets=(256,))
     with jax.sharding.use_abstract_mesh(MESH):

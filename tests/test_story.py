@@ -316,7 +316,7 @@ def test_a_run_trains_adapters_alone(base, tmp_path):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merged)
     continued = with_settings(run.config, {"model.adapter": str(apart)})
     policy = jax.device_get(initial_policy(replace(run, config=continued)))
-    published = qwen.publish(merged, run.config.model, "cpu")
+    published = qwen.publish(merged, run.config.model, "cpu", "float32")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), policy, published)
     with pytest.raises(ValueError, match=r"model.lora_rank is 8, and 4 in model.adapter"):
         load_weights.check_weights(base, replace(continued.model, lora_rank=8))

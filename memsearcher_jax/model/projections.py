@@ -1,4 +1,4 @@
-"""Products of activations and projections: with LoRA adapters, with the layout of a CPU's sampler, and their gradient.
+"""Products of activations and projections: with LoRA adapters, as a sampler stores them, and their gradient.
 
 Subscripts are those of einsum; weights have their output axes first, unless they are `InputFirst`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -18,6 +19,13 @@ class InputFirst(NamedTuple):
     """A projection whose input axes come first."""
 
     weight: Array
+
+
+class Int8Weight(NamedTuple):
+    """A projection in int8, times one factor for each output."""
+
+    values: Any  # int8: an array, or `InputFirst`
+    scale: Array  # float32 [*output axes]
 
 
 class AdaptedWeight(NamedTuple):
@@ -36,13 +44,30 @@ def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
     return ("rank", *axes[split:]), (*axes[:split], "rank")
 
 
-def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst) -> Array:
+def quantize(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
+    """(int8 values, float32 scale, without `axes`): x is about values * scale, the largest number along `axes` 127.
+
+    Rounded to the nearest. Where all numbers are 0, so is the scale; where one is NaN, the scale is NaN.
+    """
+    wide = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / 127
+    values = jnp.round(wide / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
+    return values, jnp.squeeze(scale, axes)
+
+
+def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst | Int8Weight) -> Array:
     """`einsum` of activations and a weight, in the type of `x`.
 
     The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
     JAX's own gradient of an up projection would read the larger. With adapters this gradient, which is as large as the
     weight, is never computed: A and B get theirs from products of their rank.
     """
+    if isinstance(weight, Int8Weight):
+        # An accelerator converts the values while it multiplies: they are never written in the type of x.
+        out = project(subscripts, x, jax.tree.map(lambda values: values.astype(x.dtype), weight.values))
+        x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
+        scale_axes = "".join(axis for axis in weight_axes if axis not in x_axes)
+        return jnp.einsum(f"{out_axes},{scale_axes}->{out_axes}", out, weight.scale).astype(x.dtype)
     if isinstance(weight, InputFirst):  # as a product of one matrix: of more dimensions a CPU would copy the weight
         x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
         matrix_IO = weight.weight.reshape(x.shape[-1], -1)

@@ -6,7 +6,8 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -34,7 +35,7 @@ from memsearcher_jax.model.axes import (
 )
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
-from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, adapter_axes, project
+from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, Int8Weight, adapter_axes, project, quantize
 from memsearcher_jax.model.splash_attention import splash_attention
 from memsearcher_jax.model.triton_attention import triton_attention
 
@@ -81,8 +82,11 @@ class ParamSpec:
     def __getitem__(self, layer: int) -> ParamSpec:
         return ParamSpec(self.shape[1:], self.dtype, self.axes[1:])
 
-    def transpose(self, order: tuple[int, ...]) -> ParamSpec:
+    def transpose(self, order: Sequence[int]) -> ParamSpec:
         return ParamSpec(tuple(self.shape[i] for i in order), self.dtype, tuple(self.axes[i] for i in order))
+
+    def astype(self, dtype: str) -> ParamSpec:
+        return replace(self, dtype=jnp.dtype(dtype))
 
 
 def param_specs(config: ModelConfig) -> Params:
@@ -132,37 +136,50 @@ def forward(
     if unstacked is None and (cache is not None or "adapters" in params):  # integers have no gradient
         weights["layers"] = jax.tree.map(as_bits, weights["layers"])
     variables = {"params": weights, "adapters": {"layers": params.get("adapters", {})}}
-    if "input_first" in params:
-        variables["input_first"] = {"layers": jax.tree.map(as_bits, weights.pop("input_first"))}
     result: Any = Qwen(config).apply(variables, ids_BT, position_BT, segment_BT, cache, unstacked)
     hidden_BTD, new_cache = result
     return (hidden_BTD if output == "hidden" else logits(output_embedding(params, config), hidden_BTD)), new_cache
 
 
-def publish(params: Params, config: ModelConfig, platform: str) -> Params:
-    """The weights, or their `ParamSpec`s, as a sampler on this platform reads them fastest; only `forward` with a cache
-    reads them.
+def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> Params:
+    """The weights, or their `ParamSpec`s, in `dtype` and as a sampler on this platform reads them fastest; only
+    `forward` with a cache reads them.
+
+    "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
+    errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.
 
     GPUs: a list of the layers in place of stacked arrays, from which the compiler copies the weights of a layer before
     it multiplies them, in every decoded step: it reads them twice and writes them once. CPUs: projections whose input
-    axes come first, as products of few rows read them fastest, under "input_first". TPUs: as they are.
+    axes come first, as products of few rows read them fastest. TPUs: as they are.
     """
-    layers = params["layers"]
+    axes, float_dtype = param_axes(config)["layers"], config.compute_dtype if dtype == "int8" else dtype
+
+    def published(name: str, weight: Any) -> Any:
+        if "embed" not in axes[name]:
+            return weight.astype(float_dtype)
+        first_input = len(adapter_axes(axes[name][1:])[1])
+        inputs, outputs = range(first_input, len(axes[name])), range(1, first_input)
+
+        def laid_out(weight: Any) -> Any:
+            return InputFirst(weight.transpose((0, *inputs, *outputs))) if platform == "cpu" else weight
+
+        if dtype != "int8":
+            return laid_out(weight.astype(dtype))
+        values, scale = _quantize(weight, inputs)
+        return Int8Weight(laid_out(values), scale)
+
+    layers = {name: published(name, weight) for name, weight in params["layers"].items()}
+    others = {name: weight.astype(float_dtype) for name, weight in params.items() if name != "layers"}
     if platform == "gpu":
-        return params | {"layers": [{name: x[number] for name, x in layers.items()} for number in range(config.layers)]}
-    if platform == "cpu":
-        axes = param_axes(config)["layers"]
-        projections = {name: _input_axes(axes[name]) for name in layers if "embed" in axes[name]}
-        others = {name: x for name, x in layers.items() if name not in projections}
-        first = {name: layers[name].transpose(order) for name, order in projections.items()}
-        return params | {"layers": others, "input_first": first}
-    return params
+        return others | {"layers": [jax.tree.map(operator.itemgetter(i), layers) for i in range(config.layers)]}
+    return others | {"layers": layers}
 
 
-def _input_axes(axes: tuple[str, ...]) -> tuple[int, ...]:
-    """The order of the dimensions of stacked projections with these axes in which the input's come first."""
-    outputs = len(adapter_axes(axes[1:])[1])
-    return 0, *range(outputs, len(axes)), *range(1, outputs)
+def _quantize(weight: Any, inputs: range) -> tuple[Any, Any]:
+    if not isinstance(weight, ParamSpec):
+        return quantize(weight, inputs)
+    shape, axes = weight.shape[: inputs.start], weight.axes[: inputs.start]
+    return weight.astype("int8"), ParamSpec(shape, jnp.dtype("float32"), axes)
 
 
 def output_embedding(params: Params, config: ModelConfig) -> Array:
@@ -206,8 +223,9 @@ class Block(nn.Module):
         D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
 
         def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Any:
-            if self.has_variable("input_first", name):
-                return InputFirst(from_bits(self.get_variable("input_first", name)))
+            published = self.get_variable("params", name)
+            if isinstance(published, InputFirst | Int8Weight):
+                return jax.tree.map(from_bits, published)
             stored = from_bits(_param(self, name, axes, shape, init))
             # The cast comes first: half the bytes are gathered.
             value = all_gather_param(stored.astype(c.compute_dtype), axes.split())
@@ -280,7 +298,7 @@ class Qwen(nn.Module):
             block = nn.remat(Block, prevent_cse=False, policy=policy)
         self.layers = nn.scan(
             block,
-            variable_axes={"params": 0, "adapters": 0, "input_first": 0},
+            variable_axes={"params": 0, "adapters": 0},
             split_rngs={"params": True},
             in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]  # annotated int
             length=c.layers,

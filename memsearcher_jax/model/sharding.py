@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import jax
@@ -81,35 +81,36 @@ def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     return replace(config, attention={"tpu": "splash", "gpu": "triton"}.get(mesh.devices.flat[0].platform, "xla"))
 
 
-def sampler_specs(config: ModelConfig, mesh: Mesh) -> Params:
-    """`ParamSpec`s of the weights as a sampler on this mesh reads them."""
-    return qwen.publish(qwen.param_specs(config), config, mesh.devices.flat[0].platform)
+def sampler_specs(config: ModelConfig, mesh: Mesh, dtype: str) -> Params:
+    """`ParamSpec`s of the weights as a sampler on this mesh reads them, published in `dtype`."""
+    return qwen.publish(qwen.param_specs(config), config, mesh.devices.flat[0].platform, dtype)
 
 
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
-    """A copy of `params`, which a mesh of all hosts shares, in `dtype` on this host's mesh `local`: for its sampler.
+    """A copy of `params`, which a mesh of all hosts shares, on this host's mesh `local`: for its sampler.
 
-    One jitted reshard gives every host a full copy; all hosts must call it together, with local meshes of one shape.
+    `dtype`: see `qwen.publish`. One jitted reshard gives every host a full copy; all hosts must call it together, with
+    local meshes of one shape.
     """
-    return on_submesh(publish_program(config, local, jax.devices())(params, dtype=dtype), local)
+    return on_submesh(publish_program(config, local, jax.devices(), dtype)(params), local)
 
 
-def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device]) -> Wrapped:
-    """(params, dtype=...) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
+def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device], dtype: str) -> Wrapped:
+    """(params) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
     check_divides(config, dict(local.shape))
     names = ("host", *local.axis_names)
     mesh = Mesh(
         np.array(_by_host(devices)).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
     )
     # No spec names the host axis, so the weights are replicated over it.
-    shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local))
-    return jax.jit(_publish(config, local.devices.flat[0].platform), static_argnames="dtype", out_shardings=shardings)
+    shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local, dtype))
+    return jax.jit(_publish(config, local.devices.flat[0].platform, dtype), out_shardings=shardings)
 
 
 @cache
-def _publish(config: ModelConfig, platform: str) -> Callable[..., Params]:
+def _publish(config: ModelConfig, platform: str, dtype: str) -> Callable[..., Params]:
     """The same function for the same arguments, so that it is compiled once."""
-    return lambda params, dtype: qwen.publish(_cast(params, dtype), config, platform)
+    return partial(qwen.publish, config=config, platform=platform, dtype=dtype)
 
 
 def on_submesh(params: Params, mesh: Mesh) -> Params:

@@ -98,7 +98,10 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     """Computed from shapes, without compiling."""
     model = config.model
     trained = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
-    params, sampler_params = _device_bytes(trained.params), _device_bytes(_compute_params(model, meshes.local))
+    params, sampler_params = (
+        _device_bytes(trained.params),
+        _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local)),
+    )
     state = params + _device_bytes(trained.opt_state)
     base = _device_bytes(_compute_params(model, meshes.train)) if model.lora_rank else 0
     reference = 0
@@ -158,8 +161,9 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
         yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - own, notify, **kind)
     # The sampler has released its old weights and its slots.
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat))
-    lower = partial(program.lower, weights, dtype=model.compute_dtype)
+    dtype = sampling.weights_dtype(model.compute_dtype)
+    program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat), dtype)
+    lower = partial(program.lower, weights)
     own = 0 if model.lora_rank else memory.params  # LoRA merges a copy
     yield _compile("publish", lower, memory.training - own, notify)
 

@@ -249,5 +249,6 @@ def evaluation_agent(run: Run) -> Agent:
 
 
 def publish(run: Run, params: Params) -> Params:
-    """The weights on this host's sampling mesh, in the compute type. Every host must call it."""
-    return sharding.publish(params, run.config.model, run.meshes.local, run.config.model.compute_dtype)
+    """The weights on this host's sampling mesh, in the type of `sampling.weights`. Every host must call it."""
+    model = run.config.model
+    return sharding.publish(params, model, run.meshes.local, run.config.sampling.weights_dtype(model.compute_dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from memsearcher_jax.ranges import Count, CountOrZero, Positive, PositiveFraction
 
@@ -27,6 +28,9 @@ class SamplingConfig:
     """Contexts that decode concurrently, over all devices of a host."""
     tensor: Count = 1
     """Devices that share one copy of the sampler's weights; must divide the devices of a host."""
+    weights: Literal["compute_dtype", "int8"] = "compute_dtype"
+    """The type of the sampler's copy of the projections; int8: rounded, with a factor for each output, which halves
+    what a decoded token reads. The other weights, embeddings among them, have model.compute_dtype."""
     engine_per_replica: bool = False
     """Run one engine per data-parallel replica. Replicas then never wait for each other, but each compiles its own
     programs. Recommended on a CPU with several devices (mesh.cpu_devices)."""
@@ -59,6 +63,15 @@ class SamplingConfig:
     def params(self) -> SamplingParams:
         """The rule of training rollouts."""
         return SamplingParams(self.temperature, self.top_k, self.top_p)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the sampler's log-probabilities differ from the trainer's by more than rounding."""
+        return self.weights == "int8"
+
+    def weights_dtype(self, compute_dtype: str) -> str:
+        """`dtype` of `qwen.publish`."""
+        return compute_dtype if self.weights == "compute_dtype" else self.weights
 
     @property
     def context_pages(self) -> int:

@@ -68,11 +68,17 @@ def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), shapes)
 
 
+def abstract_params(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Params:
+    """Shapes, types and shardings of the weights of a model runner."""
+    specs = sharding.sampler_specs(model, mesh, settings.weights_dtype(model.compute_dtype))
+    return sharding.abstract_arrays(specs, mesh)
+
+
 def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Iterator[tuple[str, Lowered]]:
     """(name, program) of decoding, of prefill in every width, and of copying pages."""
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
-    params = sharding.abstract_arrays(sharding.sampler_specs(model, mesh), mesh, model.compute_dtype)
+    params = abstract_params(model, settings, mesh)
     steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
     (copies, *prefills), largest = steps[0].calls, steps[-1].decode
 

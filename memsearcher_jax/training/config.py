@@ -70,9 +70,10 @@ class TrainingConfig:
     norm_tokens: Count = 1_024
     """The divisor of seq-mean-token-sum-norm: tokens of a context, or of a mini-batch to keep the gradient's norm near
     that of the other aggregates."""
-    old_logprobs: Literal["sampler", "trainer"] = "sampler"
+    old_logprobs: Literal["auto", "sampler", "trainer"] = "auto"
     """Old log-probabilities of the ratio: those that the sampler recorded, or, for one more forward pass, those of the
-    trainer."""
+    trainer. auto: those of the sampler; if it rounds to int8, those of the trainer, with tis_cap 2 unless that is
+    set."""
     tis_cap: NonNegative = 0.0
     """Truncated importance sampling: policy losses are weighted by min(trainer / sampler, tis_cap) where the trainer's
     old log-probabilities are used; 0: off."""

@@ -233,7 +233,7 @@ def update_program(
         temperature=temperature,
         loss_fn=LOSS_FNS[method],
         # For the mismatch metrics: here no other program computes the trainer's log-probabilities.
-        with_logprobs=method == "grpo" and config.old_logprobs == "sampler",
+        with_logprobs=method == "grpo" and config.old_logprobs != "trainer",
     )
 
 
@@ -286,9 +286,9 @@ def resolve_old_logprobs(
     al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
 
     batches: with the sampler's log-probabilities; `first` is the first of them as packed, on the host. `params`: the
-    weights that sampled. Metrics, unless `config.old_logprobs` is "sampler": `mismatch_metrics`.
+    weights that sampled. Metrics, if `config.old_logprobs` is "trainer": `mismatch_metrics`.
     """
-    if config.old_logprobs == "sampler":
+    if config.old_logprobs != "trainer":
         return list(batches), {}
     old_logprobs = [logprob_fn(params, batch) for batch in batches]
     resolved = [_with_old_logprobs(config, *pair) for pair in zip(batches, old_logprobs, strict=True)]

@@ -328,5 +328,5 @@ def test_the_kernels_fill_and_read_the_cache_as_xla_does(
         for name in names:
             function = getattr(getattr(kv_cache, module), name)
             monkeypatch.setattr(getattr(kv_cache, module), name, partial(function, interpret=True))
-    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, qwen.publish(params, base, platform))
+    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, qwen.publish(params, base, platform, "float32"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

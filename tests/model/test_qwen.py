@@ -210,12 +210,39 @@ def test_a_product_of_bfloat16_is_written_as_float32_on_a_cpu_and_rounded_once()
         assert dot.endswith(f"tensor<16x16x{dtype}>")
 
 
+def rounded(weight, inputs):
+    """(weight rounded to int8 with one scale for each output, scale), by numpy; the input axes come last."""
+    scale = np.abs(weight).max(axis=tuple(range(-inputs, 0)), keepdims=True) / 127
+    return np.round(weight / scale) * scale, scale
+
+
+def test_a_product_in_int8_is_that_of_the_rounded_weight():
+    rng = np.random.default_rng(0)
+    x_BTD, weight_NHD = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 64), (4, 8, 64)))
+    weight_NHD[0, 0] = 0  # has no scale
+    values_NHD, scale_NH = projections.quantize(weight_NHD, [2])
+    stored = (
+        projections.Int8Weight(values_NHD, scale_NH),
+        projections.Int8Weight(projections.InputFirst(values_NHD.transpose(2, 0, 1)), scale_NH),
+    )
+    exact_NHD, scale_NH1 = rounded(np.where(weight_NHD == 0, 1e-30, weight_NHD), 1)
+    assert np.abs(exact_NHD - weight_NHD).max() <= 0.501 * scale_NH1.max()
+    for weight in stored:
+        product_BNTH = projections.project("BTD,NHD->BNTH", x_BTD, weight)
+        np.testing.assert_allclose(product_BNTH, np.einsum("BTD,NHD->BNTH", x_BTD, exact_NHD), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
-def test_a_sampler_computes_the_same_from_published_weights(platform, base, make_params, make_rows, forward):
+def test_a_sampler_computes_the_same_from_published_weights(platform, dtype, base, make_params, make_rows, forward):
     params, rows = make_params(base), make_rows(base, 2, 12)
-    published, specs = (qwen.publish(tree, base, platform) for tree in (params, qwen.param_specs(base)))
-    assert jax.tree.map(jnp.shape, published) == jax.tree.map(lambda spec: spec.shape, specs)
+    published, specs = (qwen.publish(tree, base, platform, dtype) for tree in (params, qwen.param_specs(base)))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), published) == jax.tree.map(lambda x: (x.shape, x.dtype), specs)
+    if dtype == "int8":
+        axes = qwen.param_axes(base)["layers"]
+        projected = {name: x for name, x in params["layers"].items() if "embed" in axes[name]}
+        params = params | {"layers": params["layers"] | {name: rounded(x, 1)[0] for name, x in projected.items()}}
     view = CacheView.of(Cache.empty(base, 2, 16), jnp.array([[0], [1]]), *[jnp.zeros(2, int)] * 2)
     expected, ours = (jax.tree.leaves(forward(x, base, *rows, view)) for x in (params, published))
     for x, y in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(x, y, atol=0 if platform == "tpu" else 1e-5)
+        np.testing.assert_allclose(x, y, atol=0 if (platform, dtype) == ("tpu", "float32") else 1e-5)

@@ -1,5 +1,7 @@
 """The samplers compiled for TPUs, without one: operations per token, and memory besides weights and cache."""
 
+import re
+
 import pytest
 from jax.experimental import topologies
 
@@ -64,6 +66,7 @@ def test_every_program_of_a_7b_sampler_fits_four_small_chips(lower):
     ("model", "topology", "settings"),
     [
         ("7B", "v6e:2x2", SamplingConfig(slots=256, tensor=4, kv_tokens=64 * 8_192, decode_steps_per_call=16)),
+        ("7B", "v6e:2x2", SamplingConfig(slots=64, tensor=4, weights="int8")),
         ("3B", "v5e:2x2", SamplingConfig(slots=64, tensor=2)),
         ("0.5B", "v5e:2x2", SamplingConfig(slots=64, tensor=1)),
     ],
@@ -74,5 +77,10 @@ def test_a_decoded_token_takes_few_operations(model, topology, settings, lower):
     assert name == "decode"
     compiled = lowered.compile()
     assert_decodes_within_the_limits(compiled, settings)
+    memory = compiled.memory_analysis()
     if model == "7B":
-        assert compiled.memory_analysis().alias_size_in_bytes <= 7.53 * GB
+        assert memory.alias_size_in_bytes <= 7.53 * GB
+    if settings.weights == "int8":
+        # A product reads the values as they are stored: of no projection a copy in bfloat16 is written.
+        assert memory.argument_size_in_bytes - memory.alias_size_in_bytes <= 2.2 * GB
+        assert not re.findall(r"^  %\S+ = bf16\[(?:1,)?(?:4736,3584|3584,4736)\]", compiled.as_text(), re.MULTILINE)
