@@ -197,8 +197,8 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     params = jax.device_put(common.random_params(model, host), sharding.param_shardings(model, mesh))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]
-    program = sharding.publish_program(model, mesh, [device])
-    published = sharding.on_submesh(program(params, dtype=model.compute_dtype), mesh)
+    program = sharding.publish_program(model, mesh, [device], model.compute_dtype)
+    published = sharding.on_submesh(program(params), mesh)
     generate, events = open_engine(model, mesh, published, (1, 8), top_k=50), list[str]()
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.append(event))
     contexts = generate(prompts, NEW // 4)
