@@ -7,7 +7,9 @@ python launch/evaluate.py --config memsearcher_3b --checkpoint yuanqianhao/MemSe
 from dataclasses import replace
 
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.configs.memalpha import memalpha_4b
 from memsearcher_jax.configs.qwen import qwen3b, search_r1_3b
+from memsearcher_jax.rl.config import CompleterConfig
 
 
 def memsearcher_3b() -> RunConfig:
@@ -32,3 +34,29 @@ def search_r1_3b_it() -> RunConfig:
     """Search-R1's 3B models that were trained from the Instruct model; `search_r1_3b` is for the others."""
     base = search_r1_3b()
     return replace(base, agent=replace(base.agent, prompts="instruct_search_r1"))
+
+
+def memalpha_4b_original() -> RunConfig:
+    """Mem-alpha's 4B model as its `main.py` and memory server evaluate it: greedy, with answers by Qwen3-32B without
+    thoughts, at temperature 0.7, from at most 30,000 tokens of memory. Chunks are longer than in training.
+
+    `--answerer.backend openai --answerer.url URL`, and the same for `judge`, which the sources lme_train and
+    longmemeval_s* need.
+    """
+    base = memalpha_4b()
+    service = CompleterConfig(model="Qwen/Qwen3-32B", extra_body='{"chat_template_kwargs": {"enable_thinking": false}}')
+    return replace(
+        base,
+        agent=replace(base.agent, prompts="original_memalpha"),
+        memalpha=replace(
+            base.memalpha,
+            memory_format="tags",
+            chunk_tokens=8_192,
+            answer_memory_tokens=30_000,
+            answer_temperature=0.7,
+        ),
+        sampling=replace(base.sampling, context_tokens=16_384),
+        training=replace(base.training, seq_len=16_384),
+        answerer=service,
+        judge=service,
+    )

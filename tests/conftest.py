@@ -3,10 +3,14 @@
 import contextlib
 import gc
 import importlib.util
+import json
 import os
 import re
 import socket
 import tempfile
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -160,3 +164,39 @@ def bucket_server(free_port):
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+@pytest.fixture
+def serving():
+    """Starts a chat service that replies with `behave(user message, number of requests with it)`: a status and a body.
+
+    Returns its address and the list of the (path, headers, body) of all requests.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def serve(behave):
+            requests, request_counts = [], Counter()
+
+            class Handler(BaseHTTPRequestHandler):
+                def do_POST(self):
+                    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                    user = body["messages"][-1]["content"]
+                    requests.append((self.path, dict(self.headers), body))
+                    request_counts[user] += 1
+                    status, value = behave(user, request_counts[user])
+                    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+                def log_message(self, *args):
+                    pass
+
+            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}/v1", requests
+
+        yield serve

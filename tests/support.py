@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -63,6 +64,11 @@ def byte_tokenizer() -> ChatTokenizer:
 def make_prompt(prefix: str, question: str, bridge: str, memory: str, suffix: str) -> Prompt:
     """A prompt with the segments of a search agent: texts of ours and from outside in turns."""
     return Prompt.of(prefix, ("question", question), bridge, ("memory", memory), suffix)
+
+
+def chat_completion(text: str) -> tuple[int, dict[str, Any]]:
+    """A reply of the fixture `serving`."""
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
 @dataclass

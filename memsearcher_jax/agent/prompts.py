@@ -59,8 +59,9 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
         "answer": ("question",),
         "judge_system": (),  # asks a judge whether a text belongs in the store where it was written
         "judge": ("type", "content"),  # one such text: the store's name, and the text
-        "grade_system": (),  # asks a judge whether an answer is right; the case is the user message
-        "prefixes": (),  # lines `source: text`; the text precedes the questions of sources that begin so
+        "grade_system": (),  # asks a judge whether an answer is right
+        "grade": ("question", "gold", "answer"),  # one such answer
+        "prefixes": (),  # lines `source: text` before the questions of sources that begin so; `\n`: a line end
     },
 }
 """The template files of each workflow, and their slots."""

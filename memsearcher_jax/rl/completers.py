@@ -20,6 +20,7 @@ from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import CallPolicy, JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
@@ -101,6 +102,7 @@ class OpenAICompleter:
     config: CompleterConfig
     max_tokens: int
     temperature: float
+    extra: dict[str, Any]  # further fields of a request
     check: Callable[[], None] = lambda: None  # called before every request; what it raises ends the call
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
@@ -108,12 +110,13 @@ class OpenAICompleter:
             return list(pool.map(self._complete, prompts))
 
     def _complete(self, prompt: Prompt) -> Completion:
-        system, user = chat_messages(prompt)
+        contents = zip(("system", "user"), chat_messages(prompt), strict=True)
         body = {
             "model": self.config.model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "messages": [{"role": role, "content": content} for role, content in contents if content],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
+            **self.extra,
         }
         deadline = time.monotonic() + self.config.max_outage
         while True:
@@ -194,8 +197,9 @@ def open_openai_completer(
     headers = {}
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
+    extra = parse_object(f"{section}.extra_body", (config.extra_body or "{}").encode())
     service = ChatService(config.url, CallPolicy(config.timeout, max_attempts=1), headers=headers)
-    return OpenAICompleter(service, config, max_tokens, temperature, check)
+    return OpenAICompleter(service, config, max_tokens, temperature, extra, check)
 
 
 def _digest(prompt: Prompt) -> bytes:

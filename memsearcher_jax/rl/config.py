@@ -72,6 +72,9 @@ class CompleterConfig:
     """openai: the model's name at the service."""
     api_key_env: str = ""
     """openai: the environment variable that holds the key; empty: no key."""
+    extra_body: str = ""
+    """openai: further fields of each request, as a JSON object, such as
+    '{"chat_template_kwargs": {"enable_thinking": false}}' for Qwen3 on vLLM."""
     timeout: Positive = 120.0
     """openai: seconds per attempt."""
     max_concurrency: Count = 16

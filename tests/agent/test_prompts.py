@@ -13,7 +13,7 @@ from tests.agent.conftest import agent_of
 SETS = {name: "memsearcher" for name in ("memsearcher", "original", "brief", "terse")} | {
     style + workflow: workflow for workflow in ("react", "direct", "rag") for style in ("", "brief_", "terse_")
 }
-OF_TEXTS = ("memalpha", "terse_memalpha", "memagent", "terse_memagent")
+OF_TEXTS = ("memalpha", "original_memalpha", "terse_memalpha", "memagent", "terse_memagent")
 SEARCH_R1 = tuple(style + name for name in ("search_r1", "mem1") for style in ("", "brief_", "terse_"))
 TAUGHT = [name for name in SETS if not name.startswith("terse")]  # sets that explain the protocol to any model
 CALLING = ("memsearcher", "react")  # workflows with a tool

@@ -1,5 +1,6 @@
 """Stopped evaluations: no result is lost, and no question is asked twice."""
 
+import json
 import random
 import shutil
 
@@ -12,6 +13,7 @@ from memsearcher_jax.logs.trajectories import compress_trajectories, read_log, r
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.setup import open_search
 from memsearcher_jax.types import StopReason
+from tests.support import chat_completion
 
 ENCYCLOPEDIA = make_encyclopedia(EncyclopediaConfig())
 FEW = ("--evaluation.max_questions", "12")
@@ -68,6 +70,30 @@ def test_a_stopped_evaluation_resumes_with_the_missing_questions(scripted, unint
     assert scripted(third, "--resume")[0] == result
     assert third.problem_ids == []
     assert log.read_bytes() == before
+
+
+def test_answers_are_judged_by_a_service_that_was_down_at_first(scripted, uninterrupted, serving, capsys):
+    up = False
+
+    def behave(user, times):
+        golden, _, answer = user.partition("Golden answers: ")[2].partition("\nAnswer: ")
+        verdict = {"judgement": "correct" if answer in json.loads(golden) else "incorrect", "confidence": 80}
+        return chat_completion(json.dumps(verdict)) if up else (503, {"error": "starting"})
+
+    url, requests = serving(behave)
+    flags = ("--judge.backend", "openai", "--judge.url", url, "--judge.model", "judge-32b", "--judge.max_outage", "0")
+    result, _ = scripted(AgentFactory(), *FEW, *flags)
+    assert result["judge"] == {"encyclopedia": {"questions": 12, "unjudged": 12}}
+    output = capsys.readouterr()
+    assert "12 answers were not judged, the number is left out; --resume asks again" in " ".join(output.out.split())
+    assert "the judge does not answer: " in output.err
+    up = True
+    result, _ = scripted(AgentFactory(), "--resume")
+    judged = result["judge"]["encyclopedia"]
+    assert judged["accuracy"]["mean"] == result["metrics"]["exact_match"] == uninterrupted[0]["metrics"]["exact_match"]
+    assert (judged["agreement_with_exact_match"], judged["unjudged"], judged["calibration_error"]) == (1.0, 0, None)
+    assert {path for path, _, _ in requests} == {"/v1/chat/completions"}
+    assert "the judge is judge-32b" in capsys.readouterr().out
 
 
 def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted, tmp_path):

@@ -1,17 +1,17 @@
 """The judge of short answers: its prompt, its replies, a service that is down, and the numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
 from memsearcher_jax.agent.prompts import chat_messages
-from memsearcher_jax.rl import answer_judge
 from memsearcher_jax.rl.answer_judge import Answer, judge_answers, summarize_judgements
 from memsearcher_jax.rl.config import CompleterConfig
-from memsearcher_jax.types import Completion
+from tests.support import chat_completion
 
-CONFIG = CompleterConfig(backend="openai", url="http://host", model="m", max_concurrency=2)
+CONFIG = CompleterConfig(backend="openai", model="m", max_concurrency=2, max_outage=0.0)
 ANSWERS = [
     Answer("1", "nq", "Who?", ("Ann",), "Ann", True),
     Answer("2", "nq", "Who else?", ("Bo", "Bob"), "Robert, called Bob", False),
@@ -47,51 +47,49 @@ def test_the_judge_sees_question_golden_answers_and_answer():
     assert user == 'Question: Who?\nGolden answers: ["Ann", "Änn"]\nAnswer: a <|im_end|> b'
 
 
-class Service:
-    """Judges by a function of the user message; what it raises is an error."""
-
-    def __init__(self, behave):
-        self.behave, self.asked = behave, []
-
-    def complete(self, prompts, key):
-        self.asked += (users := [chat_messages(prompt)[1] for prompt in prompts])
-        return [Completion(text) if (text := self.behave(user)) else Completion(error="down") for user in users]
-
-
 @pytest.fixture
-def service(monkeypatch):
-    def start(behave):
-        made = Service(behave)
-        monkeypatch.setattr(answer_judge, "open_judge", lambda config: made)
-        return made
+def judge(serving, tmp_path):
+    """Judges `ANSWERS` over HTTP by a function of the user message, which returns None to be down.
 
-    return start
+    Returns the judgements, and what was asked.
+    """
+
+    def ask(behave):
+        def reply_to(user, times):
+            return chat_completion(text) if (text := behave(user)) else (503, {"error": "overloaded"})
+
+        url, requests = serving(reply_to)
+        judgements = judge_answers(ANSWERS, replace(CONFIG, url=url), tmp_path / "judgements.jsonl")
+        return judgements, [body["messages"][-1]["content"] for _, _, body in requests]
+
+    return ask
 
 
-def test_answers_are_judged_once_and_numbers_have_intervals(service, tmp_path):
-    judge = service(lambda user: reply("incorrect" if "Rome" in user else "correct"))
-    judgements = judge_answers(ANSWERS, CONFIG, tmp_path / "j.jsonl")
+def by_word(user):
+    return reply("incorrect" if "Rome" in user else "correct")
+
+
+def test_answers_are_judged_once_and_numbers_have_intervals(judge):
+    judgements, asked = judge(by_word)
     assert {id: one.correct for id, one in judgements.items()} == {"1": True, "2": True, "3": False, "4": False}
-    assert len(judge.asked) == 3, "no answer is not correct, and nobody is asked"
-    assert judge_answers(ANSWERS, CONFIG, tmp_path / "j.jsonl") == judgements and len(judge.asked) == 3
+    assert len(asked) == 3, "no answer is not correct, and nobody is asked"
+    assert judge(by_word) == (judgements, [])
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
     assert numbers["accuracy"]["mean"] == 0.5 and numbers["accuracy"]["low"] < 0.5 < numbers["accuracy"]["high"]
     assert (numbers["agreement_with_exact_match"], numbers["unjudged"]) == (0.75, 0)
 
 
-def test_a_judge_that_is_down_leaves_the_number_out_and_says_so(service, tmp_path, capsys):
-    judge = service(lambda user: "")
-    judgements = judge_answers(ANSWERS, CONFIG, tmp_path / "j.jsonl")
-    assert len(judge.asked) == 2, "after one batch without a reply no more are asked"
-    assert "the judge does not answer: down" in capsys.readouterr().err
+def test_a_judge_that_is_down_leaves_the_number_out_and_says_so(judge, capsys):
+    judgements, asked = judge(lambda user: None)
+    assert len(asked) == 2, "after one batch without a reply no more are asked"
+    assert "the judge does not answer: " in (error := capsys.readouterr().err) and "status 503" in error
     assert summarize_judgements(ANSWERS, judgements, 0) == {"nq": {"questions": 4, "unjudged": 3}}
-    service(lambda user: reply("correct"))
-    assert len(judge_answers(ANSWERS, CONFIG, tmp_path / "j.jsonl")) == 4, "the next evaluation asks again"
+    assert len(judge(by_word)[0]) == 4, "the next evaluation asks again"
 
 
-def test_a_reply_that_cannot_be_read_enters_no_number(service, tmp_path):
-    service(lambda user: "hm" if "Rome" in user else reply("correct"))
-    (numbers,) = summarize_judgements(ANSWERS, judge_answers(ANSWERS, CONFIG, tmp_path / "j.jsonl"), 0).values()
+def test_a_reply_that_cannot_be_read_enters_no_number(judge):
+    judgements, _ = judge(lambda user: "hm" if "Rome" in user else reply("correct"))
+    (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
     assert numbers["unjudged"] == 1 and numbers["accuracy"]["mean"] == pytest.approx(2 / 3)
 
 

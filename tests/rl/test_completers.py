@@ -1,18 +1,15 @@
 """Completers of answers and judgements: frozen weights on a sampling engine, or a chat service with injected errors."""
 
-import contextlib
-import json
-import threading
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from memsearcher_jax.agent.memalpha.workflow import generate_once
+from memsearcher_jax.agent.prompts import fill
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.rl import completers
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
@@ -20,7 +17,7 @@ from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.types import Completion, Prompt
-from tests.support import byte_tokenizer, make_prompt
+from tests.support import byte_tokenizer, chat_completion, make_prompt
 
 KEY = jax.random.key(0)
 TOKENIZER = byte_tokenizer()
@@ -36,43 +33,6 @@ def prompt(question: str, memory: str = "m") -> Prompt:
     )
 
 
-def completion(text):
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
-
-
-@pytest.fixture
-def serving():
-    """Starts a chat service that replies with `behave(user message, number of requests with it)`."""
-    with contextlib.ExitStack() as stack:
-
-        def serve(behave):
-            requests, request_counts = [], Counter()
-
-            class Handler(BaseHTTPRequestHandler):
-                def do_POST(self):
-                    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                    user = body["messages"][1]["content"]
-                    requests.append((self.path, dict(self.headers), body))
-                    request_counts[user] += 1
-                    status, value = behave(user, request_counts[user])
-                    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-                def log_message(self, *args):
-                    pass
-
-            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            return f"http://127.0.0.1:{server.server_port}/v1", requests
-
-        yield serve
-
-
 def open_openai_completer(url, **settings):
     settings = {"max_outage": 0.0} | settings
     config = CompleterConfig(backend="openai", url=url, model="judge-32b", **settings)
@@ -81,8 +41,8 @@ def open_openai_completer(url, **settings):
 
 def test_a_completion_request_has_the_openai_format(serving, monkeypatch):
     monkeypatch.setenv("THEIR_KEY", "secret")
-    url, requests = serving(lambda user, times: completion(f"about {user}"))
-    completer = open_openai_completer(url, api_key_env="THEIR_KEY")
+    url, requests = serving(lambda user, times: chat_completion(f"about {user}"))
+    completer = open_openai_completer(url, api_key_env="THEIR_KEY", extra_body='{"top_p": 0.8, "temperature": 0}')
     assert completer.complete([prompt("a"), prompt("b")], KEY) == [Completion("about a"), Completion("about b")]
     path, headers, body = next(request for request in requests if request[2]["messages"][1]["content"] == "a")
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer secret")
@@ -90,20 +50,23 @@ def test_a_completion_request_has_the_openai_format(serving, monkeypatch):
         "model": "judge-32b",
         "messages": [{"role": "system", "content": "Answer. m"}, {"role": "user", "content": "a"}],
         "max_tokens": 9,
-        "temperature": 0.5,
+        "temperature": 0,
+        "top_p": 0.8,
     }
+    completer.complete([fill(("",), ("c",), {})], KEY)
+    assert requests[-1][2]["messages"] == [{"role": "user", "content": "c"}], "a set without a system message"
 
 
 def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_returned(serving):
     def behave(user, times):
         replies = {
-            "busy": (503, {"error": "busy"}) if times < 3 else completion("at last"),
+            "busy": (503, {"error": "busy"}) if times < 3 else chat_completion("at last"),
             "down": (500, {"error": "no luck"}),
             "wrong": (400, {"error": "too long"}),
-            "empty": completion(" "),
+            "empty": chat_completion(" "),
             "other": (200, {"choices": []}),
         }
-        return replies.get(user, completion("fine"))
+        return replies.get(user, chat_completion("fine"))
 
     url, requests = serving(behave)
     questions = ["busy", "good", "down", "wrong", "empty", "other"]
@@ -145,6 +108,7 @@ def test_a_stop_interrupts_requests(serving):
             {"url": "http://h", "api_key_env": "NO_SUCH_KEY"},
             r"judge.api_key_env: the environment holds no variable of that name$",
         ),
+        ({"url": "http://h", "extra_body": "[]"}, r"judge.extra_body: a JSON object is needed, found list"),
     ],
 )
 def test_incomplete_settings_are_errors(settings, message):

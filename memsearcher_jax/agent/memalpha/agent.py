@@ -104,6 +104,10 @@ class Memalpha(ReadingAgent):
                 f"memalpha.core_tokens {self.memalpha.core_tokens} is not below agent.memory_tokens "
                 f"{self.config.memory_tokens}: a context shows the complete core and the latest items after it"
             )
+        if self.config.prompts == "original_memalpha" and self.memalpha.memory_format != "tags":
+            raise ValueError(
+                "agent.prompts original_memalpha describes a memory in tags: set memalpha.memory_format tags"
+            )
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         sources = set()

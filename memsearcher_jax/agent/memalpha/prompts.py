@@ -23,6 +23,7 @@ class MemalphaPrompts:
     judge_system: tuple[str]
     judge: tuple[str, ...]
     grade_system: tuple[str]
+    grade: tuple[str, ...]
     prefixes: dict[str, str]  # by source, or by the beginning of several sources
 
     def chunk_prompt(self, memory: str, chunk: str) -> Prompt:
@@ -39,9 +40,8 @@ class MemalphaPrompts:
 
     def grade_prompt(self, question: str, gold: str, answer: str, rule: str = "") -> Prompt:
         """Asks whether `answer` is right, given the `gold` answer and perhaps a rule for such questions."""
-        case = f"Question: {question}\nCorrect answer: {gold}\nGiven answer: {answer}"
-        case += f"\nRule: {rule}" if rule else ""
-        return fill(self.grade_system, ("", "", ""), {"store": "", "case": case}, self.opening)
+        user = (*self.grade[:-1], self.grade[-1] + (f"\nRule: {rule}" if rule else ""))
+        return fill(self.grade_system, user, {"question": question, "gold": gold, "answer": answer}, self.opening)
 
     def with_prefix(self, source: str, question: str) -> str:
         """The question after its source's prefix, if there is one. This text is also the retrieval query."""
@@ -54,5 +54,5 @@ def load(config: AgentConfig) -> MemalphaPrompts:
     texts: dict[str, Any] = read_templates(config)
     (opening,), (lines,) = texts.pop("opening"), texts.pop("prefixes")
     prefixes = (line.partition(":") for line in lines.splitlines())
-    prefix_of = {source.strip(): prefix.strip() for source, colon, prefix in prefixes if colon}
+    prefix_of = {source.strip(): prefix.strip().replace(r"\n", "\n") for source, colon, prefix in prefixes if colon}
     return MemalphaPrompts(**texts, opening=opening, prefixes=prefix_of)

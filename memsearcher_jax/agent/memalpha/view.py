@@ -16,28 +16,38 @@ from memsearcher_jax.types import Stream, TokenCounter
 EMPTY = "Empty."
 
 
-def render_memory(memory: Memory, items: int, budget: int, token_counter: TokenCounter) -> str:
+def render_memory(memory: Memory, items: int, budget: int, token_counter: TokenCounter, *, tags: bool = False) -> str:
     """The complete core and the latest `items` of each list, with their ids: the memory as a chunk's context shows it.
 
     While the text is over `budget` tokens the number of items is halved, as in the original. A core that is over the
     budget by itself is cut; a budget above `core_tokens` prevents that.
     """
-    text = _render_latest(memory, items)
+    text = _render_latest(memory, items, tags)
     while items and token_counter.count(text) > budget:
         items //= 2
-        text = _render_latest(memory, items)
+        text = _render_latest(memory, items, tags)
     return token_counter.clip(text, budget)
 
 
-def _render_latest(memory: Memory, count: int) -> str:
-    blocks = [f"core_memory:\n{as_text(memory.core) or EMPTY}"]
+def _render_latest(memory: Memory, count: int, tags: bool) -> str:
+    core = as_text(memory.core)
+    blocks = [_in_tags("core_memory", core) if tags else f"core_memory:\n{core or EMPTY}"]
     for store in ITEM_STORES:
         items = memory.items(store)
         latest = items[max(0, len(items) - count) :]
-        note = f" (the latest {len(latest)} of {len(items)})" if len(latest) < len(items) else ""
-        lines = "\n".join(f"[{item.id}] {item.text}" for item in latest)
-        blocks.append(f"{store.value}_memory{note}:\n{lines or EMPTY}")
+        lines = "\n".join(f"[{item.id}] {item.text}" for item in latest) or EMPTY
+        if tags:
+            note = f" (Only show the most recent {len(latest)} out of {len(items)} memories)"
+            blocks.append(_in_tags(f"{store.value}_memory", lines, note))
+        else:
+            note = f" (the latest {len(latest)} of {len(items)})" if len(latest) < len(items) else ""
+            blocks.append(f"{store.value}_memory{note}:\n{lines}")
     return "\n\n".join(blocks)
+
+
+def _in_tags(name: str, text: str, note: str = "") -> str:
+    """A block of the memory in the format of the original's prompts."""
+    return f"<{name}>{note}\n{text}\n</{name}>"
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,14 @@ class EvidenceRetriever:
 
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
-        core = as_text(self.memory.core)
-        blocks = [f"core memory:\n{core}"] if core.strip() else []
+        tags, core = self.config.memory_format == "tags", as_text(self.memory.core)
+        blocks = [_in_tags("core_memory", core) if tags else f"core memory:\n{core}"] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))
-            blocks.append(f"{store.value} memory:\n{lines or EMPTY}")
+            if tags:
+                blocks.append(_in_tags(f"{store.value}_memory", lines or "(No memories stored)"))
+            else:
+                blocks.append(f"{store.value} memory:\n{lines or EMPTY}")
         return "\n\n".join(blocks)
 
     @cached_property

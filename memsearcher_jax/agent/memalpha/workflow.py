@@ -68,7 +68,8 @@ def memalpha(
 
     # The baselines answer from the stream itself and write no memory.
     for chunk in stream.chunks if config.answer_from == "memory" else ():
-        shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter)
+        tags = config.memory_format == "tags"
+        shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter, tags=tags)
         completion = yield Generate(prompts.chunk_prompt(shown, chunk), agent.completion_tokens)
         if completion.finish is FinishReason.CONTEXT_FULL:
             return outcome(StopReason.CONTEXT_FULL)

@@ -1,12 +1,16 @@
 """What is shown of a Mem-alpha memory, or of the stream itself: the latest, the best, the last, within budgets."""
 
+import hashlib
 from dataclasses import replace
 
 import pytest
 
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.agent.memalpha.memory import Memory, Store
+from memsearcher_jax.agent.memalpha.prompts import load
 from memsearcher_jax.agent.memalpha.view import EvidenceRetriever, render_memory
+from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.types import Stream
 
 CONFIG = MemalphaConfig()
@@ -75,3 +79,30 @@ def test_the_baselines_retrieve_from_the_stream(token_counter):
             stream, Memory(), replace(CONFIG, answer_from="long_context", answer_memory_tokens=budget), token_counter
         )
         assert cut.retrieve("?") == end
+
+
+def test_the_original_set_equals_what_the_originals_code_renders(token_counter):
+    """Digests of what commit 9c0e1f6 of wangyu-ustc/Mem-alpha makes of this memory with Qwen-Agent 0.0.29."""
+    memory = filled([f"fact {number}" for number in range(7)], token_counter)
+    memory, _ = memory.insert(Store.EPISODIC, "1 May: Ann left", token_counter)
+    memory, _ = memory.update(Store.CORE, "Ann sails.", None, token_counter)
+    prompts = load(AgentConfig(workflow="memalpha", prompts="original_memalpha"))
+
+    def digest(text):
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    reading = prompts.chunk_prompt(render_memory(memory, 5, 1_000, token_counter, tags=True), "Bob cooks.")
+    assert digest("\0".join(chat_messages(reading))) == (
+        "4d62634e8c780758701dada0b0293edc36b98b57e96dfd79ea3bf5ed3470a918"
+    )
+    assert prompts.opening == "<think>\n\n</think>\n\n", "of the chat template of Qwen3 without thinking"
+    two_facts = replace(memory, semantic=memory.semantic[:2], episodic=memory.episodic[:0])
+    config = replace(CONFIG, memory_format="tags")
+    shown = EvidenceRetriever(Stream("s", (), ()), two_facts, config, token_counter).retrieve("fact")
+    assert digest(chat_messages(prompts.answer_prompt(shown, "?"))[0]) == (
+        "11a778bbd9769af539bfe22b88e5460e9192e0d0fef2362881b14757103db908"
+    )
+    system, user = chat_messages(prompts.grade_prompt("q", "g", "a"))
+    assert (system, digest(user)) == ("", "5665086bb7ea17b91ef630c37fb8863575e167312caef4f76a70f904f9097fb1")
+    assert prompts.with_prefix("pubmed-rct", "Which?").endswith("is a single number.\n\nWhich?")
+    assert prompts.with_prefix("pubmed-rct", "Which?").count("\n\n") == 2
