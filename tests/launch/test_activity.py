@@ -11,11 +11,11 @@ from memsearcher_jax.runtime.run_dir import located
 
 
 def test_what_takes_long_is_repeated_with_its_age(capsys):
-    with announced(every_s=0.25) as begin:
+    with announced(every_s=0.1) as begin:
         begin("loading")
-        time.sleep(0.6)
+        time.sleep(0.3)
         begin("compiling")
-        time.sleep(1.8)
+        time.sleep(1.3)
     assert {"loading", "compiling", "compiling … 1 s"} <= {*capsys.readouterr().err.splitlines()}
     with announced() as begin:
         begin("loading")

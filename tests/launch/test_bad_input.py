@@ -38,7 +38,6 @@ def workdir(tmp_path, monkeypatch) -> Path:
     """The working directory, with all files that the cases below name."""
     monkeypatch.chdir(tmp_path)
     files = {
-        "list.jsonl": "[1]\n",
         "good.jsonl": GOOD_ROW + "\n",
         "long.jsonl": json.dumps({"id": "a", "question": "Who? " * 90, "golden_answers": ["Ada"]}) + "\n",
         "corpus.jsonl": PASSAGE + "\n",
@@ -60,11 +59,9 @@ def workdir(tmp_path, monkeypatch) -> Path:
 INVALID = {
     tpu_train: [
         ("--data.train none.jsonl --retrieval.corpus corpus.jsonl", "none.jsonl: no such file"),
-        ("--data.train list.jsonl --retrieval.corpus corpus.jsonl", "list.jsonl:1: a JSON object is needed"),
         ("--data.train long.jsonl --retrieval.corpus corpus.jsonl", 'question "a" has 270 tokens and the budget is 64'),
         ("--retrieval.corpus corpus.jsonl", "the passages come from a file, the questions do not: set data.train"),
         ("--data.test good.jsonl --retrieval.corpus corpus.jsonl", "there are no questions to train on: set data"),
-        ("--data.train good.jsonl --retrieval.index folder", "folder: is not an index folder (no manifest.json)"),
         ("--model.path none", "none is neither a run (no run.json) nor a Hugging Face model (no config.json)"),
         ("--checkpoint none", "--checkpoint none: no such directory"),
         ("--checkpoint words", "words/config.json: It looks like the config file"),
@@ -187,17 +184,7 @@ def test_uncoordinated_hosts_are_an_error(workdir, refused, monkeypatch):
     assert "the devices belong to 4 hosts" in refused(tpu_train.main, ["--out", "run"])
 
 
-def test_a_damaged_index_is_an_error(workdir, finished, refused, tmp_path):
-    shutil.copytree(finished / "index", tmp_path / "index")
-    (tmp_path / "index" / "embeddings" / "000000.npy").write_bytes(b"damaged")
-    flags = ["--data.train", "good.jsonl", "--retrieval.index", "index", "--out", "run"]
-    assert "index: is damaged" in refused(tpu_train.main, flags)
-
-
-@pytest.mark.parametrize(
-    ("kind", "program"),
-    [("finished", tpu_train), ("finished", export_hf), ("exported", evaluate), ("exported", ask)],
-)
+@pytest.mark.parametrize(("kind", "program"), [("finished", tpu_train), ("exported", ask)])
 def test_a_checkpoint_of_another_model_is_an_error(kind, program, workdir, request, refused, snapshot):
     folder, before = request.getfixturevalue(kind), snapshot(workdir)
     argv = ["--config", "nano", "--checkpoint", folder, *(["Who?"] if program is ask else ["--out", "out"])]

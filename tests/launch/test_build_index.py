@@ -64,18 +64,3 @@ def test_verify_refuses_an_index_with_a_changed_byte(corpus, tmp_path, capsys, r
     file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
     line = refused(build_index.main, ["--verify", "--out", out])
     assert f"{out}: is damaged or of another version" in line and "000000.npy" in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ("--retrieval.corpus cut.jsonl --out i", "cut.jsonl:1: not JSON"),
-        ("--retrieval.corpus corpus.jsonl --out i --embeddings cut.jsonl", "is neither a .npy array nor a flat FAISS"),
-        ("--retrieval.corpus corpus.jsonl --out i --retrieval.encoder none", "no folder none"),
-    ],
-)
-def test_invalid_input_is_an_error(flags, line, corpus, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cut.jsonl").write_text('{"id": "a", "cont')
-    assert line in refused(build_index.main, flags.split()).replace(f"{tmp_path}/", "")
-    assert not (tmp_path / "i").exists()

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,6 @@ from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.launch import cli, compile_cache, evaluate, help_pages, tpu_train
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.run_dir import write_run_config
-
-LAUNCH = Path(cli.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -27,20 +24,6 @@ LAUNCH = Path(cli.__file__).parent
 )
 def test_a_flag_that_tyro_refuses_is_named(flags, message, misused, tmp_path):
     assert message in misused(tpu_train.main, ["--out", tmp_path / "run", *flags.split()])
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "line"),
-    [
-        ("training.learning_rate", "nan", "training.learning_rate is nan: it must be above 0 and finite"),
-        ("sampling.prefill_buckets", "0 64", "sampling.prefill_buckets is 0: it must be at least 1"),
-        ("data.encyclopedia.hops", "1 99", "data.encyclopedia.hops is 99: it must be at least 1 and at most 8"),
-    ],
-)
-def test_a_value_out_of_range_is_an_error(setting, value, line, refused, tmp_path):
-    run = ["--config", "nano", "--out", tmp_path / "run"]
-    assert line in refused(tpu_train.main, [*run, f"--{setting}", *value.split()])
     assert not (tmp_path / "run").exists()
 
 
@@ -137,12 +120,7 @@ print(jax.device_count(), any(event.endswith("/cache_hits") for event in hits))
 
 @pytest.mark.parametrize(
     ("flags", "devices", "cached"),
-    [
-        ("", 1, True),
-        ("--compile_cache {}/mine", 1, True),
-        ("--compile_cache off", 1, False),
-        ("--mesh.cpu_devices 2", 2, False),
-    ],
+    [("", 1, True), ("--mesh.cpu_devices 2", 2, False)],
 )
 def test_compiled_programs_are_kept_for_the_next_process_unless_it_has_several_cpu_devices(
     flags, devices, cached, tmp_path
@@ -151,13 +129,14 @@ def test_compiled_programs_are_kept_for_the_next_process_unless_it_has_several_c
     kept = {name for name in os.environ if not name.startswith("JAX_") and name != "XLA_FLAGS"} | {"JAX_PLATFORMS"}
     environment = {name: os.environ[name] for name in kept}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", JAX_PROGRAM, *flags.format(tmp_path).split()]
+    command = [sys.executable, "-c", JAX_PROGRAM, *flags.split()]
     for expected in (False, cached):
         assert subprocess.check_output(command, env=environment, text=True) == f"{devices} {expected}\n"
 
 
 def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_cached(monkeypatch, tmp_path, capsys):
-    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", *compile_cache.LIMITS):
+    enabled = "JAX_ENABLE_COMPILATION_CACHE"
+    for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", compile_cache.DIRECTORY, enabled, *compile_cache.LIMITS):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -169,6 +148,10 @@ def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_
     folder.rmdir()
     compile_cache.choose("", 1)
     assert folder.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.DIRECTORY].startswith(str(folder))
+    compile_cache.choose("mine", 1)
+    assert os.environ[compile_cache.DIRECTORY] == "mine"
+    compile_cache.choose("off", 1)
+    assert os.environ[enabled] == "false"
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
     with pytest.raises(ValueError, match="programs for several CPU devices cannot be cached: omit it"):
         compile_cache.choose("mine", 1)

@@ -40,19 +40,6 @@ def test_a_run_reads_streams_answers_questions_and_trains(trained):
 
 
 @pytest.mark.slow
-def test_adapters_are_trained_and_resumed_while_their_base_answers(trained, tmp_path):
-    out = tmp_path / "run"
-    tpu_train.main([*SMALL, "--model.path", str(trained), "--model.lora_rank", "4", "--out", str(out)])
-    tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "3"])
-    steps = read_metrics(out / "metrics.jsonl")
-    assert [step["step"] for step in steps] == [0, 1, 2]
-    assert steps[0]["updates"] >= 1  # groups of equal rewards are not trained
-    evaluate.main(["--checkpoint", str(out), "--out", str(tmp_path / "evaluation")])
-    results = json.loads((tmp_path / "evaluation" / "results.json").read_text())
-    assert results["evaluation"]["benchmarks"]["generated"]["questions"] == 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["memory", "long_context", "rag"])
 def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, capsys, reader):
     folder = tmp_path / "evaluation"

@@ -1,10 +1,8 @@
 """Agents, rewards and tools of a user's own in every command; the copy in a run is never executed."""
 
+import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,12 +99,8 @@ def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir
     assert {one.trajectory.tool_results[0].text for one in read_trajectories(log)} == {"8"}
 
 
-def test_a_person_can_play_an_agent_with_tools(workdir):
-    """In a process of its own, whose input is the replies."""
-    command = [sys.executable, ask.__file__, "--config", "nano", "--human", "Who?", *OWN]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    played = subprocess.run(
-        command, input="I know.</think> \\boxed{Ada}\n\n", env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert played.returncode == 0, played.stderr
-    assert "double" in played.stdout and "number=4" in played.stdout and "Ada" in played.stdout
+def test_a_person_can_play_an_agent_with_tools(workdir, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("I know.</think> \\boxed{Ada}\n\n"))
+    ask.main(["--config", "nano", "--human", "Who?", *OWN])
+    played = capsys.readouterr().out
+    assert "double" in played and "number=4" in played and "Ada" in played
