@@ -54,18 +54,6 @@ def test_the_sign_test_of_questions_won_and_lost(wins, losses, p_value):
         assert paired_comparison(pairs, rng()).p_value == pytest.approx(p_value)
 
 
-def test_a_paired_comparison_equals_hand_computed_values():
-    paired = paired_comparison([(0, 1), (1, 1), (0, 1), (0, 0), (1, 0)], rng())
-    assert (paired.count, paired.wins, paired.losses) == (5, 2, 1)
-    assert (paired.first, paired.second) == (pytest.approx(0.4), pytest.approx(0.6))
-    assert paired.difference.mean == pytest.approx(0.2)
-    assert paired.difference.low < 0.2 < paired.difference.high
-    assert paired.p_value == 1.0  # three signs cannot be split more evenly than 2 to 1
-    swapped = paired_comparison([(1, 0), (1, 1), (1, 0), (0, 0), (0, 1)], rng())
-    assert (swapped.wins, swapped.losses, swapped.p_value) == (1, 2, 1.0)
-    assert swapped.difference.mean == -paired.difference.mean
-
-
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_no_values_and_values_that_are_not_finite_raise(values):
     with pytest.raises(ValueError, match="statistics need finite values"):

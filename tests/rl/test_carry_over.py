@@ -135,24 +135,6 @@ def test_with_equal_weights_interruptions_change_no_trajectory(steps, bound):
     assert sampled(trained) == sampled(expected)
 
 
-@pytest.mark.parametrize("bound", [1, 2])
-def test_every_trajectory_is_trained_once_and_none_is_discarded(sampled, bound):
-    done = sampled(bound)
-    assert [len(trajectories) for trajectories, _ in done] == [PROMPTS * GROUP] * STEPS
-    trained = [one for trajectories, _ in done for one in trajectories]
-    once = Counter((problem.id, copy) for problem in ALL for copy in range(GROUP))
-    assert Counter((one.problem.id, one.rollout) for one in trained) == once
-    for one in trained:
-        assert len(one.contexts) == one.problem.metadata["turns"] and one.outcome.stop is StopReason.ANSWERED
-    for step, (trajectories, carried) in enumerate(done):
-        versions = [context.version for one in trajectories for context in one.contexts]
-        assert all(step - bound <= version <= step for version in versions)
-        assert all(group.oldest_version > step - bound for group in carried.groups)
-        assert [one.problem.id for one in trajectories[::GROUP]] == [one.problem.id for one in trajectories[1::GROUP]]
-    assert any(len({context.version for context in one.contexts}) > 1 for one in trained)
-    assert any(carried.groups for _, carried in done) and done[-1][1].groups == ()
-
-
 @dataclass
 class Simulation:
     """Steps whose rollouts take time alone: of a problem, `plans` has the number of contexts and the ticks of each."""

@@ -97,15 +97,6 @@ def plain(length, prompt=()):
 rng_of_ids = np.random.default_rng(0)
 
 
-def test_an_example_goes_to_the_fullest_row_with_space():
-    """The 2 goes behind the two of 11, although there is space behind the 14, which came first."""
-    rows = pack([plain(n) for n in (14, 11, 11, 2)], ROW_TOKENS, 1, np.random.default_rng(0))
-    assert sorted(tuple(np.unique(row[row > 0], return_counts=True)[1]) for row in rows.segment_BT) == [
-        (11, 11, 2),
-        (14,),
-    ]
-
-
 def lengths_of_rollouts(trajectories, rng):
     """(length, sampled tokens, turn) of every context, drawn like the workload of benchmarks/workload.py."""
     contexts = []
@@ -195,16 +186,6 @@ def test_rows_of_one_question_share_it_where_that_saves_tokens():
     assert sorted(map(sorted, begins)) == [[4], [12], [12]]
 
 
-def test_a_shared_prefix_ends_before_the_first_trained_token():
-    """The token before it is each context's own, although it is the same in all."""
-    examples = [
-        TrainingExample((1, 2, 3, 4, 5 + last), (0.0,) * 5, (False, False, False, True, True), 1.0) for last in range(2)
-    ]
-    rows = pack(examples, 8, 1, np.random.default_rng(0))
-    np.testing.assert_array_equal(rows.position_BT, [[0, 1, 2, 3, 4, 2, 3, 4]])
-    np.testing.assert_array_equal(rows.segment_BT, [[1, 1, 1, 1, 1, 2, 2, 2]])
-
-
 def test_invalid_examples_are_refused_in_one_line():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"25 tokens.*row of 24.*training\.seq_len"):
@@ -240,11 +221,3 @@ def test_mini_batches_hold_about_as_many_contexts_as_the_setting_says(minibatch_
     assert sum(in_batch) == 4_480
     micro_rows = [microbatches.num_nonempty(microbatches.split(batch.segment_BT, accum_steps)) for batch in batches]
     assert max(micro_rows) - min(micro_rows) <= 1
-
-
-@settings(max_examples=20, deadline=None)
-@given(examples_strategy(), st.integers(0, 100))
-def test_the_same_seed_gives_the_same_rows(examples, seed):
-    first, second = (pack(examples, ROW_TOKENS, 4, np.random.default_rng(seed)) for _ in range(2))
-    for name in ("position_BT", "segment_BT", *FIELDS):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))

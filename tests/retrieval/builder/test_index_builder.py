@@ -1,10 +1,6 @@
 """Builds that are interrupted, resumed, changed, or impossible."""
 
 import json
-import random
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -75,47 +71,6 @@ def test_an_interrupted_build_continues(tmp_path):
     assert sorted(path.name for path in (tmp_path / "i").iterdir()) == sorted(
         ["contents.bin", "contents.offset.npy", "embeddings", "ids.bin", "ids.offset.npy", "manifest.json"]
     )
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.index_builder import build_index
-from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
-
-scann_index.MIN_TREE_ROWS = 100
-encoder = fit_hashing(Path(sys.argv[1]).read_text().splitlines(), 32)
-def slowly(texts):
-    time.sleep(0.15)  # a fast machine must not finish before three kills
-    return encoder(texts)
-config, model = RetrievalConfig(max_batch_size=16), TextEncoder("hashed", slowly, slowly)
-build_index(config, Path(sys.argv[1]), Path(sys.argv[2]), model, shard_rows=32)
-"""
-
-
-@pytest.mark.slow
-def test_a_build_survives_kills(tmp_path, corpus_file):
-    """SIGKILL at random moments: the finished index equals that of an uninterrupted build."""
-    passages = [Passage(str(row), f"Passage {row} of {row % 7} and {row % 11}.") for row in range(2_000)]
-    file, out = corpus_file(passages), tmp_path / "killed"
-    draw, kills = random.Random(0), 0
-    while not out.exists():
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM, file, out])
-        time.sleep(draw.uniform(0.6, 2.0) if kills < 20 else 60)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        assert process.wait() in (0, -9)
-    assert kills >= 3
-    subprocess.run([sys.executable, "-c", PROGRAM, file, tmp_path / "whole"], check=True)
-    killed, whole = (open_index(tmp_path / name, encoder=NAME) for name in ("killed", "whole"))
-    assert killed.corpus.checksum == whole.corpus.checksum
-    assert killed.index.settings.leaves == 89
-    exact = [open_index(tmp_path / name, encoder=NAME, index_type="exact").index for name in ("killed", "whole")]
-    np.testing.assert_array_equal(exact[0].vectors_RD, exact[1].vectors_RD)
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "whole").iterdir())
 
 
 def test_a_build_with_other_settings_is_an_error(tmp_path):
@@ -199,20 +154,6 @@ def test_invalid_vectors_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"returned shape \(7, 32\) for 8 texts"):
         build(tmp_path / "j", lambda texts: ENCODER(texts[: max(1, len(texts) - 1)]))
     build(tmp_path / "i")
-
-
-def test_a_full_disk(tmp_path):
-    """Writes to /dev/full fail as on a full disk."""
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "i", RecordingEncoder("number 20."))
-    blocked = staging_dir(tmp_path / "i") / "embeddings" / "000001.partial"
-    blocked.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"\.i\.building: the disk is full; free some space and rerun the command"):
-        build(tmp_path / "i")
-    blocked.unlink()
-    again = RecordingEncoder()
-    build(tmp_path / "i", again)
-    assert len(again.texts) == 1 + 24, "the finished file is not written again"
 
 
 def test_a_finished_tree_is_not_built_again(tmp_path, monkeypatch):
