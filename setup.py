@@ -64,7 +64,6 @@ EXTRAS = {
     "browser": ["selenium>=4.51,<5"],
     "docs": ["zensical>=0.0.73,<0.1", "mkdocstrings[python]>=1.0.8,<2"],
     "wandb": WANDB,
-    "bench": ["faiss-cpu>=1.15.1,<2"],
     "gguf": GGUF,
     "parity": ["torch>=2.13,<2.14", "accelerate>=1,<2", "peft>=0.21.2,<0.22"],
 }

@@ -7,19 +7,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 
+if TYPE_CHECKING:
+    from memsearcher_jax.sampling.engine import Engine
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
 TINY = ModelConfig(2_048, 64, 192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True)
 SMALL = ModelConfig(8_192, 256, 768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True)
+LATE = (124, 137)  # exit statuses of `timeout`, for scripts that end in time and those that it kills
 
 K, T = TypeVar("K"), TypeVar("T")
 
@@ -45,46 +49,27 @@ def alternate(programs: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, li
     return runs
 
 
-def report(rows: Iterable[Mapping[str, Any]], file: Path | None) -> None:
-    """Print a line per row as soon as it is measured, then write all of them to `file`."""
-    reported = []
-    for row in rows:
-        reported.append(row)
-        print("  ".join(f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in row.items()), flush=True)
-    write_json(reported, file)
-
-
 def write_json(value: Any, file: Path | None) -> None:
     if file:
         file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def run_child(
-    script: str | Path,
-    *arguments: object,
-    environment: Mapping[str, str] | None = None,
-    seconds: float | None = None,
-    stop: bool = False,
+    script: str | Path, *arguments: object, seconds: float = 0.0, stop: bool = False, **environment: str
 ) -> str:
     """The output of a Python script in another process, with these environment variables besides our own.
 
-    With `stop` a script that takes longer gets SIGTERM, and half a minute to save what it has. Raises SystemExit with
-    the output of a script that fails or takes too long.
+    A script that takes longer than `seconds`, if they are not 0, gets SIGTERM, and half a minute to save what it has.
+    Raises SystemExit with the output of a script that fails or, unless `stop`, takes too long.
     """
-    words, own = [sys.executable, str(script), *map(str, arguments)], os.environ | (environment or {})
-    late = False
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
-        while True:
-            try:
-                output, errors = process.communicate(timeout=30 if late else seconds)
-                break
-            except subprocess.TimeoutExpired:
-                process.terminate() if stop and not late else process.kill()
-                late = True
-    if process.returncode and not (stop and late):
-        why = f"took more than {seconds:.0f} s" if late else f"ended with status {process.returncode}"
-        raise SystemExit(f"{Path(script).name} {' '.join(map(str, arguments))} {why}:\n{output}{errors}")
-    return output
+    limit = ["timeout", "--kill-after=30", f"{seconds:.0f}"] if seconds else []
+    words = [*limit, sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | environment)
+    late = bool(seconds) and done.returncode in LATE
+    if done.returncode and not (stop and late):
+        why = f"took more than {seconds:.0f} s" if late else f"ended with status {done.returncode}"
+        raise SystemExit(f"{Path(script).name} {' '.join(map(str, arguments))} {why}:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def model_of(size: Size, dtype: str) -> ModelConfig:
@@ -110,6 +95,47 @@ def random_params(model: ModelConfig, mesh) -> dict:
 
     init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
     return jax.block_until_ready(init(jax.random.key(0)))
+
+
+def publish_random(model: ModelConfig) -> tuple[Any, Any]:
+    """A mesh of all devices, and random weights as its sampler reads them."""
+    from memsearcher_jax.model import sharding
+
+    mesh = mesh_of()
+    return mesh, sharding.publish(random_params(model, mesh), model, mesh, model.compute_dtype)
+
+
+def open_engine(
+    model: ModelConfig, mesh: Any, params: Any, slots: Sequence[int], context_tokens: int, **settings: Any
+) -> Engine:
+    """An engine without stop tokens, compiled for published weights and these numbers of active slots of a replica,
+    the last of which is that of all slots of the engine."""
+    from memsearcher_jax.sampling.config import SamplingConfig
+    from memsearcher_jax.sampling.engine import Engine
+
+    sizes = {"slots": slots[-1], "decode_batch_sizes": tuple(slots[:-1]), "context_tokens": context_tokens}
+    engine = Engine(model, SamplingConfig(**{"top_k": 0, "top_p": 1.0} | sizes | settings), (), mesh)
+    engine.warm_up(params)
+    return engine
+
+
+def open_contexts(engine: Engine, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list[int]:
+    """Start a generation of `new` tokens after each prompt, and return their slots; `first`: number of the draws."""
+    import jax
+
+    engine.start(params, jax.random.key(0))
+    slots = engine.scheduler.free_slots[: len(prompts)]
+    for number, (slot, ids) in enumerate(zip(slots, prompts, strict=True), first):
+        engine.scheduler.open_context(slot, ids, (number, 0), new)
+    return slots
+
+
+def generate(engine: Engine, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list:
+    """The contexts of all prompts after `new` tokens each."""
+    slots = open_contexts(engine, params, prompts, new, first)
+    while engine.scheduler.active:
+        engine.step()
+    return [engine.scheduler.pop_context(slot) for slot in slots]
 
 
 def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:

@@ -1,7 +1,7 @@
 """What a GPU does, as one table, in at most --minutes. Nothing is downloaded.
 
 python benchmarks/gpu.py --smollm2 DIR --train FILE ... --test FILE --corpus FILE
-python benchmarks/gpu.py --small                        # all of it at tiny sizes, also on a CPU: a rehearsal
+python benchmarks/gpu.py --small                        # a rehearsal at tiny sizes, also on a CPU
 
 numerics   logits, log-probabilities and gradients against the CPU, in float32 without TensorFloat-32; what the engine
            samples against the CPU, against each context alone, and against the full forward pass; compilations
@@ -26,7 +26,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,22 +34,21 @@ from typing import Any
 import common
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from memsearcher_jax.launch.preconditions import has_accelerator
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.planning.roofline import CHIPS, Chip
+from memsearcher_jax.planning.roofline import CHIPS, GPUS, Chip
 
-PROMPT, NEW = 256, 128  # tokens of a decoded context
-LIMITS = {"numerics": 75, "engine": 60, "transformers": 45, "update": 75, "evaluate": 45}  # seconds of a process
+PROMPT, NEW, BUCKETS = 256, 128, (256, 8_192)  # tokens of a decoded context; widths of a prefill
+PART_SECONDS, TEST_SECONDS = 75, 45  # that a process may take
 TRAIN_SECONDS = 150  # of the time are kept for training, if it can run
 SMALL = ("--rl.prompts_per_step", "4", "--rl.group_size", "4", "--evaluation.max_questions", "8")
 LARGE = (  # slots and rows that fill a GPU; the preset has two cores in mind
     *("--rl.prompts_per_step", "64", "--rl.group_size", "8", "--sampling.slots", "256"),
     *("--training.minibatch_rows", "64", "--training.grad_accum_steps", "4", "--evaluation.max_questions", "200"),
 )
+ROW = "{:10}{:72}{:>12}{:>12}{:>8}{:>8}"
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,11 @@ class Report:
     flags: Flags
     folder: Path
     end: float  # of time.monotonic
-    console: Console = field(default_factory=lambda: Console(highlight=False, width=120))
     rows: list[tuple[str, ...]] = field(default_factory=list)  # part, what, ours, torch, ratio, share
-    chip: Chip | None = None
 
     def add(self, part: str, what: str, *cells: str) -> None:
         self.rows.append((part, what, *cells, *[""] * (4 - len(cells))))
-        self.console.print("  ".join(filter(None, self.rows[-1])), style="dim", markup=False)
+        print(ROW.format(*self.rows[-1]).rstrip(), flush=True)
 
     def compare(self, part: str, what: str, own: float | None, other: float | None, bound: float | None) -> None:
         if own or other:
@@ -109,7 +106,9 @@ class Report:
             numbers = (f"{value:,.0f}" if value else "" for value in (own, other))
             self.add(part, what, *numbers, f"{ratio:.2f}" if ratio else "", f"{share:.0%}" if share else "")
 
-    def run(self, part: str, what: str, *command: object, limit: float, stop: bool = False) -> str | None:
+    def run(
+        self, part: str, what: str, *command: object, limit: float = PART_SECONDS, stop: bool = False
+    ) -> str | None:
         """The output of a script; None, and a row that says why, if it fails or has no time."""
         # A process has the GPU alone; later ones find the programs that earlier ones compiled.
         environment = {"JAX_COMPILATION_CACHE_DIR": str(self.folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92"}
@@ -118,7 +117,7 @@ class Report:
         try:
             if seconds < 1:
                 raise SystemExit("no time is left")
-            return common.run_child(*command, environment=environment, seconds=seconds, stop=stop)
+            return common.run_child(*command, seconds=seconds, stop=stop, **environment)
         except SystemExit as error:
             first, *others = str(error).strip().splitlines()
             self.add(part, f"{what} left out: {first[-60:]} {' '.join(others[-1:])}")
@@ -127,7 +126,7 @@ class Report:
     def child(self, part: str, name: str, size: str) -> Any:
         """What `CHILDREN[name]` returns in another process, or None."""
         words = ["--child", name, "--size", size, *(["--small"] if self.flags.small else [])]
-        output = self.run(part, f"{size}, {name}", __file__, *words, limit=LIMITS[name])
+        output = self.run(part, f"{size}, {name}", __file__, *words)
         return output and json.loads(output.splitlines()[-1])
 
 
@@ -142,23 +141,21 @@ def main(flags: Flags) -> None:
     started, sizes = time.monotonic(), ("tiny",) if flags.small else ("smollm2", "qwen05b", "qwen3b")
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         report = Report(flags, Path(folder), started + 60 * flags.minutes)
+        print(ROW.format("part", "", "ours", "torch", "ratio", "share"))
         found = report.child("numerics", "numerics", sizes[0]) or {"device": "unknown", "rows": {}}
         for what, value in found["rows"].items():
             report.add("numerics", what, value)
         device, torch = found["device"], importlib.util.find_spec("torch") is not None
-        report.chip = next((chip for name, chip in CHIPS.items() if name in device.lower()), None)
-        if report.chip is None:
+        chip = next((chip for name, chip in (CHIPS | GPUS).items() if name in device.lower()), None)
+        if chip is None:
             report.add("", f"shares left out: planning/roofline.py has no rates of {device}")
         if not torch:
             report.add("", "torch left out: it is not installed")
         for size in sizes:
-            decode(report, size, torch)
-            update(report, size, torch)
+            decode(report, size, torch, chip)
+            update(report, size, torch, chip)
         train(report)
-    table = Table("part", "", "ours", "torch", "ratio", "share", box=None, header_style="bold", pad_edge=False)
-    for row in report.rows:
-        table.add_row(*row)
-    report.console.print(f"\n{device}", table, f"{time.monotonic() - started:.0f} s")
+    print(f"{device}, {time.monotonic() - started:.0f} s")
     common.write_json({"device": device, "rows": report.rows}, flags.json)
 
 
@@ -199,10 +196,13 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]
     program = sharding.publish_program(model, mesh, [device], model.compute_dtype)
     published = sharding.on_submesh(program(params), mesh)
-    generate, events = open_engine(model, mesh, published, (1, 8), top_k=50), list[str]()
+    engine = common.open_engine(model, mesh, published, (1, 8), PROMPT + NEW, prefill_buckets=BUCKETS, top_k=50)
+    events = list[str]()
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.append(event))
-    contexts = generate(prompts, NEW // 4)
-    alone = [generate([prompt], NEW // 4, first=number)[0].ids for number, prompt in enumerate(prompts)]
+    contexts = common.generate(engine, published, prompts, NEW // 4)
+    alone = []
+    for number, prompt in enumerate(prompts):
+        alone += common.generate(engine, published, [prompt], NEW // 4, first=number)
     compiled = events.count("/jax/core/compile/backend_compile_duration")
     examples = [TrainingExample(one.ids, one.logprobs, one.sampled, 1.0) for one in contexts]
     batch = pack(examples, 2 * (PROMPT + NEW), 1, np.random.default_rng(0))
@@ -219,50 +219,23 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
         "log-probabilities": [np.asarray(logprob_BT)],
         "gradients": list(map(np.asarray, jax.tree.leaves(gradients))),
         "sampled": [one.ids for one in contexts],
-        "alone": alone,
+        "alone": [one.ids for one in alone],
         "compiled": compiled,
         "engine": float(np.abs(np.asarray(logprob_BT) - batch.old_logprob_BT)[batch.mask_BT].max()),
     }
-
-
-def open_engine(model: ModelConfig, mesh: Any, params: Any, sizes: Sequence[int], top_k: int) -> Callable[..., list]:
-    """generate(prompts, new tokens, first number of the draws) -> contexts; compiled for these numbers of slots."""
-    import jax
-
-    from memsearcher_jax.sampling.config import SamplingConfig
-    from memsearcher_jax.sampling.engine import Engine
-
-    settings = SamplingConfig(
-        **{"slots": sizes[-1], "decode_batch_sizes": tuple(sizes[:-1]), "context_tokens": PROMPT + NEW},
-        **{"prefill_buckets": (256, 8_192), "top_k": top_k, "top_p": 1.0},
-    )
-    engine = Engine(model, settings, (), mesh)
-    engine.warm_up(params)
-
-    def generate(prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list:
-        engine.start(params, jax.random.key(0))
-        slots = engine.scheduler.free_slots[: len(prompts)]
-        for number, (slot, ids) in enumerate(zip(slots, prompts, strict=True), first):
-            engine.scheduler.open_context(slot, ids, (number, 0), new)
-        while engine.scheduler.active:
-            engine.step()
-        return [engine.scheduler.pop_context(slot) for slot in slots]
-
-    return generate
 
 
 def engine(flags: Flags) -> dict[str, Any]:
     """Tokens/s by slots, and the bytes that one step has to read."""
     import jax
 
-    from memsearcher_jax.model import sharding
-
-    model, mesh = flags.model, common.mesh_of()
-    params = sharding.publish(common.random_params(model, mesh), model, mesh, model.compute_dtype)
-    generate = open_engine(model, mesh, params, flags.slots, top_k=0)
+    model = flags.model
+    mesh, params = common.publish_random(model)
+    engine = common.open_engine(model, mesh, params, flags.slots, PROMPT + NEW, prefill_buckets=BUCKETS)
     weights = sum(x.nbytes for x in jax.tree.leaves(params)) - (0 if model.tie_embeddings else params["embed"].nbytes)
     cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)
-    return {"speed": speeds(generate, flags), "bytes": [weights + slots * cache for slots in flags.slots]}
+    speed = speeds(lambda prompts, new: common.generate(engine, params, prompts, new), flags)
+    return {"speed": speed, "bytes": [weights + slots * cache for slots in flags.slots]}
 
 
 def transformers(flags: Flags) -> dict[str, Any]:
@@ -288,25 +261,23 @@ def speeds(generate: Callable[..., Any], flags: Flags) -> list[float]:
 CHILDREN = {"numerics": numerics, "engine": engine, "transformers": transformers}
 
 
-def decode(report: Report, size: str, torch: bool) -> None:
+def decode(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
     own = report.child("decode", "engine", size)
     other = report.child("decode", "transformers", size) if torch else None
     for number, slots in enumerate(report.flags.slots):
         speeds = (found and found["speed"][number] for found in (own, other))
-        bound = own and report.chip and slots * report.chip.hbm_bandwidth / own["bytes"][number]
+        bound = own and chip and slots * chip.hbm_bandwidth / own["bytes"][number]
         report.compare("decode", f"{size}, {slots} slots, tokens/s", *speeds, bound)
 
 
-def update(report: Report, size: str, torch: bool) -> None:
+def update(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
     file, small = report.folder / f"{size}.json", report.flags.small
     words = ["--sizes", size, "--dtype", "float32" if small else "bfloat16", "--contexts", 4 if small else 16]
-    words += ["--repeats", 1, "--torch-contexts", 4, "--tolerance", 0.1, "--json", file]
-    words += [] if torch else ["--no-torch"]
-    script = Path(__file__).with_name("update.py")
-    if report.run("update", size, script, *words, limit=LIMITS["update"]) is not None:
+    words += ["--repeats", 1, "--json", file, *([] if torch else ["--no-torch"])]
+    if report.run("update", size, Path(__file__).with_name("update.py"), *words) is not None:
         (row,) = json.loads(file.read_text())
         own = row["ours tokens/s"]
-        bound = report.chip and own * report.chip.flops / (1e12 * row["ours TFLOP/s"])
+        bound = chip and own * chip.flops / (1e12 * row["ours TFLOP/s"])
         report.compare("update", f"{size}, tokens/s", own, row.get("torch tokens/s"), bound)
 
 
@@ -316,33 +287,31 @@ def train(report: Report) -> None:
     if not flags.trains:
         report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
         return
-    preset, weights, words, steps = "tiny", common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny", [*SMALL], 1
+    weights, words, steps = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny", ["--config", "tiny", *SMALL], 1
     if not flags.small:
-        preset, weights, words, steps = "smollm2", flags.smollm2, [*LARGE, "--retrieval.corpus", flags.corpus], 1_000
-        words += ["--data.train", *flags.train, "--data.test", *flags.test]
-    words, exact = ["--config", preset, *words], []
-    for name, checkpoint in (("before", [*words, "--checkpoint", weights]), ("after", ["--checkpoint", out])):
-        if name == "after":
-            training = [*words, "--model.path", weights, "--rl.steps", steps, "--out", out]
-            report.run(
-                "train",
-                "training",
-                launch / "tpu_train.py",
-                *training,
-                limit=report.end - time.monotonic() - 40,
-                stop=True,
-            )
-        evaluation = [*checkpoint, "--out", report.folder / name]
-        if report.run("train", f"test {name}", launch / "evaluate.py", *evaluation, limit=LIMITS["evaluate"]) is None:
-            return
-        exact.append(json.loads((report.folder / name / "results.json").read_text())["metrics"]["exact_match"])
-    found = read_metrics(out / METRICS_FILE)
+        weights, words, steps = flags.smollm2, ["--config", "smollm2", *LARGE], 1_000
+        words += ["--retrieval.corpus", flags.corpus, "--data.train", *flags.train, "--data.test", *flags.test]
+
+    def exact_match(name: str, *checkpoint: object) -> str:
+        command = launch / "evaluate.py", *checkpoint, "--out", report.folder / name
+        if report.run("train", f"test {name}", *command, limit=TEST_SECONDS) is None:
+            return "?"
+        results = json.loads((report.folder / name / "results.json").read_text())
+        return f"{results['metrics']['exact_match']:.3f}"
+
+    before = exact_match("before", *words, "--checkpoint", weights)
+    command = launch / "tpu_train.py", *words, "--model.path", weights, "--rl.steps", steps, "--out", out
+    report.run("train", "training", *command, limit=report.end - time.monotonic() - TEST_SECONDS, stop=True)
+    found = read_metrics(out / METRICS_FILE) if (out / METRICS_FILE).is_file() else []
+    if not found:
+        return
     timed = found[1:] or found  # the first step compiles
     phases = {name: statistics.median(step[name] for step in timed) for name in timed[-1] if name.startswith("time/")}
     report.add("train", "seconds of a step", f"{sum(phases.values()):.1f}")
     for name, seconds in phases.items():
         report.add("train", f"- {name.removeprefix('time/')}", f"{seconds:.1f}")
-    report.add("train", f"exact match before and after {len(found)} steps", " → ".join(f"{x:.3f}" for x in exact))
+    after = exact_match("after", "--checkpoint", out)
+    report.add("train", f"exact match before and after {len(found)} steps", f"{before} → {after}")
 
 
 if __name__ == "__main__":

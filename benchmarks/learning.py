@@ -33,7 +33,6 @@ class Variant(NamedTuple):
     trained: bool = True
 
 
-DECOUPLED = ("--training.old_logprobs", "trainer", "--training.tis_cap", "2")
 COLLAPSING = (  # 30 times the learning rate of the preset, and a quarter of its problems
     *("--training.learning_rate", "9e-3", "--rl.prompts_per_step", "4", "--sampling.slots", "32"),
     *("--rl.evaluate_every", "5", "--evaluation.max_questions", "100"),
@@ -55,7 +54,6 @@ VARIANTS = {
     "lora": Variant("tiny", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3")),
     "carry over 1": Variant("tiny", ("--rl.carry_over", "1")),
     "carry over 2": Variant("tiny", ("--rl.carry_over", "2")),
-    "carry over 2 decoupled": Variant("tiny", ("--rl.carry_over", "2", *DECOUPLED)),
     "collapse": Variant("tiny", COLLAPSING),
     "rollback": Variant("tiny", (*COLLAPSING, "--health.on_collapse", "rollback", "--health.patience", "2")),
     "distill": Variant("tiny", (*DISTILL, *TAUGHT)),

@@ -1,7 +1,7 @@
-"""Decoding on a CPU, compared with llama.cpp on a GGUF file of the same shape. Random weights.
+"""Decoding on a CPU, compared with llama.cpp on a GGUF file: SmolLM2-135M with random weights.
 
 pip install llama-cpp-python gguf
-python benchmarks/llama.py --size smollm2 --dtype float32
+python benchmarks/llama.py --dtype float32
 
 Both decode the next tokens of the same number of contexts, whose lengths differ by 20, and alternate. Prints
 milliseconds of wall and of CPU time per step, and ours as a multiple of llama.cpp's speed. On a busy machine compare
@@ -10,7 +10,6 @@ CPU time with --threads 1: two threads of llama.cpp wait for each other in a loo
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,22 +21,18 @@ import common
 import numpy as np
 import tyro
 
-from memsearcher_jax.model import sharding
+from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
 
-STEPS, CONTEXT = 16, 1_024
+STEPS, SLOTS, CONTEXT = 16, 16, 1_024
 
 
 @dataclass(frozen=True)
 class Flags(common.Flags):
     """Command-line options."""
 
-    size: common.Size = "smollm2"
-    """Model of the Llama family."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights, and our activations and cache; the cache of llama.cpp is in float32 or float16."""
-    slots: int = 16
-    """Contexts."""
     tokens: int = 300
     """Tokens of the shortest context."""
     threads: int = 2
@@ -45,19 +40,15 @@ class Flags(common.Flags):
 
 
 def main(flags: Flags) -> None:
-    model = common.model_of(flags.size, flags.dtype)
-    if model.family != "llama" or not model.tie_embeddings:
-        raise SystemExit(f"--size {flags.size}: only tied models of the Llama family are written as GGUF here")
+    model = common.model_of("smollm2", flags.dtype)
     programs = {"ours": engine_program(model, flags), "llama.cpp": llama_program(model, flags)}
     runs = common.alternate(programs, flags.repeats)
     # Seconds of CPU are counted inside: starting again and prefilling are no part of a step.
-    medians = {
-        name: [statistics.median(x) for x in zip(*(run for _, run in of), strict=True)] for name, of in runs.items()
-    }
+    medians = {name: np.median([run for _, run in of], axis=0).tolist() for name, of in runs.items()}
     for name, (wall, cpu) in medians.items():
-        ratios = (theirs / ours for theirs, ours in zip(medians["llama.cpp"], medians["ours"], strict=True))
-        words = "" if name != "ours" else " ours is {:.2f}x by wall, {:.2f}x by CPU time".format(*ratios)
-        print(f"{name:10} wall {wall:.1f} ms  CPU {cpu:.1f} ms{words}")
+        print(f"{name:10} wall {wall:.1f} ms  CPU {cpu:.1f} ms")
+    ratios = np.divide(medians["llama.cpp"], medians["ours"])
+    print("ours is {:.2f}x by wall, {:.2f}x by CPU time".format(*ratios))
     common.write_json(medians, flags.json)
 
 
@@ -69,34 +60,18 @@ def timed(step: Callable[[], object]) -> tuple[float, float]:
 
 
 def engine_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float, float]]:
-    import jax
-
-    from memsearcher_jax.sampling.config import SamplingConfig
-    from memsearcher_jax.sampling.engine import Engine
-
-    mesh = common.mesh_of()
-    params = sharding.publish(common.random_params(model, mesh), model, mesh, flags.dtype)
-    settings = SamplingConfig(
-        slots=flags.slots,
-        context_tokens=CONTEXT,
-        decode_steps_per_call=STEPS,
-        prefill_buckets=(256,),
-        prefill_tokens_per_step=flags.slots * CONTEXT,
-        top_k=0,
-        top_p=1.0,
-    )
-    engine = Engine(model, settings, (), mesh)
-    engine.warm_up(params)
+    mesh, params = common.publish_random(model)
+    settings = {"prefill_buckets": (256,), "prefill_tokens_per_step": SLOTS * CONTEXT}
+    engine = common.open_engine(model, mesh, params, (SLOTS,), CONTEXT, decode_steps_per_call=STEPS, **settings)
+    rng = np.random.default_rng(0)
+    lengths = [flags.tokens + 20 * slot for slot in range(SLOTS)]
+    prompts = [[slot, *rng.integers(0, model.vocab_size, length - 1).tolist()] for slot, length in enumerate(lengths)]
 
     def run() -> tuple[float, float]:
-        engine.start(params, jax.random.key(0))
-        rng = np.random.default_rng(0)
-        for slot in range(flags.slots):
-            ids = [slot, *rng.integers(0, model.vocab_size, flags.tokens + 20 * slot - 1).tolist()]
-            engine.scheduler.open_context(slot, ids, (slot, 0), 2 * STEPS)
+        slots = common.open_contexts(engine, params, prompts, 2 * STEPS)
         engine.step()  # prefills, and decodes once
         measured = timed(engine.step)
-        for slot in range(flags.slots):
+        for slot in slots:
             engine.scheduler.pop_context(slot)
         return measured
 
@@ -112,11 +87,11 @@ def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float,
             str(Path(folder, "model.gguf")).encode(), llama.llama_model_default_params()
         )
     settings = llama.llama_context_default_params()
-    settings.n_ctx, settings.n_seq_max, settings.kv_unified = CONTEXT * flags.slots, flags.slots, False
+    settings.n_ctx, settings.n_seq_max, settings.kv_unified = CONTEXT * SLOTS, SLOTS, False
     settings.n_threads = settings.n_threads_batch = flags.threads
     settings.type_k = settings.type_v = int(flags.dtype == "bfloat16")  # GGML_TYPE_F32 and F16
     context, batch = llama.llama_init_from_model(loaded, settings), llama.llama_batch_init(CONTEXT, 0, 1)
-    rng, lengths = np.random.default_rng(0), [flags.tokens + 20 * slot for slot in range(flags.slots)]
+    rng, lengths = np.random.default_rng(0), [flags.tokens + 20 * slot for slot in range(SLOTS)]
 
     def decode(tokens: list[tuple[int, int]]) -> None:
         """Adds a random token at (slot, position), each; logits are of the last of a slot."""
@@ -157,26 +132,15 @@ def write_gguf(file: Path, model: ModelConfig, dtype: str) -> None:
     writer.add_rope_freq_base(model.rope_theta)
     writer.add_vocab_size(model.vocab_size)
     writer.add_tokenizer_model("none")
-    rng = np.random.default_rng(0)
-
-    def add(name: str, *shape: int) -> None:
-        x = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-        if dtype == "bfloat16":
-            kind = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, x)
-
-    D, F, N, K = model.embed_size, model.ffn_size, model.heads * model.head_size, model.kv_heads * model.head_size
-    add("token_embd.weight", model.vocab_size, D)
-    norms = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(model.layers) for name in ("attn", "ffn"))]
-    for name in norms:
-        writer.add_tensor(f"{name}.weight", np.ones(D, np.float32))
-    shapes = {"attn_q": (N, D), "attn_k": (K, D), "attn_v": (K, D), "attn_output": (D, N)}
-    shapes |= {"ffn_gate": (F, D), "ffn_up": (F, D), "ffn_down": (D, F)}
-    for layer in range(model.layers):
-        for name, shape in shapes.items():
-            add(f"blk.{layer}.{name}.weight", *shape)
+    rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.layers)
+    for tensor in weights.tensors(model):
+        name = names.get_name(tensor.name, (".weight",))
+        if len(tensor.shape) == 1:
+            writer.add_tensor(name, np.ones(tensor.shape, np.float32))
+            continue
+        x = (rng.standard_normal(tensor.shape) / np.sqrt(tensor.shape[-1])).astype(np.float32)
+        kind = gguf.GGMLQuantizationType.BF16 if dtype == "bfloat16" else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -56,9 +56,8 @@ class Workload:
     @property
     def generated_tokens(self) -> int:
         """A last turn rewrites no memory."""
-        return sum(turn.think for plan in self.plans for turn in plan.turns) + sum(
-            turn.memory for plan in self.plans for turn in plan.turns[:-1]
-        )
+        thoughts = sum(turn.think for plan in self.plans for turn in plan.turns)
+        return thoughts + sum(turn.memory for plan in self.plans for turn in plan.turns[:-1])
 
     def prompt(self, plan: Plan, memory: Sequence[int]) -> Ids:
         """The ids of a context before its first generation."""
