@@ -15,10 +15,9 @@ import importlib.util
 import math
 import os
 import re
-import timeit
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ TOP = 5  # results whose recall is measured
 # same rows, and a query's results do not depend on the largest number of results in its batch.
 CANDIDATES = (2 * MAX_TOP_N, 512, 1_024)
 MAX_BLOCKS = 256  # of quantised dimensions; with more, ScaNN leaves its fastest path
-MAX_LEAF_GROWTH = 4  # fewer candidates are tried with up to this multiple of the leaves
 SAMPLES_PER_LEAF = 50  # rows that train k-means
 CODEBOOK_ROWS = 100_000  # rows that train the quantiser
 SMALL_TREE_ROWS = 50_000  # trees of fewer rows have half as many leaves
@@ -42,13 +40,12 @@ ASSETS, PICKLED = "scann_assets.pbtxt", "scann_docids.pkl"  # ScaNN's file names
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """How a tree is built and searched, and its measured recall."""
+    """How a tree is built and searched."""
 
     leaves: int
     block_size: int  # dimensions per quantised code
     leaves_searched: int
     candidates: int = CANDIDATES[-1]  # rows per query that are rescored with full vectors
-    recall: float = 0.0  # of the top five, on the queries used for tuning
 
 
 @dataclass(frozen=True)
@@ -127,37 +124,28 @@ def build_tree(vectors_RD: np.ndarray, settings: TreeSettings) -> ScannIndex:
 
 
 def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target_recall: float) -> ScannIndex:
-    """Return the same tree with the fastest settings that reach `target_recall` of the queries' exact top five.
+    """Return the same tree with the fewest candidates, and then leaves, that reach `target_recall` of the queries'
+    exact top five.
 
-    The largest number of candidates needs the fewest leaves. From there on, fewer candidates are tried with more leaves
-    as long as these stay few, and the fastest pair is kept. Raises ValueError if all leaves with the most candidates do
-    not reach the recall.
+    Fewer candidates were faster on clustered vectors and on hashed words, although they can need more leaves. Raises
+    ValueError if all leaves with the most candidates do not reach the recall.
     """
 
-    @cache
-    def measure(candidates: int, leaves: int) -> ScannIndex:
-        trial = replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
-        recall = recall_at_n(trial.search(queries_QD, TOP)[0], exact_QN)
-        return replace(trial, settings=replace(trial.settings, recall=recall))
+    def searching(candidates: int, leaves: int) -> ScannIndex:
+        return replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
 
-    tuned: list[tuple[float, ScannIndex]] = []
-    tried = range(1, index.settings.leaves + 1)
-    for candidates in reversed(CANDIDATES):
-        fewest = bisect_left(tried, target_recall, key=lambda n, c=candidates: measure(c, n).settings.recall)
-        if fewest == len(tried):
-            break
-        trial = measure(candidates, leaves := tried[fewest])
-        # The minimum: other load on the machine can only slow a search down.
-        seconds = min(timeit.repeat(partial(trial.search, queries_QD, TOP), number=1, repeat=5))
-        tuned.append((seconds, trial))
-        tried = range(leaves, min(MAX_LEAF_GROWTH * leaves, index.settings.leaves) + 1)
-    if not tuned:
-        recall = measure(CANDIDATES[-1], index.settings.leaves).settings.recall
+    def recall(candidates: int, leaves: int) -> float:
+        return recall_at_n(searching(candidates, leaves).search(queries_QD, TOP)[0], exact_QN)
+
+    every = index.settings.leaves
+    candidates = next((count for count in CANDIDATES if recall(count, every) >= target_recall), None)
+    if candidates is None:
         raise ValueError(
-            f"ScaNN reaches a recall of {recall:.3f} in the exact top {TOP}: lower retrieval.target_recall from "
-            f"{target_recall}"
+            f"ScaNN reaches a recall of {recall(CANDIDATES[-1], every):.3f} in the exact top {TOP}: lower "
+            f"retrieval.target_recall from {target_recall}"
         )
-    return min(tuned, key=lambda pair: pair[0])[1]
+    leaves = 1 + bisect_left(range(1, every), target_recall, key=partial(recall, candidates))
+    return searching(candidates, leaves)
 
 
 def recall_at_n(result_QN: np.ndarray, exact_QN: np.ndarray) -> float:

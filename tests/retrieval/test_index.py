@@ -80,7 +80,6 @@ def test_an_index_with_a_tree_can_be_moved(tmp_path, monkeypatch):
     before = open_index(tmp_path / "here", encoder=NAME).index.search(queries, 5)
     shutil.move(tmp_path / "here", tmp_path / "there")
     moved = open_index(tmp_path / "there", encoder=NAME)
-    assert moved.index.settings.recall >= 0.98
     for old, new in zip(before, moved.index.search(queries, 5), strict=True):
         np.testing.assert_array_equal(old, new)
     (tmp_path / "there" / "scann" / "scann_assets.pbtxt").unlink()

@@ -152,15 +152,6 @@ def test_a_passage_links_to_the_first_passages_of_the_pages_that_it_names(tmp_pa
     assert linked_rows(corpus, open_bm25(corpus, tmp_path / "titles", "title"), 0).tolist() == [1, 0, 2]
 
 
-def test_bm25_needs_no_vectors(tmp_path):
-    config = replace(SMALL, method="bm25", encoder="/no/such/folder")
-    searcher = open_searcher(config, tmp_path / "index", PASSAGES)
-    assert [p.title for p in searcher.search(["in Italy, surely"], 4)[0]] == ["Turin", "Bari"]
-    assert not (tmp_path / "index" / "embeddings").exists()
-    with pytest.raises(ValueError, match=r"has no vectors: set retrieval.method to bm25"):
-        open_searcher(replace(SMALL, method="hybrid"), tmp_path / "index", PASSAGES)
-
-
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_results_do_not_depend_on_the_batch(tmp_path, method):
     searcher = open_searcher(replace(SMALL, method=method, query_cache_size=0), tmp_path / "index", PASSAGES)

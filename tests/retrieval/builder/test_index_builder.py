@@ -164,7 +164,7 @@ def test_a_finished_tree_is_not_built_again(tmp_path, monkeypatch):
             build(tmp_path / "i")
     monkeypatch.setattr(scann_index, "build_tree", lambda *args: 1 / 0)
     build(tmp_path / "i")
-    assert reopen(tmp_path / "i").index.settings.recall >= 0.98
+    assert len(reopen(tmp_path / "i").corpus) == len(PASSAGES)
 
 
 def test_precomputed_vectors_are_not_embedded(tmp_path):
