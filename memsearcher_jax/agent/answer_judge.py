@@ -56,19 +56,22 @@ def parse_judgement(reply: str) -> Judgement | None:
     return Judgement(verdict == "correct", min(max(float(confidence), 0.0), 100.0) if known else 100.0)
 
 
-def calibration_error(judgements: Sequence[Judgement]) -> float | None:
+def calibration_error(judgements: Sequence[Judgement], *, as_published: bool = False) -> float | None:
     """The root mean square difference of confidence and accuracy over bins of `BIN_SIZE` answers, in [0, 1].
 
-    As `scripts_evaluation/evaluate_run.py` of BrowseComp-Plus computes it, after Hendrycks et al. (2019): answers in
-    the order of their confidence, the last bin takes the rest. That code leaves the last bin out of the sum; we do not.
-    None for fewer than `BIN_SIZE` answers.
+    After Hendrycks et al. (2019): answers in the order of their confidence, the last bin takes the rest. The code of
+    Humanity's Last Exam and of BrowseComp-Plus (`scripts_evaluation/evaluate_run.py`), and so the published numbers,
+    leave the last bin out of the sum; `as_published` does, too. None if no bin is left.
     """
-    if len(judgements) < BIN_SIZE:
-        return None
     ordered = sorted(judgements, key=lambda one: one.confidence)
     starts = [number * BIN_SIZE for number in range(len(ordered) // BIN_SIZE)]
+    bins = list(zip(starts, [*starts[1:], len(ordered)], strict=True)) if starts else []
+    if as_published:
+        bins = bins[:-1]
+    if not bins:
+        return None
     squares = 0.0
-    for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+    for start, end in bins:
         part = ordered[start:end]
         difference = sum(one.confidence / 100 - one.correct for one in part) / len(part)
         squares += len(part) / len(ordered) * difference**2

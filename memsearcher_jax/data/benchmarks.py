@@ -35,17 +35,18 @@ SOURCES = {
     "2wikimultihopqa": (FLASHRAG, "Apache-2.0"),
     "musique": (FLASHRAG, "CC BY 4.0"),
     "bamboogle": (FLASHRAG, "MIT"),
-    "web_questions": (FLASHRAG, "see its page"),
+    "web_questions": (FLASHRAG, "CC BY 4.0"),
     "browsecomp_plus": (
         "python -m examples.browsecomp_plus, from Tevatron/browsecomp-plus on the Hub",
-        "see its page; not to be published in plain text",
+        "MIT; not to be published in plain text",
     ),
-    "memalpha": ("YuWangX/Memalpha on the Hub", "see its page"),
-    "memoryagentbench": ("YuWangX/Memalpha-Memoryagentbench on the Hub", "MIT for the original"),
+    "memalpha": ("YuWangX/Memalpha on the Hub", "Apache-2.0"),
+    "memoryagentbench": ("YuWangX/Memalpha-Memoryagentbench on the Hub", "MIT"),
     "longmemeval": ("xiaowu0162/longmemeval-cleaned on the Hub", "MIT"),
-    "locomo": ("data/ of github.com/snap-research/locomo", "see its LICENSE.txt"),
+    "locomo": ("data/ of github.com/snap-research/locomo", "CC BY-NC 4.0: not for commercial use"),
 }
-"""Where the files of each benchmark come from, and the licence of the benchmark."""
+"""Where the files of each benchmark come from, and its licence, as its authors' public repository states it or, for
+BrowseComp-Plus, LoCoMo and WebQuestions, public code that uses it."""
 
 FILES = {
     "longmemeval": ("longmemeval_{}_cleaned.json", "longmemeval_{}.json"),

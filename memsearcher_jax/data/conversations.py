@@ -2,7 +2,8 @@
 
 LongMemEval (`longmemeval_s.json`, `_m`, `_oracle`): a list of questions with `question_id`, `question_type`,
 `question`, `answer`, `question_date`, `haystack_dates` and `haystack_sessions`, lists of turns {role, content}; a turn
-with the evidence has `has_answer`. An id with `_abs` is a question to abstain from. Each question is a stream.
+with the evidence has `has_answer`. An id with `_abs` is a question to abstain from; its kind here has `_abs`, too. Each
+question is a stream.
 
 LoCoMo (`locomo10.json`): a list of conversations with `sample_id`, `conversation`, which holds lists of turns
 {speaker, dia_id, text} as `session_1`, with `session_1_date_time`, and `qa`, {question, answer, category, evidence}.
@@ -61,7 +62,7 @@ def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str],
     # The sessions of the oracle file are not in the order of their dates, which sort as text: "2023/05/20 (Sat) 02:21".
     sessions = sorted(zip(entry["haystack_dates"], entry["haystack_sessions"], strict=True), key=lambda one: one[0])
     turns = [(date, [f"{turn['role']}: {turn['content']}" for turn in session]) for date, session in sessions]
-    kind = "abstention" if "_abs" in entry["question_id"] else entry["question_type"]
+    kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
     question = f"The date is {entry['question_date']}. {entry['question']}"
     marked = [turn["content"] for _, session in sessions for turn in session if turn.get("has_answer")]
     asked = StreamQuestion(question, str(entry["answer"]), kind, tuple(marked))

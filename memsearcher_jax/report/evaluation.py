@@ -179,8 +179,10 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
 
 def show_judgements(judged: Mapping[str, Any], model: str, console: Console) -> None:
     """Print the accuracy that a judge of short answers sees, or why there is none."""
-    names = ("agreement_with_exact_match", "calibration_error")
-    table = make_table("", "questions", "accuracy,\njudged", "agrees\nwith EM", "calibration\nerror")
+    names = ("agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
+    table = make_table(
+        "", "questions", "accuracy,\njudged", "agrees\nwith EM", "calibration\nerror", "without its\nlast bin"
+    )
     for name, one in judged.items():
         shares = [percent(one[key]) if one.get(key) is not None else "–" for key in names]
         cells = _score_cells({"accuracy": one.get("accuracy", {})}, ["accuracy"])

@@ -82,7 +82,7 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
 
 def summarize_judgements(answers: Sequence[Answer], judgements: Mapping[str, Judgement], seed: int) -> dict[str, Any]:
     """By benchmark how many answers were judged, and of these the accuracy with its interval, the agreement with exact
-    match, and the calibration error. The numbers are missing where no answer was judged."""
+    match, and the calibration errors. The numbers are missing where no answer was judged."""
     groups: dict[str, list[Answer]] = {}
     for one in answers:
         groups.setdefault(one.benchmark, []).append(one)
@@ -98,5 +98,6 @@ def summarize_judgements(answers: Sequence[Answer], judgements: Mapping[str, Jud
                 "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
                 "agreement_with_exact_match": sum(agreeing) / len(agreeing),
                 "calibration_error": calibration_error(stated),
+                "calibration_error_as_published": calibration_error(stated, as_published=True),
             }
     return summary

@@ -74,7 +74,7 @@ def test_a_question_of_longmemeval_is_a_stream(tmp_path):
 def test_questions_to_abstain_from_and_answers_that_are_numbers(tmp_path):
     entries = [longmemeval(question_id="7_abs"), longmemeval(question_id="8", answer=3)]
     first, second = read_problems(write(tmp_path / "s.json", entries))
-    assert first.stream.questions[0].kind == "abstention" and second.stream.questions[0].answer == "3"
+    assert first.stream.questions[0].kind == "knowledge-update_abs" and second.stream.questions[0].answer == "3"
 
 
 def test_a_conversation_of_locomo_is_a_stream(tmp_path):

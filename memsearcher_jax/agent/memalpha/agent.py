@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memsearcher_jax.agent.base import Complete, PromptTokenizer, ReadingAgent, Scoring
-from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, LONGMEMEVAL, evidence_recall
+from memsearcher_jax.agent.memalpha.conversations import (
+    JUDGE_RULES,
+    LONGMEMEVAL,
+    evidence_recall,
+    judge_rule,
+    question_types,
+)
 from memsearcher_jax.agent.memalpha.memory import Memory, Store, as_text
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
@@ -203,7 +209,7 @@ class Memalpha(ReadingAgent):
                 question.text,
                 str(question.answer),
                 answer.text,
-                JUDGE_RULES.get(question.kind, "") if source == LONGMEMEVAL else "",
+                judge_rule(question.kind) if source == LONGMEMEVAL else "",
             )
             for (source, question), answer in zip(asked, answers, strict=True)
             if graded(source, answer)
@@ -325,8 +331,9 @@ def _by_kind(source: str, answered: Sequence[Answered]) -> dict[str, float]:
     for one in answered:
         if one.score is not None:
             scores.setdefault(f"accuracy/{source}", []).append(one.score)
-            if one.question.kind:
-                scores.setdefault(f"accuracy/{source}/{one.question.kind}", []).append(one.score)
+            for kind in question_types(one.question.kind):
+                if kind:
+                    scores.setdefault(f"accuracy/{source}/{kind}", []).append(one.score)
     return {name: _mean(values) for name, values in sorted(scores.items())}
 
 

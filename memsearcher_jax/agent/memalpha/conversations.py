@@ -26,10 +26,23 @@ JUDGE_RULES = {
     "correct if it says that the information is missing or incomplete.",
 }
 """Rules for the judge of LongMemEval, by the type of the question."""
+_ABSTENTION_SUFFIX = "_abs"  # of the kind of a question to abstain from, after its type
 
 _ABSTAINS = ("no information available", "not mentioned")
 _AND = re.compile(r"\band\b")
 _WORD = re.compile(r"\w+")
+
+
+def judge_rule(kind: str) -> str:
+    """The rule for a question of this kind, empty where there is none."""
+    return JUDGE_RULES.get(question_types(kind)[-1], "")
+
+
+def question_types(kind: str) -> tuple[str, ...]:
+    """The types that count a question of this kind. As in LongMemEval's `print_qa_metrics.py`, a question to abstain
+    from counts in its type and as abstention."""
+    kept = kind.removesuffix(_ABSTENTION_SUFFIX)
+    return (kept,) if kept == kind else (kept, ABSTENTION)
 
 
 def locomo_score(answer: str, gold: str, kind: str) -> float:

@@ -3,7 +3,13 @@
 import pytest
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, evidence_recall, locomo_score
+from memsearcher_jax.agent.memalpha.conversations import (
+    JUDGE_RULES,
+    evidence_recall,
+    judge_rule,
+    locomo_score,
+    question_types,
+)
 from memsearcher_jax.agent.memalpha.prompts import load
 from memsearcher_jax.agent.memalpha.reward import needs_judge, question_score
 from memsearcher_jax.agent.prompts import chat_messages
@@ -34,6 +40,8 @@ def test_longmemeval_is_judged_by_the_rule_of_the_type():
     prompts = load(AgentConfig(workflow="memalpha", prompts="memalpha"))
     _, user = chat_messages(prompts.grade_prompt("q?", "gold", "given", JUDGE_RULES["abstention"]))
     assert user.endswith(f"Given answer: given\nRule: {JUDGE_RULES['abstention']}")
+    assert (judge_rule("multi-session_abs"), judge_rule("multi-session")) == (JUDGE_RULES["abstention"], "")
+    assert question_types("multi-session_abs") == ("multi-session", "abstention")
 
 
 def test_evidence_recall_counts_pairs_of_neighbouring_words():
