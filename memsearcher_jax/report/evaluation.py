@@ -41,6 +41,8 @@ MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memo
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
 CALLS = ("calls", "calls_ok_share", "calls_skipped_share", "calls_failed_share")
 SHOWN = (*SCORES, "reward", "answered", *EFFORT, *MEMORY, *CALLS)
+JUDGE_COLUMNS = ("agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
+"""What a judge of short answers says besides the accuracy."""
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 
@@ -179,12 +181,11 @@ def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
 
 def show_judgements(judged: Mapping[str, Any], model: str, console: Console) -> None:
     """Print the accuracy that a judge of short answers sees, or why there is none."""
-    names = ("agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
     table = make_table(
         "", "questions", "accuracy,\njudged", "agrees\nwith EM", "calibration\nerror", "without its\nlast bin"
     )
     for name, one in judged.items():
-        shares = [percent(one[key]) if one.get(key) is not None else "–" for key in names]
+        shares = [percent(one[key]) if one.get(key) is not None else "–" for key in JUDGE_COLUMNS]
         cells = _score_cells({"accuracy": one.get("accuracy", {})}, ["accuracy"])
         table.add_row(safe_text(name), f"{one['questions']:,}", *cells, *shares)
     console.print(table)

@@ -89,7 +89,8 @@ def _about(run: RunData, other: RunData | None) -> str:
 
 
 def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
-    parts = [tables.results_table(run, other)] if run.results.get("metrics") else []
+    parts = tables.evaluation_tables(run.results)
+    parts += [tables.results_table(run, other)] if run.results.get("metrics") else []
     if groups:
         parts.append(tables.stops_table(groups))
         parts += [tables.accuracy_table(groups, name) for name in BREAKDOWNS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -12,7 +12,7 @@ from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
-from memsearcher_jax.report.evaluation import SHOWN, summarize
+from memsearcher_jax.report.evaluation import JUDGE_COLUMNS, SCORES, SHOWN, summarize
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label, percent
 from memsearcher_jax.report.memory_quality import TrajectoryQuality, metric_columns
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, correct_counts
@@ -91,6 +91,42 @@ def results_table(run: RunData, other: RunData | None) -> str:
         values += [values[0] - values[1]] if other else []
         rows.append((escape_html(label(name)), *(format_metric(name, value) for value in values)))
     return table("Metrics", ("metric", *((run.name, other.name, "difference") if other else ("value",))), rows)
+
+
+def evaluation_tables(results: Mapping[str, Any]) -> list[str]:
+    """What an evaluation prints: scores by benchmark, average and type of question, and what a judge says."""
+    parts = []
+    evaluation = results.get("evaluation", {})
+    benchmarks = evaluation.get("benchmarks", {})
+    names = [name for name in SCORES if any(name in one["scores"] for one in benchmarks.values())]
+    if names:
+        averages = evaluation["averages"] if len(benchmarks) > 1 else {}
+        rows = [_scores_row(name, one["questions"], one["scores"], names) for name, one in benchmarks.items()]
+        rows += [_scores_row(label(name), "", scores, names) for name, scores in averages.items()]
+        head = ("benchmark", "questions", *map(label, names))
+        parts.append(table("Benchmarks", head, rows, note="Percent, with 95 % intervals over questions."))
+    for name, one in benchmarks.items():
+        rows = [
+            _scores_row(kind, mean["streams"], {"accuracy": mean}, ["accuracy"]) for kind, mean in one["types"].items()
+        ]
+        if rows:
+            parts.append(table(f"Types of questions of {name}", ("type", "streams", "accuracy"), rows))
+    if judged := results.get("judge"):
+        names = ["accuracy", *JUDGE_COLUMNS]
+        rows = [_scores_row(name, one["questions"] - one["unjudged"], one, names) for name, one in judged.items()]
+        parts.append(table("Answers, judged", ("benchmark", "judged", *map(label, names)), rows))
+    return parts
+
+
+def _scores_row(name: str, count: object, scores: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """Fractions in percent, those that have one with their interval; a dash where one is not known."""
+    cells = []
+    for column in columns:
+        score = scores.get(column)
+        mean, *ends = (score["mean"], score["low"], score["high"]) if isinstance(score, Mapping) else (score,)
+        interval = f" <small>{percent(ends[0])} to {percent(ends[1])}</small>" if ends and mean is not None else ""
+        cells.append("–" if mean is None else percent(mean) + interval)
+    return [escape_html(name), str(count), *cells]
 
 
 def steps_tables(steps: Sequence[Metrics]) -> str:

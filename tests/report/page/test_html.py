@@ -133,6 +133,24 @@ def test_an_evaluation_with_known_numbers(tmp_path):
     assert [entry["correct"] for entry in page.data["index"][0]] == [True, False, True, False]
 
 
+def test_a_page_has_what_the_evaluation_printed(tmp_path):
+    score = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    group = {"questions": 2, "scores": {"accuracy": score}, "types": {"multi-session": score | {"streams": 1}}}
+    judge = {"questions": 3, "unjudged": 1, "accuracy": score, "agreement_with_exact_match": 1.0}
+    results = {
+        "evaluation": {
+            "benchmarks": {"nq": group, "<b>": group | {"types": {}}},
+            "averages": {"macro": group["scores"]},
+        },
+        "judge": {"nq": judge | {"calibration_error": None}, "popqa": {"questions": 2, "unjudged": 2}},
+    }
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored()], results=results))
+    cell = "50.0 25.0 to 75.0"
+    assert rows(page, "Benchmarks")[1:] == [["nq", "2", cell], ["<b>", "2", cell], ["average", "", cell]]
+    assert rows(page, "Types of questions of nq")[1:] == [["multi-session", "1", cell]]
+    assert rows(page, "Answers, judged")[1:] == [["nq", "2", cell, "100.0", "–", "–"], ["popqa", "0", *"––––"]]
+
+
 def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):
     run = tmp_path / "run"
     with MetricsWriter(run) as writer:
