@@ -1,10 +1,12 @@
-"""Every workflow that answers questions trains and is evaluated by the same two commands, with prompts of its own."""
+"""Every workflow that answers questions trains, is imitated and is evaluated by the same commands, with prompts of its
+own."""
 
 import pytest
 
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.registry import AGENTS
-from memsearcher_jax.launch import cli, evaluate, tpu_train
+from memsearcher_jax.launch import cli, evaluate, sft, tpu_train
+from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.types import StopReason
 
@@ -20,15 +22,20 @@ def test_an_evaluation_of_another_workflow_has_its_prompts(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_trains_and_is_evaluated(name, small, tmp_path):
+def test_a_workflow_trains_is_imitated_and_is_evaluated(name, small, tmp_path):
     prompts, data = "brief" if name == "memsearcher" else f"brief_{name}", ""
     if name == "memagent":
         prompts, data = "terse_memagent", "--data.synthetic documents --data.documents.train_passages 2"
         data += " --data.documents.test_passages 2"
     run, out = tmp_path / "run", tmp_path / "evaluation"
     flags = ["--agent.workflow", name, "--agent.prompts", prompts, "--reward.metric", "exact_match", "--rl.steps", "1"]
+    flags += ["--model.vocab_size", "1536"]  # so that every sampled id is one of the tokenizer
     tpu_train.main([*small, *flags, *data.split(), "--out", str(run)])
     evaluate.main(["--checkpoint", str(run), "--out", str(out)])
+    flags += ["--sft.trajectories", str(run), "--sft.keep", "best", "--sft.held_out_share", "0", "--sft.epochs", "2"]
+    sft.main([*small, *flags, *data.split(), "--out", str(tmp_path / "sft")])
+    first, last = read_metrics(tmp_path / "sft" / "metrics.jsonl")
+    assert 1 <= first["trajectories"] <= 8 and last["loss"] < first["loss"]
     trained, evaluated = (
         list(read_trajectories(file)) for folder in (run, out) for file in (folder / "trajectories").iterdir()
     )

@@ -10,7 +10,7 @@ from examples.warmstart import demonstrate
 from memsearcher_jax.launch import export_hf, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.logs.trajectories import read_trajectories, step_path
+from memsearcher_jax.logs.trajectories import step_path
 from memsearcher_jax.runtime.ending import STOPPED
 
 TINY = "--model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8"
@@ -92,36 +92,6 @@ def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tm
     export_hf.main(["--checkpoint", str(out), "--out", str(merged)])
     assert (adapter / "adapter_model.safetensors").stat().st_size < (merged / "model.safetensors").stat().st_size / 3
     assert "trained by sft" in (merged / "README.md").read_text()
-
-
-AGENTS = {
-    "tiny": "--agent.max_turns 2",
-    "tiny_react": "--agent.max_turns 2",
-    "tiny_search_r1": "--agent.max_turns 2",
-    "tiny_rag": "",
-    "tiny_direct": "",
-    "tiny_memalpha": "--data.streams.train_streams 2 --data.streams.train_chunks 3 --data.streams.questions 4",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("preset", "flags"), AGENTS.items())
-def test_a_run_of_every_agent_is_trained_on_as_it_was_recorded(preset, flags, tmp_path, capsys):
-    """Rejection sampling: a run's own trajectories, of which the best of each problem are imitated."""
-    run, out = tmp_path / "run", tmp_path / "sft"
-    rows = "--training.minibatch_rows 8 --training.grad_accum_steps 1"
-    small = f"--rl.steps 1 --rl.prompts_per_step 2 --rl.group_size 2 --sampling.slots 8 {rows}"
-    tpu_train.main(["--config", preset, *small.split(), *flags.split(), "--out", str(run)])
-    words = ["--config", preset, *rows.split(), "--sft.trajectories", str(run)]
-    words += ["--sft.keep", "best", "--sft.held_out_share", "0", "--sft.epochs", "3", "--training.warmup_steps", "0"]
-    sft.main([*words, "--out", str(out)])
-    best = {}
-    for one in read_trajectories(step_path(run, 0)):
-        if one.reward >= 0:  # others are not trained
-            best.setdefault(one.trajectory.problem.id, []).append(one.reward)
-    kept = sum(rewards.count(max(rewards)) for rewards in best.values())
-    assert [step["trajectories"] for step in metrics(out)] == [kept] * 3
-    assert metrics(out)[-1]["loss"] < metrics(out)[0]["loss"]
 
 
 @pytest.mark.parametrize(
