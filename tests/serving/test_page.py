@@ -1,6 +1,5 @@
-"""The page in a real browser. Needs Chromium with its driver, and selenium: pip install -e '.[browser]'."""
+"""The page in a real browser."""
 
-import shutil
 import time
 
 import pytest
@@ -8,11 +7,12 @@ import pytest
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Passage
+from tests import browser
+from tests.browser import by_id, until
 
 pytestmark = pytest.mark.slow
-selenium = pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[browser]'")
+selenium = pytest.importorskip("selenium", reason="no selenium: pip install -e '.[browser]'")
 
-from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=2</script>'
@@ -20,28 +20,8 @@ EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=2</script>'
 
 @pytest.fixture(scope="module")
 def chromium():
-    program, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not program or not driver:
-        pytest.skip("there is no Chromium with its chromedriver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the page did not reach the expected state"
-        time.sleep(0.05)
-
-
-def by_id(page, name):
-    return page.find_element(By.ID, name)
+    with browser.chromium() as started:
+        yield started
 
 
 def open_page(page, url):

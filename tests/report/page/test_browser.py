@@ -1,10 +1,6 @@
-"""The report page in a real browser: filters, keyboard, themes, narrow screens, and untrusted text.
-
-Needs Chromium with its driver, and selenium: pip install -e '.[browser]'.
-"""
+"""The report page in a real browser: filters, keyboard, themes, narrow screens, and untrusted text."""
 
 import json
-import shutil
 import time
 
 import pytest
@@ -12,12 +8,13 @@ import pytest
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, Turn
+from tests import browser
+from tests.browser import by_id, until
 from tests.samples import scored, write_shard
 
 pytestmark = pytest.mark.slow
-selenium = pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[browser]'")
+selenium = pytest.importorskip("selenium", reason="no selenium: pip install -e '.[browser]'")
 
-from selenium import webdriver  # noqa: E402
 from selenium.common.exceptions import NoAlertPresentException  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -65,19 +62,8 @@ def address(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    program = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-    driver = shutil.which("chromedriver")
-    if not program or not driver:
-        pytest.skip("there is no Chromium with its chromedriver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    quiet = ("no-first-run", "disable-background-networking", "disable-component-update", "disable-sync")
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "window-size=1300,900", *quiet):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
+    with browser.chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -90,17 +76,6 @@ def page(chromium, address):
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the page did not reach the expected state"
-        time.sleep(0.02)
-
-
-def by_id(page, name):
-    return page.find_element(By.ID, name)
 
 
 def count(page):
