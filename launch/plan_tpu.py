@@ -50,7 +50,7 @@ ENVIRONMENT = {
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
-PROGRAM_ROW = "{:24}{:>8}{:>9}{:>8}{:>8}{:>12}{:>9}"
+PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12}{:>9}"
 PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}    {}"
 
 
@@ -165,7 +165,7 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         peaks["rollout"] = memory.rollout
     reason = excess(peaks, limit, "at least ")
     if topology.chip in CHIPS.values() and not reason:
-        columns = ("peak", "donated", "total", "sent", "operations", "Mcycles")
+        columns = ("peak", "total", "operations", "Mcycles")
         print(f"\n{PROGRAM_ROW.format('GB per device', *columns)}")
         try:
             for program in itertools.chain(*sources):
@@ -192,9 +192,8 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
     print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
     # Several prefill programs differ in width: the last one is the widest.
     work = {program.name.partition(",")[0]: program.work for program in programs}
-    work = work or roofline.fsdp_work(config.model, len(topology.devices))
     phases = roofline.sampling_phases(config, flags.workload, topology, work) if flags.what != "update" else []
-    phases += roofline.training_phases(config, flags.workload, topology, work) if flags.what != "sample" else []
+    phases += roofline.training_phases(config, flags.workload, topology) if flags.what != "sample" else []
     return result | {"roofline": print_estimate(config, flags.workload, topology, phases)}
 
 
@@ -224,10 +223,9 @@ def print_settings(config: RunConfig, name: str, topology: Topology, memory: Res
 def print_program(program: Program) -> None:
     """Prints a line of the table of programs."""
     work = program.work
-    sizes = (program.peak_bytes, program.donated_bytes, program.total_bytes, work.sent_bytes)
     cycles = f"{work.cycles / 1e6:.1f}" if work.cycles else "?"
-    row = program.name, *(f"{size / GB:.2f}" for size in sizes), f"{work.operations:,.0f}", cycles
-    print(PROGRAM_ROW.format(*row), flush=True)
+    sizes = f"{program.peak_bytes / GB:.2f}", f"{program.total_bytes / GB:.2f}"
+    print(PROGRAM_ROW.format(program.name, *sizes, f"{work.operations:,.0f}", cycles), flush=True)
 
 
 def print_estimate(

@@ -1,8 +1,9 @@
 """Lower bounds of the time of a step: FLOPs, memory traffic and link traffic over the peak rates of the chips, and the
 compiler's estimate of its cycles over their clock.
 
-The times are limits, not predictions: every chip runs at its peak rate and never waits. The largest of the four limits
-bounds a phase (`Phase.bound`).
+The times are limits, not predictions: every chip runs at its peak rate and never waits. Links carry weights and
+gradients; exchanges of activations along the axis "tensor" are left out. The largest of the four limits bounds a phase
+(`Phase.bound`).
 """
 
 from __future__ import annotations
@@ -126,15 +127,6 @@ class Topology:
         return Phase(name, flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, links, operations)
 
 
-def fsdp_work(model: ModelConfig, devices: int) -> dict[str, Work]:
-    """What a device sends per micro-batch if all weights are sharded over all devices, by program, by formula.
-
-    The update gathers every matrix for the forward and for the backward pass, and scatters its gradient.
-    """
-    sent = matmul_param_bytes(model) * (devices - 1) / devices
-    return {name: Work(sent_bytes=times * sent) for name, times in (("update", 3), ("reference", 1), ("publish", 1))}
-
-
 def matmul_param_bytes(model: ModelConfig) -> float:
     """Bytes, in compute_dtype, of all weight matrices that multiply activations."""
     return forward_flops(model, 1, 0, 1).forward / 2 * model.compute_itemsize
@@ -159,8 +151,8 @@ def scoring_passes(config: RunConfig) -> dict[str, int]:
     return {name: count for name, count in passes.items() if count}
 
 
-def training_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
-    """The phases after the rollout. `work`: of one device per micro-batch, by program."""
+def training_phases(config: RunConfig, workload: Workload, topology: Topology) -> list[Phase]:
+    """The phases after the rollout."""
     training = config.training
     micro_rows = training.minibatch_rows // training.grad_accum_steps
     count = math.ceil(rows_per_step(config, workload) / micro_rows)  # micro-batches that hold tokens
@@ -173,11 +165,13 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology, w
     def row_flops(model: ModelConfig) -> ForwardFlops:
         return forward_flops(model, training.seq_len, training.seq_len * keys, chunks * training.logit_chunk)
 
-    def phase(name: str, model: ModelConfig, flops: float, *, gathers: int = 1, calls: int = 1) -> Phase:
-        """Each gathered matrix is written and read: the whole, or the device's share of it along "tensor"."""
-        gathered = 2 * gathers * matmul_param_bytes(model) / config.mesh.shape(len(topology.devices))["tensor"]
-        sent_bytes = work.get(name, Work()).sent_bytes
-        return topology.phase(name, calls * device_rows * flops, calls * count * gathered, calls * count * sent_bytes)
+    def phase(name: str, model: ModelConfig, flops: float, *, passes: int = 1, calls: int = 1) -> Phase:
+        """`passes`: how often a micro-batch gathers all matrices from the devices that share them, or scatters their
+        gradients. A device writes and reads what it gathers: the whole, or its share along "tensor"."""
+        mesh = config.mesh.shape(len(topology.devices))
+        gathered = passes * calls * count * matmul_param_bytes(model) / mesh["tensor"]
+        sent = gathered * (mesh["fsdp"] - 1) / mesh["fsdp"]
+        return topology.phase(name, calls * device_rows * flops, 2 * gathered, sent)
 
     phases, model = [], config.model
     for name, calls in scoring_passes(config).items():
@@ -187,12 +181,11 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology, w
 
             scored_by = teacher_model(config)
         phases.append(phase(name, scored_by, row_flops(scored_by).forward, calls=calls))
-    gathers = 2 if model.remat == "none" else 3
-    return [*phases, phase("update", model, training_flops(model, row_flops(model)), gathers=gathers)]
+    return [*phases, phase("update", model, training_flops(model, row_flops(model)), passes=3)]
 
 
 def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
-    """Publishing the weights, and the rollouts. `work`: per call, by program.
+    """Publishing the weights, and the rollouts. `work`: of compiled programs, per call.
 
     Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories
     run; steps that only the longest of them needs are the phase "longest trajectory".
@@ -204,23 +197,24 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
     steps = tokens / (sampling.slots if rl.carry_over else min(sampling.slots, trajectories))
     extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - steps, 0)
     param_bytes = matmul_param_bytes(model) / sampling.tensor
+    if sampling.weights == "int8":  # without the output layer
+        param_bytes -= forward_flops(model, 1, 0, 0).forward / 2 * (model.compute_itemsize - 1) / sampling.tensor
     prefilled = contexts * workload.prefilled_tokens
     prefill_flops = forward_flops(model, prefilled, prefilled * workload.context_tokens / 2, 0).forward
     prefill_calls = prefilled / (sampling.prefill_buckets[-1] * (host_devices // sampling.tensor))
     cached_tokens = workload.context_tokens * 0.75  # of a context, on average while it decodes
     read_entries = cached_tokens + sampling.page_tokens / 2  # whole pages
-    cache_bytes = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * read_entries
+    kv_bytes = sampling.kv_bytes(model.head_size, model.compute_itemsize)
+    cache_bytes = model.layers * model.kv_heads * kv_bytes * read_entries
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
 
     def phase(program: str, calls: float, flops: float, hbm_bytes: float, name: str = "") -> Phase:
-        one = work.get(program, Work())
-        return topology.phase(
-            name or program, flops / host_devices, hbm_bytes, calls * one.sent_bytes, calls * one.cycles
-        )
+        cycles = calls * work.get(program, Work()).cycles
+        return topology.phase(name or program, flops / host_devices, hbm_bytes, 0.0, cycles)
 
     decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices
     phases = [
-        phase("publish", 1, 0, 2 * param_bytes),
+        topology.phase("publish", 0.0, 2 * param_bytes, param_bytes),
         phase("prefill", prefill_calls, prefill_flops, prefill_calls * param_bytes),
         phase("decode", steps / sampling.decode_steps_per_call, decode_flops, decode_bytes),
     ]

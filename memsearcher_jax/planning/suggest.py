@@ -52,7 +52,7 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
             continue
         training = replace(config.training, seq_len=seq_len, grad_accum_steps=steps)
         one = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
-        phases = roofline.training_phases(one, workload, topology, {})
+        phases = roofline.training_phases(one, workload, topology)
         found.append(Candidate(one, min_saved_bytes(one, devices), sum(phase.seconds for phase in phases)))
     return sorted(found, key=lambda one: (one.config.mesh.tensor, round(one.seconds, 3), one.saved_bytes))
 

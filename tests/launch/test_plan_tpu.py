@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import cli, plan_tpu
+from memsearcher_jax.launch import plan_tpu
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
@@ -60,14 +59,14 @@ def test_the_printed_plan(capsys):
     memory = ResidentMemory(*(size * 10**9 for size in (1, 3, 0, 4, 7, 5, 6, 18)))
     plan_tpu.print_settings(config, "v6e:4x8", topology, memory)
     sizes = (size * 10**9 for size in (9, 2, 24))
-    plan_tpu.print_program(Program("update", "update", *sizes, Work(operations=5e3, cycles=6e6, sent_bytes=40e9)))
+    plan_tpu.print_program(Program("update", "update", *sizes, Work(operations=5e3, cycles=6e6)))
     phases = [Phase("decode", 1, 28, 2), Phase("update", 22, 3, 4)]
     estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
     kept = "params 1.00, state 3.00, base 0.00, reference 4.00, training 7.00, sampler params 5.00, slots 6.00, rollout"
     assert f"GB that stay allocated on a device: {kept} 18.00" in output
-    assert "update 9.00 2.00 24.00 40.00 5,000 6.0" in output
+    assert "update 9.00 24.00 5,000 6.0" in output
     assert "decode 1.00 28.00 2.00 0.00 memory" in output
     assert "total 50.0 s; longest: decode, bound by memory" in output
     assert "100.0 s per step" in output and estimate["step_seconds"] == 100
@@ -101,12 +100,6 @@ def test_a_workflow_of_ones_own_is_started_before_anything_is_compiled(tmp_path,
     assert f"agent.workflow {tmp_path}/mine.py: TypeError: the workflow yields 3 in line 2" in line
 
 
-def test_bytes_over_links_by_formula_are_those_of_the_compiled_update():
-    """On v5e 4x8 the compiled update of 7B sends 40.2 GB (docs/plan.md)."""
-    model = replace(cli.load_preset("qwen7b").model, remat="nothing_saveable")
-    assert roofline.fsdp_work(model, 32)["update"].sent_bytes == pytest.approx(40.2 * GB, rel=0.03)
-
-
 @compiles
 def test_every_program_is_planned(start, tmp_path):
     """On four hosts, each of which samples on a quarter of the devices; while a program compiles, lines say so."""
@@ -122,7 +115,6 @@ def test_every_program_is_planned(start, tmp_path):
     assert names == ["update", "reference", "decode", "prefill", "prefill", "copy_pages", "publish"]
     update = plan["programs"][0]
     assert update["donated_bytes"] >= 0.99 * plan["resident"]["state"]
-    assert update["work"]["sent_bytes"] > 0
     for program in plan["programs"]:
         resident = plan["resident"]["rollout" if program["phase"] == "rollout" else "training"]
         assert program["total_bytes"] >= resident and program["work"]["operations"] > 0
@@ -183,7 +175,6 @@ def test_the_peak_of_an_update_which_donates_its_state(flags, peak, parameters, 
     (program, *_) = plan(f"{flags} {NO_REMAT}")["programs"]
     assert program["name"] == "update" and program["peak_bytes"] <= peak
     assert program["donated_bytes"] >= 0.99 * 3 * 4 * parameters
-    assert program["work"]["sent_bytes"] <= 43 * GB
 
 
 @compiles
