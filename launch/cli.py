@@ -126,9 +126,8 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     else:
         flags = _new(command, source, words)
     _require_local_paths(flags)
-    flags = replace(flags, run=check(flags.run))
     typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
-    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(check(flags.run), flags=typed)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)
     return flags
 
@@ -195,9 +194,8 @@ def one_line_errors(way_on: str = "") -> Iterator[None]:
 
 def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before the first --, and those after it, which another program parses."""
-    words = list(argv)
-    end = words.index("--") if "--" in words else len(words)
-    return words[:end], words[end + 1 :]
+    end = [*argv, "--"].index("--")
+    return list(argv[:end]), list(argv[end + 1 :])
 
 
 def _require_local_paths(flags: SettingsSource) -> None:

@@ -70,10 +70,8 @@ def require_new_file(out: Path) -> None:
 
 def require_writable(file: Path, flag: str) -> None:
     """Raises OSError if the file that `flag` names cannot be written after the work."""
-    if file.is_dir():
-        raise IsADirectoryError(f"{flag} {file} is a directory: choose a file")
     if file.exists() and not file.is_file():  # as root the rename at the end would replace a device
-        raise OSError(f"{flag} {file} is no regular file: choose another")
+        raise OSError(f"{flag} {file} is a directory or a device: choose a file")
     folder = next(folder for folder in file.absolute().parents if folder.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise OSError(f"{flag} {file} cannot be written: {folder} is not a writable directory")
@@ -107,9 +105,8 @@ def report_written(write: Callable[[], object], place: object) -> bool:
             write()
     except Exception as error:  # whatever is wrong with what it shows, the results are written
         reason = printable(f"{type(error).__name__}: {error}")
-        print(
-            f"{place}: no report ({reason}); once that is fixed: launch/report.py {place}", file=sys.stderr, flush=True
-        )
+        line = f"{place}: no report ({reason}); once that is fixed: launch/report.py {place}"
+        print(line, file=sys.stderr, flush=True)
         return False
     return True
 

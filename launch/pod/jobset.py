@@ -33,8 +33,6 @@ NOT_PASSED = {
     **dict.fromkeys(("--config", "--out"), "put it before the --"),
     **dict.fromkeys(("--resume", "--start_or_resume"), "every start resumes the run in --out"),
     "--checkpoint": "give the weights with --model.path",
-    "--json": "the metrics are in the run directory",
-    **dict.fromkeys(("--help", "-h"), "run launch/tpu_train.py --help"),
 }
 
 
@@ -75,8 +73,7 @@ def main(argv: Sequence[str]) -> None:
         if flags.dry_run:
             print(jobset, end="")
         else:  # `kubectl apply` would change an existing job of this name
-            hint = "see cloud.google.com/sdk, or write the JobSet to a file with --dry_run"
-            run_program(("kubectl", "create", "-f", "-"), install_hint=hint, stdin=jobset)
+            run_program(("kubectl", "create", "-f", "-"), stdin=jobset)
 
 
 def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
@@ -88,9 +85,9 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", flags.name) or len(flags.name) > longest:
         rule = "lower-case letters, digits and hyphens; start with a letter and end without a hyphen"
         raise ValueError(f"--name {flags.name!r}: use at most {longest} {rule}")
-    for word in trainer_flags:
-        if reason := NOT_PASSED.get(word.split("=")[0]):
-            raise ValueError(f"{word.split('=')[0]} is not allowed after --: {reason}")
+    for name in (word.partition("=")[0] for word in trainer_flags):
+        if name in NOT_PASSED:
+            raise ValueError(f"{name} is not allowed after --: {NOT_PASSED[name]}")
     run = cli.parse(tpu_train.Train, ["--config", flags.config, *trainer_flags]).run
     run.mesh.shape(flags.slices * tpu_slice.devices)
     preconditions.require_inputs(run, questions="data.train")
@@ -102,16 +99,17 @@ def manifest(flags: Jobset, trainer_flags: Sequence[str]) -> str:
     # JobSet repeats this command at every restart.
     args = ["--config", flags.config, "--out", flags.out, "--start_or_resume", *trainer_flags]
     claim = {"claimName": flags.data_claim, "readOnly": True}
-    values = vars(flags) | vars(tpu_slice)
-    values |= {
+    values = {
+        **vars(flags),
+        **vars(tpu_slice),
         "stopped_status": STOPPED,
         "args": [arg.replace("$", "$$") for arg in args],  # Kubernetes would expand $(NAME)
         "secrets": [{"secretRef": {"name": flags.secret}}] if flags.secret else [],
         "volumes": [{"name": "data", "persistentVolumeClaim": claim}] if flags.data_claim else [],
         "mounts": [{"name": "data", "mountPath": "/data", "readOnly": True}] if flags.data_claim else [],
     }
-    quoted = {name: as_yaml(value) for name, value in values.items()}
-    return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(quoted)
+    template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
+    return template.substitute({name: as_yaml(value) for name, value in values.items()})
 
 
 def as_yaml(value: object) -> str:

@@ -5,7 +5,7 @@ python launch/pod/queued_resource.py status NAME --zone ZONE
 python launch/pod/queued_resource.py ssh NAME --zone ZONE -- sudo docker run --detach ... IMAGE --config qwen7b ...
 python launch/pod/queued_resource.py delete NAME --zone ZONE
 
-Each action runs gcloud once. --dry_run prints the command, quoted for a shell, without running it.
+Each action runs gcloud once, in its own project. --dry_run prints the command, quoted for a shell.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class QueuedResource:
     """Name of the request and of a single slice."""
     zone: str
     """Zone, such as us-east5-b."""
-    project: str = ""
-    """Google Cloud project. Default: gcloud's."""
     slices: Count = 1
     """Number of slices, for create and ssh."""
     topology: str = ""
@@ -46,8 +44,6 @@ class QueuedResource:
     """Kind of capacity, for create."""
     valid_until: Annotated[str, tyro.conf.arg(metavar="DURATION")] = ""
     """Give up after this time, such as 6h, for create."""
-    runtime_version: str = ""
-    """Software of the VMs to create. Default: that of the TPU generation."""
     dry_run: bool = False
     """Print the command and run nothing."""
 
@@ -60,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         if flags.dry_run:
             print(shlex.join(command))
         else:
-            run_program(command, install_hint="see cloud.google.com/sdk, or print the command with --dry_run")
+            run_program(command)
 
 
 def gcloud(flags: QueuedResource, remote: Sequence[str]) -> list[str]:
@@ -69,17 +65,16 @@ def gcloud(flags: QueuedResource, remote: Sequence[str]) -> list[str]:
         raise ValueError(f"NAME {flags.name!r}: use lower-case letters, digits and hyphens, first a letter")
     if bool(remote) != (flags.action == "ssh"):
         raise ValueError("ssh needs a command after --, and the other actions take none")
-    where = [flags.name, f"--zone={flags.zone}", *([f"--project={flags.project}"] if flags.project else [])]
+    where = [flags.name, f"--zone={flags.zone}"]
     if flags.action == "create":
         words = ["queued-resources", "create", *where, *requested(flags)]
     elif flags.action == "status":
         words = ["queued-resources", "describe", *where, "--format=value(state.state)"]
     elif flags.action == "delete":  # without --force gcloud refuses while there are VMs; it asks before it deletes
         words = ["queued-resources", "delete", *where, "--force"]
-    elif flags.slices == 1:
-        words = ["tpu-vm", "ssh", *where, "--worker=all", f"--command={shlex.join(remote)}"]
     else:
-        words = ["queued-resources", "ssh", *where, "--node=all", "--worker=all", f"--command={shlex.join(remote)}"]
+        kind, nodes = ("tpu-vm", []) if flags.slices == 1 else ("queued-resources", ["--node=all"])
+        words = [kind, "ssh", *where, *nodes, "--worker=all", f"--command={shlex.join(remote)}"]
     return ["gcloud", "compute", "tpus", *words]
 
 
@@ -91,7 +86,7 @@ def requested(flags: QueuedResource) -> list[str]:
     nodes = [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]
     return [
         f"--accelerator-type={tpu_slice.accelerator_type}",
-        f"--runtime-version={flags.runtime_version or tpu_slice.runtime_version}",
+        f"--runtime-version={tpu_slice.runtime_version}",
         *([f"--node-id={flags.name}"] if flags.slices == 1 else nodes),
         *([] if flags.provisioning == "on_demand" else [f"--{flags.provisioning}"]),
         *([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else []),

@@ -1,8 +1,7 @@
 """The entry point of a pod: raises the limit of locked memory, then replaces itself with launch/tpu_train.py.
 
-The TPU driver needs more locked memory than a container without privileges has by default:
-cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. There is no shell in between, so that the trainer
-gets SIGTERM.
+The TPU driver needs more locked memory than a container without privileges has by default, see
+cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Without a shell the trainer gets SIGTERM.
 """
 
 from __future__ import annotations

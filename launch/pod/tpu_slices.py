@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -55,11 +56,10 @@ def find_slice(name: str) -> CloudSlice:
     return known_slices()[name]
 
 
-def run_program(command: Sequence[str], *, install_hint: str, stdin: str | None = None) -> None:
+def run_program(command: Sequence[str], stdin: str | None = None) -> None:
     """Runs another program and exits with its status if it fails. Raises OSError if it is not installed."""
-    try:
-        status = subprocess.run(command, input=stdin, encoding="utf-8", check=False).returncode
-    except FileNotFoundError as error:
-        raise OSError(f"{command[0]} is not installed: {install_hint}") from error
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(f"{command[0]} is not installed: see cloud.google.com/sdk, or --dry_run")
+    status = subprocess.run(command, input=stdin, encoding="utf-8", check=False).returncode
     if status:
         raise SystemExit(status)

@@ -76,7 +76,7 @@ INVALID = {
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: choose a directory"),
         ("--join_timeout 0", "--join_timeout is 0: it must be at least 1 and at most 604,800"),
-        ("--json folder", "--json folder is a directory: choose a file"),
+        ("--json folder", "--json folder is a directory or a device: choose a file"),
         ("--resume", "--resume needs --out"),
         ("--resume --out none", "none holds no run: there is no run.json in it"),
     ],
@@ -156,7 +156,7 @@ INVALID = {
     report: [
         ("none", "none: no such folder"),
         ("folder", "folder has neither metrics.jsonl nor trajectories"),
-        ("ev --out folder", "--out folder is a directory: choose a file"),
+        ("ev --out folder", "--out folder is a directory or a device: choose a file"),
         ("ev --out ev/results.json", "choose a name that ends in .html"),
         ("ev --max_trajectories 0", "it must be at least 1"),
     ],

@@ -21,8 +21,8 @@ ACCELERATOR_TYPES = {
 }
 
 GOLDEN = {
-    "create a --zone us-east5-b --project p --topology v5p:2x2x4 --slices 2 --provisioning spot --valid_until 6h": (
-        "gcloud compute tpus queued-resources create a --zone=us-east5-b --project=p "
+    "create a --zone us-east5-b --topology v5p:2x2x4 --slices 2 --provisioning spot --valid_until 6h": (
+        "gcloud compute tpus queued-resources create a --zone=us-east5-b "
         "--accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5 --node-count=2 --node-prefix=a "
         "--spot --valid-until-duration=6h"
     ),
