@@ -104,6 +104,14 @@ def test_the_longest_turn_must_fit_the_context():
         ({"rl__refill": 1, "rl__epochs": 1}, "rl.refill 1 takes more problems than a step counts.* and rl.steps"),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose trainer"),
         (
+            {"rl__carry_over": 1, "agent__workflow": "react", "agent__prompts": "react"},
+            "rl.carry_over 1 swaps weights between contexts",
+        ),
+        (
+            {"rl__carry_over": 1, "training__old_logprobs": "trainer"},
+            "set training.old_logprobs to sampler",
+        ),
+        (
             {"model__path": "dir", "model__adapter": "dir", "model__lora_rank": 8},
             "without the adapters in model.adapter .* set it to 0",
         ),

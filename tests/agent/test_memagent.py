@@ -13,7 +13,7 @@ from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig
-from memsearcher_jax.types import Problem, StopReason, Stream
+from memsearcher_jax.types import Problem, StopReason, Stream, StreamQuestion
 from tests.agent.conftest import WordCounter, agent_of, run_script
 
 EXACT = RewardConfig(metric="exact_match", wrong_answer=0.0, require_format=False)
@@ -80,6 +80,15 @@ def test_problems_without_a_text_are_refused():
     agent.check_problems([problem("text")], WordCounter().count, has_judge=False)
     with pytest.raises(ValueError, match="problem 'q' has no text: "):
         agent.check_problems([Problem("q", "who?", ("Ada",))], WordCounter().count, has_judge=False)
+
+
+@pytest.mark.parametrize("workflow", ["memagent", "memsearcher"])
+def test_streams_with_questions_are_refused(workflow):
+    conversation = Problem.of_stream("locomo/1", Stream("locomo", ("text",), (StreamQuestion("who?", "Ada"),)))
+    with pytest.raises(
+        ValueError, match=rf'"locomo/1" is a stream with questions, .*workflow {workflow} does not read'
+    ):
+        agent_of(workflow).check_problems([conversation], WordCounter().count, has_judge=False)
 
 
 def test_the_published_files_are_read(tmp_path):

@@ -79,22 +79,6 @@ def test_a_failed_search_is_shown_in_one_line(token_counter):
     assert shown(used)[-1] == "down: refused"
 
 
-def test_an_early_long_passage_does_not_take_the_complete_budget(token_counter):
-    long, short = "long " * 500, "short text"
-    _, used = run([call("a")], [found(long, short, long)], token_counter, observation_tokens=100)
-    result = shown(used)[1]
-    assert "short text" in result
-    first, _, last = result.split("\n\n")
-    assert token_counter.count(first) == token_counter.count(last) > 40
-    assert used.counts["passages_clipped"] == 2
-
-
-def test_echoed_calls_count_against_the_budget(token_counter):
-    _, used = run([call("word " * 300)], [found("p " * 300)], token_counter, observation_tokens=50)
-    assert sum(map(token_counter.count, shown(used))) <= 50
-    assert used.counts["calls_clipped"] == used.counts["passages_clipped"] == 1
-
-
 words = st.lists(st.sampled_from(["w", "ww", "\n"]), max_size=40).map(" ".join)
 
 

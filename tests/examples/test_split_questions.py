@@ -1,15 +1,11 @@
 """Questions made from passages, and splits of questions that share no entity."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.warmstart import split_questions
 from examples.warmstart.questions import check_disjoint
 from examples.warmstart.split_questions import page_questions, split
-from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.types import Passage, Problem
 
 FILM = "Ave Caesar (film) is a 1919 Hungarian comedy film directed by Alexander Korda and starring Oscar Beregi."
@@ -77,23 +73,3 @@ def test_a_shared_question_or_entity_is_refused_by_name(train, shared):
     with pytest.raises(ValueError, match=f'test question "9" and training question "{train.id}" share "{shared}"'):
         check_disjoint([train], [test])
     check_disjoint([problem(1, titles=("Alexa",))], [test])
-
-
-def test_the_command_writes_disjoint_files(tmp_path, capsys, refused):
-    """Of ten span questions, of which four at a time share an entity; a choice is left out."""
-    problems = [problem(number, titles=(f"Page {number}", f"Other {number // 4}")) for number in range(10)]
-    problems += [problem(10, answer="no")]
-    file = tmp_path / "2wikimultihopqa" / "dev.jsonl"
-    file.parent.mkdir()
-    rows = [{"id": one.id, "question": one.question, "golden_answers": one.golden_answers} for one in problems]
-    lines = [json.dumps(row | {"metadata": one.metadata}) for row, one in zip(rows, problems, strict=True)]
-    file.write_text("\n".join(lines))
-    flags = [file, "--out", tmp_path / "out", "--data.questions", "span", "--test", "2", "--tune", "1"]
-    split_questions.main([str(flag) for flag in flags])
-    assert "questions in train.jsonl" in capsys.readouterr().out
-    files = {name: str(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "tune", "test")}
-    loaded = load(DataConfig(train=(files["train"],), test=(files["tune"], files["test"])), tmp_path / "data")
-    assert len(loaded.train) + len(loaded.test) == 10 and len(loaded.test) >= 3
-    assert all(one.id.startswith("2wikimultihopqa/") for one in loaded.train)
-    check_disjoint(loaded.train, loaded.test)
-    assert "too few" in refused(split_questions.main, [file, "--out", tmp_path / "other", "--test", "99"])

@@ -75,21 +75,3 @@ def test_a_subset_is_written_and_counted(file, tmp_path, capsys):
     assert all(problem in read_problems(file) for problem in subset), "a written row is read back"
     printed = capsys.readouterr().out
     assert "squad: 1 of 3 streams" in printed and "2 of 6 streams" in printed
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--per_source 0", "--per_source is 0: it must be at least 1"),
-        ("--max_tokens 1", "no stream has at most 1 tokens: raise --max_tokens"),
-        ("--out .", "--out . exists: choose another file, or delete it"),
-    ],
-)
-def test_flags_that_keep_nothing_are_refused(file, capsys, flags, message):
-    with pytest.raises(SystemExit):
-        out = ["--out", str(file.with_name("out"))]
-        subset_streams.main([str(file), "--tokenizer", TOKENIZER, *out, *flags.split()])
-    assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        subset_streams.main([str(file), str(file), "--tokenizer", TOKENIZER, "--out", str(file.with_name("out"))])
-    assert "two of the files have a stream with the same id" in capsys.readouterr().err

@@ -81,16 +81,13 @@ def test_the_published_qwen3_4b_states_its_head_size(read):
     )
 
 
-LLAMA3_2_1B = {  # as published with Llama-3.2-1B
+LLAMA3_2_1B = without(SEVEN_B, "max_window_layers", "sliding_window", "use_sliding_window") | {  # as published
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 128000,
     "eos_token_id": 128001,
     "head_dim": 64,
-    "hidden_act": "silu",
     "hidden_size": 2048,
-    "initializer_range": 0.02,
     "intermediate_size": 8192,
     "max_position_embeddings": 131072,
     "mlp_bias": False,
@@ -109,9 +106,6 @@ LLAMA3_2_1B = {  # as published with Llama-3.2-1B
     },
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.45.0.dev0",
-    "use_cache": True,
     "vocab_size": 128256,
 }
 

@@ -209,13 +209,6 @@ def test_a_damaged_index_is_refused(text, message, sharded):
         weights.load(sharded)
 
 
-def test_pickles_are_never_read(base, make_folder):
-    folder = make_folder(base)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"has neither model.safetensors nor .*; other formats are not read"):
-        weights.load(folder)
-
-
 def test_load_checks_its_arguments_before_reading(base, make_folder, tmp_path):
     folder = make_folder(base)
     with pytest.raises(ValueError, match="cannot be loaded as float16: choose float32 or bfloat16"):

@@ -66,12 +66,6 @@ def test_metrics_of_one_turn_equal_hand_computed_values():
     )
 
 
-def test_an_undefined_fraction_is_absent():
-    numbers = quality(searched("", "Nothing of use.", "Nothing yet.")).turns[0].metrics
-    assert numbers["golden/shown"] == numbers["golden/held"] == 0.0
-    assert not {"golden/kept", "golden/lost", "memory/changed"} & numbers.keys()
-
-
 def test_titles_count_without_their_qualifier_and_uninformative_names_are_not_tracked():
     titles = {"supporting_titles": ["Fame (2009 Film)", "(I)", "AC/DC"]}
     names = supporting_names(Problem("q", "?", (), titles))
@@ -189,13 +183,6 @@ def test_copying_is_case_sensitive_and_ignores_white_space():
 
 
 # --- length and change ---
-
-
-def test_length_and_cuts():
-    complete, cut = searched("", "-", "one two three"), searched("one two three", "-", "one two three four five six")
-    cut = Turn(cut.memory, cut.reply, observation="-", rewrite=cut.rewrite, new_memory="one two three four")
-    measured = [(turn.metrics["memory/words"], turn.metrics["memory/cut"]) for turn in quality(complete, cut).turns]
-    assert measured == [(3, 0), (4, 1)]
 
 
 @pytest.mark.parametrize(

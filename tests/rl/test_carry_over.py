@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import carry_over
@@ -345,18 +344,3 @@ def test_staleness_metrics():
         "mixed_policy": 0.5,
         "interrupted_tokens": 5.0,
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"agent": {"workflow": "react", "prompts": "react"}}, "rl.carry_over 1 swaps weights between contexts"),
-        ({"training": {"old_logprobs": "trainer"}}, "set training.old_logprobs to sampler"),
-    ],
-)
-def test_settings_that_exclude_carry_over(changes, message):
-    config = RunConfig(rl=RLConfig(carry_over=1))
-    check(config)
-    check(replace(config, training=replace(config.training, old_logprobs="trainer", tis_cap=2.0)))
-    with pytest.raises(ValueError, match=message):
-        check(replace(config, **{name: replace(getattr(config, name), **values) for name, values in changes.items()}))

@@ -10,7 +10,7 @@ from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.logs.trajectories import append_trajectory, open_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import append_trajectory, open_log
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
     HOST_FILE,
@@ -20,10 +20,9 @@ from memsearcher_jax.rl.evaluate import (
     missing_jobs,
     read_summaries,
 )
-from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory, Turn
+from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn
 
 AGENT = MemSearcher(AgentConfig())
 
@@ -129,13 +128,3 @@ def test_a_trajectory_without_an_answer_scores_zero():
     assert set(right.scores.values()) == {1.0}
     unanswered = score(trajectory(problem("q"), stop=StopReason.MAX_TURNS))
     assert unanswered.scores == dict.fromkeys(right.scores, 0.0)
-
-
-def test_tokens_per_turn_are_the_context_tokens_at_the_end_of_each_turn():
-    """If all turns share a context, each turn counts the tokens before its own end, not the final context length."""
-    separate = [Context((1,) * tokens, (0.0,) * tokens, (False,) * (tokens - 1) + (True,)) for tokens in (10, 20)]
-    sampled = (*[False] * 9, True, *[False] * 29, True)
-    shared_context = Context((1,) * 40, (0.0,) * 40, sampled)
-    for contexts, mean_tokens, peak_tokens in ((separate, 15.0, 20.0), ([shared_context], 25.0, 40.0)):
-        metrics = trajectory_metrics([summarize_trajectory(score(trajectory(problem("q"), *contexts, turns=2)))], AGENT)
-        assert (metrics["tokens_per_turn"], metrics["peak_context_tokens"]) == (mean_tokens, peak_tokens)

@@ -2,7 +2,6 @@
 
 from itertools import takewhile
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,22 +26,6 @@ def open_context(replica: Replica, slot: int, ids: list[int], max_tokens: int = 
     context.generate(max_tokens, None)
     replica.contexts[slot] = context
     return context
-
-
-def step(replica: Replica) -> list[tuple[int, int]]:
-    """Prefills all that finds pages; the copies of pages."""
-    replica.grow()
-    copies = list(replica.admit())
-    while replica.prefill_chunks(2):
-        copies += replica.admit()
-    return copies
-
-
-def finish(replica: Replica, context: Context, ids: list[int]) -> None:
-    """Appends sampled tokens and ends the generation."""
-    context.append_sampled(np.array(ids), np.zeros(len(ids)))
-    context.remaining = 0
-    replica.mark_cached(context, context.length - 1)
 
 
 def common(a, b) -> int:
@@ -82,32 +65,3 @@ def test_contexts_with_one_beginning_hold_its_full_pages_once(replica):
     assert all(source in (contexts[0].pages[1], contexts[1].pages[1]) for source, _ in copies)
     assert replica.pool.free == 8 - 1 - 3
     assert replica.shared_tokens == 12
-
-
-def test_the_youngest_gives_its_pages_back_and_is_computed_again():
-    replica = Replica(SETTINGS, pages=7)
-    old, young = (open_context(replica, slot, [slot + 1] * 9, max_tokens=7) for slot in range(2))
-    step(replica)
-    assert (len(old.pages), len(young.pages)) == (3, 3)
-    for context in (old, young):
-        context.append_sampled(np.array([5, 5, 5, 5]), np.zeros(4))
-        context.remaining = 3
-        replica.mark_cached(context, context.length - 1)
-    step(replica)
-    assert (len(old.pages), young.pages, replica.preempted) == (4, [], 1)
-    finish(replica, old, [6, 6, 6])
-    replica.remove(0)
-    step(replica)
-    # Its pages were free in the meantime and still have its tokens.
-    assert (len(young.pages), young.uncached, replica.recomputed_tokens) == (4, 0, 0)
-
-
-def test_an_idle_context_does_not_keep_others_from_running(replica):
-    """Nothing runs and nobody is about to free a page, so the waiting context takes them from the idle ones."""
-    small = Replica(SETTINGS, pages=4)
-    idle = open_context(small, 0, [1] * 9)
-    step(small)
-    finish(small, idle, [2])
-    waiting = open_context(small, 1, [3] * 14)
-    step(small)
-    assert (idle.pages, len(waiting.pages), small.preempted) == ([], 4, 1)
