@@ -21,7 +21,7 @@ from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncode
 from memsearcher_jax.retrieval.index import open_index, open_index_corpus, read_index_manifest
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search_process import SearchProcess
-from memsearcher_jax.retrieval.server.client import CallPolicy, SearchClient
+from memsearcher_jax.retrieval.server.client import SearchClient
 from memsearcher_jax.types import Passage
 
 BM25, TITLES = "bm25", "bm25/titles"  # folders of the indexes of words, in that of the index
@@ -113,7 +113,7 @@ def open_searcher(
             raise ValueError(
                 "retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index"
             )
-        source = SearchClient(config.url, CallPolicy(config.timeout, config.max_attempts))
+        source = SearchClient(config.url, config.timeout, config.max_attempts)
         source.check(max_outage)
     else:
         model = None

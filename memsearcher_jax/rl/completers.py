@@ -22,7 +22,7 @@ from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.retrieval.lru_cache import LRUCache
-from memsearcher_jax.retrieval.server.client import CallPolicy, JsonClient, RequestRejected, ServiceUnavailable
+from memsearcher_jax.retrieval.server.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, Rollout, RolloutDriver
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
@@ -198,7 +198,7 @@ def open_openai_completer(
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
     extra = parse_object(f"{section}.extra_body", (config.extra_body or "{}").encode())
-    service = ChatService(config.url, CallPolicy(config.timeout, max_attempts=1), headers=headers)
+    service = ChatService(config.url, config.timeout, max_attempts=1, headers=headers)
     return OpenAICompleter(service, config, max_tokens, temperature, extra, check)
 
 

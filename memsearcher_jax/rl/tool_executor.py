@@ -17,7 +17,7 @@ from memsearcher_jax.python_files import described
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Call, Search, SearchResult, ToolResult
 
-OUTAGE_PAUSE = 1.0  # seconds before requests are repeated, unless a circuit breaker asks for more
+OUTAGE_PAUSE = 1.0  # seconds before requests are repeated
 MAX_TOOL_THREADS = 16  # calls of one tool that run at a time, unless it takes batches
 Results = tuple[SearchResult, ...]
 Request = Search | Call
@@ -90,8 +90,7 @@ class _Queue:
                 continue
             if error is not None and self._is_outage(batch, error, now):
                 self.waiting += [replace(one, failed_at=min(one.failed_at, now)) for one in batch.pending]
-                pause = max(OUTAGE_PAUSE, getattr(error, "retry_after", 0.0))
-                self.suspended_until = max(self.suspended_until, now + pause)
+                self.suspended_until = now + OUTAGE_PAUSE
                 continue
             if error is None:
                 self.last_available = max(self.last_available, batch.began)
@@ -103,7 +102,7 @@ class _Queue:
     def _is_outage(self, batch: _Batch, error: BaseException, now: float) -> bool:
         """Whether the backend is down rather than this request bad, and may come back in time."""
         (one,), backend = batch.pending, self.backend
-        blameless = getattr(error, "retry_after", 0.0) > 0 or self.last_available <= one.failed_at
+        blameless = self.last_available <= one.failed_at
         return isinstance(error, backend.outages) and blameless and now - one.since < backend.max_outage
 
     def _begin(self, pending: tuple[_Pending, ...]) -> _Batch:

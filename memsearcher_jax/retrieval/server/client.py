@@ -1,4 +1,4 @@
-"""Clients of the search service and of any JSON service: retries, exponential backoff and a circuit breaker.
+"""Clients of the search service and of any JSON service: retries with exponential backoff.
 
 Transient failures are retried: no connection, a timeout, a truncated response, a response that is not JSON (such as a
 proxy's error page), status 429 and 5xx. The pauses grow and are drawn at random, so that many clients do not retry at
@@ -13,7 +13,6 @@ import math
 import random
 import re
 import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -24,80 +23,15 @@ from typing import Any, ClassVar
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS
 from memsearcher_jax.types import Passage
 
-FIRST_PAUSE, MAX_PAUSE = 0.4, 10.0  # seconds between attempts, before jitter
-FIRST_SUSPENSION = 1.0  # seconds: a service that restarts at once is called again at once
+FIRST_PAUSE, MAX_PAUSE = 0.4, 10.0  # seconds between attempts, at most
 
 
 class ServiceUnavailable(ConnectionError):
-    """The service did not respond, or its response is unreadable or reports a temporary failure.
-
-    `retry_after`: seconds until an open circuit breaker admits the next call; 0 while it is closed.
-    """
-
-    def __init__(self, message: str, retry_after: float = 0.0):
-        super().__init__(message)
-        self.retry_after = retry_after
+    """The service did not respond, or its response is unreadable or reports a temporary failure."""
 
 
 class RequestRejected(ValueError):
     """The service rejected the request, or its response is JSON of an unexpected form."""
-
-
-@dataclass(frozen=True)
-class CallPolicy:
-    """How long a client waits for a service, how often it tries, and when it stops calling."""
-
-    timeout: float = 10.0  # seconds of one attempt: connection, headers and body together
-    max_attempts: int = 4  # of one call
-    failure_threshold: int = 3  # consecutive failed calls after which further calls are suspended
-    max_suspension: float = 30.0  # seconds; the first suspension lasts FIRST_SUSPENSION
-
-
-@dataclass
-class CircuitBreaker:
-    """Suspends calls to a service that keeps failing (Nygard, "Release It!", 2007). Thread-safe.
-
-    The circuit is closed at first: every call is admitted. It opens after `failure_threshold` consecutive failures.
-    Then it admits one trial call after each suspension: a success closes the circuit, a failure doubles the suspension.
-    Concurrent calls fail together and count as one failure: a call counts only if it began after the last one counted.
-    """
-
-    policy: CallPolicy
-    clock: Callable[[], float] = time.monotonic
-    _failures: int = field(default=0, init=False)
-    _counted_at: float = field(default=-math.inf, init=False)
-    _suspension: float = field(default=0.0, init=False)  # seconds, of the last one
-    _next_trial: float = field(default=0.0, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the last calls failed, so that the next admitted call is a trial."""
-        return self._failures >= self.policy.failure_threshold
-
-    def acquire(self) -> float:
-        """Return 0 if the call is admitted, else the seconds to wait. An admitted call must report its result."""
-        with self._lock:
-            wait = self._next_trial - self.clock()
-            if wait <= 0 and self.is_open:
-                self._next_trial = self.clock() + self.policy.timeout  # other calls wait for the result of this trial
-            return max(wait, 0.0)
-
-    def record_success(self) -> None:
-        with self._lock:
-            self._failures, self._suspension, self._next_trial = 0, 0.0, 0.0
-
-    def record_failure(self, began: float) -> float:
-        """Report a call that began at `began`. Return the seconds until the next is admitted; 0 while closed."""
-        with self._lock:
-            now = self.clock()
-            if began >= self._counted_at:
-                self._failures, self._counted_at = self._failures + 1, now
-                if self.is_open:
-                    longer = max(2 * self._suspension, FIRST_SUSPENSION)
-                    self._suspension = min(longer, self.policy.max_suspension)
-                    self._next_trial = now + self._suspension
-            return max(self._next_trial - now, 0.0)
 
 
 @dataclass(frozen=True)
@@ -107,12 +41,10 @@ class JsonClient:
     setting: ClassVar[str] = "url"  # the setting that holds the address, for error messages
 
     url: str
-    policy: CallPolicy = CallPolicy()
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
-    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
-    jitter: Callable[[], float] = field(default=random.random, repr=False, compare=False)  # in [0, 1)
+    timeout: float = 10.0  # seconds of one attempt: connection, headers and body together
+    max_attempts: int = 4  # of one call
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    circuit_breaker: CircuitBreaker = field(init=False, repr=False, compare=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if re.search(r"//[^/]*@|[?#]", self.url):  # the message must not repeat it
@@ -127,34 +59,22 @@ class JsonClient:
             valid = False
         if not valid:
             raise ValueError(f"{self.setting} {self.url!r} is not a valid address: write it like http://host:8000")
-        object.__setattr__(self, "circuit_breaker", CircuitBreaker(self.policy, self.clock))
 
     def request(self, method: str, path: str, body: Any) -> Any:
         """Return the JSON of the response.
 
         Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address.
         """
-        breaker, began = self.circuit_breaker, self.clock()
-        if wait := breaker.acquire():
-            raise ServiceUnavailable(f"{self.url} keeps failing: requests are suspended for another {wait:.0f} s", wait)
-        attempts = 1 if breaker.is_open else self.policy.max_attempts
-        for attempt in range(1, attempts + 1):
+        for attempt in range(1, self.max_attempts + 1):
             try:
-                response = self.request_once(method, path, body)
+                return self.request_once(method, path, body)
             except ServiceUnavailable as error:
-                if attempt == attempts:
-                    wait = breaker.record_failure(began)
-                    raise ServiceUnavailable(f"{error} (attempt {attempt} of {attempts})", wait) from error
-                self.sleep(self.jitter() * FIRST_PAUSE * min(MAX_PAUSE / FIRST_PAUSE, 2 ** (attempt - 1)))
-            except RequestRejected:
-                breaker.record_success()  # a service that rejects a request is available
-                raise
-            else:
-                breaker.record_success()
-                return response
+                if attempt == self.max_attempts:
+                    raise ServiceUnavailable(f"{error} (attempt {attempt} of {attempt})") from error
+                self.sleep(random.random() * min(MAX_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1)))
 
     def request_once(self, method: str, path: str, body: Any) -> Any:
-        """As `request`, without retries and without the circuit breaker."""
+        """As `request`, without retries."""
         import httpx2  # which takes a tenth of a second, and most commands send nothing
 
         try:
@@ -179,7 +99,7 @@ class JsonClient:
 
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **self.headers}
-        async with asyncio.timeout(self.policy.timeout):
+        async with asyncio.timeout(self.timeout):
             async with httpx2.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as client:
                 response = await client.request(method, self.url.rstrip("/") + path, content=content, headers=headers)
         return response.status_code, response.content
