@@ -190,6 +190,12 @@ class QuestionAgent(Agent):
         """No settings that all of these agents share contradict each other."""
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
+        problems = list(problems)
+        if streams := [problem.id for problem in problems if problem.stream and problem.stream.questions]:
+            raise ValueError(
+                f'problem "{streams[0]}" is a stream with questions, which agent.workflow {self.config.workflow} does '
+                "not read: evaluate it with a preset and weights of memalpha"
+            )
         limit = self.config.question_tokens
         counts = ((problem.id, count(problem.question)) for problem in problems)
         if too_long := [(id, tokens) for id, tokens in counts if tokens > limit]:
