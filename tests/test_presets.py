@@ -254,25 +254,10 @@ def test_the_longest_turn_fits(name, request):
     else:
         tokenizer = setup.open_tokenizer(replace(preset.model, path=""))  # the weights of smollm2 come from elsewhere
     assert tokenizer.vocab_size <= preset.model.vocab_size
-    check_fit_is_exact(preset, tokenizer)
-
-
-def check_fit_is_exact(preset: RunConfig, tokenizer: ChatTokenizer) -> None:
-    """The check accepts the preset, and rejects a context one token shorter than the length in its message."""
-    templates = prompts.load(preset.agent)
-    setup.check_contexts(preset, agent_of(preset), tokenizer)
-
-    def check_context(tokens: int) -> None:
-        changed = replace(preset, sampling=replace(preset.sampling, context_tokens=tokens))
-        setup.check_contexts(changed, agent_of(changed), tokenizer)
-
-    with pytest.raises(ValueError, match="a context may need") as refusal:
-        check_context(1)
-    needed = int(re.search(r"need (\d+) tokens", str(refusal.value))[1])
-    check_context(needed)
-    with pytest.raises(ValueError, match="raise it or lower one of these"):
-        check_context(needed - 1)
-    assert longest_turn(preset, templates, tokenizer) <= needed <= preset.sampling.context_tokens
+    agent = agent_of(preset)
+    setup.check_contexts(preset, agent, tokenizer)
+    needed = agent.longest_context(tokenizer)
+    assert longest_turn(preset, agent.prompts, tokenizer) <= needed <= preset.sampling.context_tokens
 
 
 def longest_turn(preset: RunConfig, templates: prompts.Prompts, tokenizer: ChatTokenizer) -> int:

@@ -102,13 +102,7 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
         (hits,) = searcher.search(["17 mills"], 2)
         assert [hit.id for hit in hits] == [passage["id"] for passage in results]
         assert get(url, "/health")["passages"] == 20
-        for queries, status in ((["mills"] * 10_000, 400), (["x" * 2_000] * 10_000, 413)):  # over the default limits
-            with pytest.raises(urllib.error.HTTPError) as rejected:
-                post(url, "/retrieve", {"queries": queries})
-            assert rejected.value.code == status
         assert len(post(url, "/retrieve", {"queries": ["17 mills " * 1_000] * 400})["result"]) == 400
-        results = post(url, "/search", {"query": "\u202e\x00\u200b\x1b[31m \ud800 17 mills", "top_n": 2})
-        assert '"Town 17"\nTown 17 has 17 mills.' in [passage["contents"] for passage in results]
         bodies = [{"queries": ["held", "Town 3"], "topk": number} for number in range(1, 9)]  # each a batch of its own
         responses = [pool.submit(post, url, "/retrieve", body) for body in bodies]
         assert process.stderr.readline() == "7 requests wait\n"

@@ -171,19 +171,13 @@ def test_a_single_row_runs_on_a_mesh_of_eight(base, make_params, make_rows, forw
     assert written_E.tolist() == [True] * 4 + [False] * 4
 
 
-def test_reshard_casts_moves_and_compiles_once(base, make_params):
+def test_reshard_casts_moves_and_compiles_once(base, make_params, compilations):
     params = make_params(base)
     train, serve = (sharding.make_mesh(MeshConfig(*sizes)) for sizes in ((1, 8, 1), (4, 1, 2)))
     placed = jax.device_put(params, sharding.param_shardings(base, train))
     target = sharding.param_shardings(base, serve)
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        listener := lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
-    )
-    try:
+    with compilations() as compiled:
         first, second = (sharding.cast_program(target)(placed, dtype="bfloat16") for _ in range(2))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
     assert len(compiled) == 1
     for path, weight in jax.tree.leaves_with_path(first):
         assert weight.dtype == jnp.bfloat16, path

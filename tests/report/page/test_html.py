@@ -282,19 +282,12 @@ def test_memory_metrics_are_those_of_memory_quality(tmp_path):
     turns = (
         Turn("", "a", observation="By Ada Lovelace, of Ockham", new_memory="Ada wrote it in Ockham", **wrote),
         Turn("Ada wrote it in Ockham", "b", observation="no news", new_memory="it was Ockham", **wrote),
-        Turn("it was Ockham", "c"),
     )
-    metadata = {"supporting_titles": ["Ockham", "London"]}
-    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns, metadata=metadata)]))
-    first, second, third = page.data["trajectories"][0][0]["turns"]
-    assert first["golden"] == {"shown": ["Ada"], "held": ["Ada"], "lost": []}
-    assert first["supporting"] == {"shown": ["Ockham"], "held": ["Ockham"], "lost": []}
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns, metadata={"supporting_titles": ["Ockham"]})]))
+    first, second = page.data["trajectories"][0][0]["turns"]
+    assert first["golden"] == {"shown": ["Ada"], "held": ["Ada"], "lost": []} and first["copied"] == 0.0
     assert second["golden"] == {"shown": [], "held": [], "lost": ["Ada"]}
-    assert third["golden"] == {"shown": None, "held": None, "lost": None}
-    assert (first["copied"], third["copied"]) == (0.0, None)
     quality = {row[0]: row[1:] for row in rows(page, "Memory quality")}
-    lost = "golden answers: lost, of those in the last memory"
-    assert quality[lost] == ["100.0 % n 1", "100.0 % n 1"]
     assert quality["golden answers: in the new memory"] == ["50.0 % n 2", "0.0 % n 1"]
 
 
