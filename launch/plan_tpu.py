@@ -17,9 +17,7 @@ if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import itertools
-import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,12 +25,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from memsearcher_jax.config import RunConfig, agent_of
-from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.roofline import CHIPS, GPUS, Phase, Topology, Workload
+from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
@@ -77,12 +74,15 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(
                 "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
             )
-        os.environ.update(ENVIRONMENT | devices_of(flags.topology))
+        if flags.topology.partition(":")[0] in CHIPS:
+            find_slice(flags.topology)
+        os.environ.update(ENVIRONMENT)
         with announced() as begin:
             begin("loading the compiler")
             from memsearcher_jax.planning import tpu_plan
+            from memsearcher_jax.rl.probe import probe_files
 
-            probe_own_files(config)
+            probe_files(config)
             topology = tpu_plan.find_topology(flags.topology)
             plan = plan_fastest if flags.suggest else plan_run
             result = plan(config, flags, topology, begin)
@@ -91,38 +91,6 @@ def main(argv: Sequence[str]) -> None:
         ways = "a larger slice, --suggest, --model.remat nothing_saveable"
         print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, {ways}")
         raise SystemExit(DOES_NOT_FIT)
-
-
-def probe_own_files(config: RunConfig) -> None:
-    """Tries an agent or a reward in a file on a synthetic problem, unless a server or a run has its tools.
-
-    Raises ValueError with one line that names file and line of a mistake.
-    """
-    from memsearcher_jax.rl.probe import probe
-    from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
-    from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-    from memsearcher_jax.runtime.toolbox import MCP, file_tools
-
-    agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
-    is_own = config.agent.workflow.endswith(".py") or config.reward.function
-    if not is_own or config.agent.replay or files != list(config.agent.tools):
-        return
-    tools = tuple(tool.schema for name in files for tool in file_tools(name))
-    problems = make_problems(replace(config.data, synthetic=agent.synthetic_data))
-    probe(replace(agent, tools=tools), ChatTokenizer.load(PACKAGED_TOKENIZER), problems["train"][0])
-
-
-def devices_of(topology: str) -> dict[str, str]:
-    """The environment in which JAX has the devices of --topology. Raises ValueError for one without plans."""
-    generation, _, shape = topology.partition(":")
-    if generation in CHIPS:
-        find_slice(topology)
-        return {}
-    if generation not in GPUS:
-        raise ValueError(f"--topology {topology}: plans are for {', '.join(CHIPS | GPUS)}")
-    if not re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
-        raise ValueError(f"--topology {topology}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
-    return {"JAX_NUM_CPU_DEVICES": str(math.prod(map(int, shape.split("x"))))}
 
 
 def plan_fastest(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> dict[str, Any]:
@@ -165,8 +133,7 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         peaks["rollout"] = memory.rollout
     reason = excess(peaks, limit, "at least ")
     if topology.chip in CHIPS.values() and not reason:
-        columns = ("peak", "total", "operations", "Mcycles")
-        print(f"\n{PROGRAM_ROW.format('GB per device', *columns)}")
+        print("\n" + PROGRAM_ROW.format("GB per device", "peak", "total", "operations", "Mcycles"))
         try:
             for program in itertools.chain(*sources):
                 print_program(program)
@@ -191,10 +158,10 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
     listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in peaks.items())
     print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
     # Several prefill programs differ in width: the last one is the widest.
-    work = {program.name.partition(",")[0]: program.work for program in programs}
-    phases = roofline.sampling_phases(config, flags.workload, topology, work) if flags.what != "update" else []
-    phases += roofline.training_phases(config, flags.workload, topology) if flags.what != "sample" else []
-    return result | {"roofline": print_estimate(config, flags.workload, topology, phases)}
+    work, workload = {program.name.partition(",")[0]: program.work for program in programs}, flags.workload
+    phases = roofline.sampling_phases(config, workload, topology, work) if flags.what != "update" else []
+    phases += roofline.training_phases(config, workload, topology) if flags.what != "sample" else []
+    return result | {"roofline": print_estimate(config, workload, topology, phases)}
 
 
 def excess(peaks: Mapping[str, float], limit: float, least: str = "") -> str:
@@ -240,8 +207,8 @@ def print_estimate(
         f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
         f"{PHASE_ROW.format('seconds at peak rates', *Phase._fields[1:], 'bound by')}"
     )
-    for name, *limits in phases:
-        print(PHASE_ROW.format(name, *(f"{seconds:.2f}" for seconds in limits), Phase(name, *limits).bound))
+    for phase in phases:
+        print(PHASE_ROW.format(phase.name, *(f"{seconds:.2f}" for seconds in phase[1:]), phase.bound))
     longest = max(phases, key=lambda phase: phase.seconds)
     print(
         f"total {sum(phase.seconds for phase in phases):.1f} s; longest: {longest.name}, bound by {longest.bound}\n"

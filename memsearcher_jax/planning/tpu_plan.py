@@ -26,7 +26,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.hlo import Work, count_work
-from memsearcher_jax.planning.roofline import GIB, GPUS, Topology, scoring_passes
+from memsearcher_jax.planning.roofline import CHIPS, GIB, GPUS, Topology, scoring_passes
 from memsearcher_jax.runtime.load_weights import teacher_model
 from memsearcher_jax.runtime.meshes import Meshes
 from memsearcher_jax.sampling import model_runner
@@ -70,15 +70,19 @@ class ResidentMemory:
 
 
 def find_topology(name: str) -> Topology:
-    """The topology with a name such as v5e:4x8. Raises ValueError if libtpu is missing or does not know it.
-
-    CPU devices stand for GPUs, h100:GPUS or h100:HOSTSxGPUS, for which nothing is compiled.
-    """
+    """The topology with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8: as many devices of the CPU, for which
+    nothing is compiled. Raises ValueError, in one line, for another name or if libtpu is missing."""
     generation, _, shape = name.partition(":")
-    lengths = [int(length) for length in shape.split("x")]
     if generation in GPUS:
-        devices = jax.devices("cpu")[: math.prod(lengths)]
+        if not re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
+            raise ValueError(f"--topology {name}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
+        lengths = [int(length) for length in shape.split("x")]
+        jax.config.update("jax_num_cpu_devices", math.prod(lengths))
+        devices = jax.devices("cpu")
         return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
+    if generation not in CHIPS:
+        raise ValueError(f"--topology {name}: plans are for {', '.join(CHIPS | GPUS)}")
+    lengths = [int(length) for length in shape.split("x")]
     try:
         devices = topologies.get_topology_desc(name, platform="tpu").devices
         # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.

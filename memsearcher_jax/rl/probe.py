@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.prompts import ASSISTANT
 from memsearcher_jax.agent.run import run_workflow
+from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.config import RunConfig, agent_of
+from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.python_files import located
 from memsearcher_jax.rl.rewards import own_rewards
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.toolbox import MCP
 from memsearcher_jax.types import (
     Call,
     Completion,
@@ -32,6 +38,22 @@ from memsearcher_jax.types import (
 
 SECONDS, REQUESTS = 20.0, 10_000  # after which a workflow does not end
 REPLY = "an attempt</think> <memory> nothing </memory> \\boxed{attempt}"
+
+
+def probe_files(config: RunConfig) -> None:
+    """Tries an agent or a reward in a file on a synthetic problem, unless a server or a run has its tools.
+
+    Raises ValueError with one line that names file and line of a mistake.
+    """
+    from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER  # that imports this module
+
+    agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
+    is_own = config.agent.workflow.endswith(".py") or config.reward.function
+    if not is_own or config.agent.replay or files != list(config.agent.tools):
+        return
+    tools = tuple(tool.schema for name in files for tool in file_tools(name))
+    problems = make_problems(replace(config.data, synthetic=agent.synthetic_data))
+    probe(replace(agent, tools=tools), ChatTokenizer.load(PACKAGED_TOKENIZER), problems["train"][0])
 
 
 def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
