@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
@@ -15,7 +14,7 @@ import pytest
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.base import QuestionAgent, Scoring
 from memsearcher_jax.config import RunConfig, check, with_settings
-from memsearcher_jax.data.problems import DataConfig, ProblemLoader
+from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.launch import tpu_train
@@ -32,7 +31,6 @@ from memsearcher_jax.runtime import load_weights, run_dir
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training import checkpoint
-from memsearcher_jax.types import ScoredTrajectory
 
 
 def small(steps: int, **rl) -> RunConfig:
@@ -186,44 +184,6 @@ def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
     shutil.rmtree(killed / "checkpoints" / "5")  # now it goes on from the initial weights
     run_for(config, killed, resume=True)
     assert_same_run(killed, out, run)
-
-
-@pytest.mark.slow
-def test_groups_without_spread_are_replaced(tmp_path, monkeypatch):
-    """A third of the problems have spread. What is trained, and what a resumed run does, follows from their order."""
-
-    def has_spread(problem):
-        return zlib.crc32(problem.id.encode()) % 3 == 0
-
-    def score(agent, trajectory):
-        reward = float(has_spread(trajectory.problem) and trajectory.rollout == 0)
-        return ScoredTrajectory(trajectory, reward, "", {"exact_match": reward})
-
-    monkeypatch.setattr(QuestionAgent, "_score", score)
-    out, config = tmp_path / "straight", small(3, refill=2)
-    run = run_for(config, out)
-    order = ProblemLoader(run.problems.train, config.seed).batch(0, 100)
-    position = 0
-    for path, step in zip(sorted((out / "trajectories").iterdir()), read_metrics(out / "metrics.jsonl"), strict=True):
-        sampled, missing, rounds = [], config.rl.prompts_per_step, 0
-        while missing and rounds <= 2:
-            sampled += order[position : position + missing]
-            position, rounds = position + missing, rounds + 1
-            missing = config.rl.prompts_per_step - sum(map(has_spread, sampled))
-        trajectories = list(read_trajectories(path))
-        assert [one.trajectory.problem.id for one in trajectories[:: config.rl.group_size]] == [p.id for p in sampled]
-        spread = sum(map(has_spread, sampled))
-        assert (step["refills"], step["replaced_groups"]) == (rounds - 1, len(sampled) - spread)
-        assert step["frac_mixed_groups"] == spread / len(sampled)
-        contexts = {context.ids for one in trajectories for context in one.trajectory.contexts}
-        assert len(contexts) > len(sampled), "the draws of a step differ"
-        trained = [one for one in trajectories if has_spread(one.trajectory.problem)]
-        tokens = sum(sum(context.sampled) for one in trained for context in one.trajectory.contexts)
-        assert step["trained_tokens"] * step["updates"] == pytest.approx(tokens)
-    assert position > 3 * config.rl.prompts_per_step
-    run_for(small(1, refill=2), tmp_path / "run")
-    run_for(config, tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "run", out, run)
 
 
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):

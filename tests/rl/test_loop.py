@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from memsearcher_jax.agent.config import AgentConfig
@@ -16,6 +17,7 @@ from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import loop, recorder
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.recorder import Recorder
@@ -287,3 +289,37 @@ def test_a_run_that_can_roll_back_begins_with_a_target(scripted):
     changed.checkpoints.saved = {0: None, 5: None}
     changed.train()
     assert changed.monitor.state.best_step == 5
+
+
+def test_groups_without_spread_are_replaced(scripted):
+    """A third of the problems have spread. What is sampled and trained follows from their order."""
+    run, keys = scripted(refill=2), []
+
+    def has_spread(problem):
+        return int(problem.id.removeprefix("q")) % 3 == 0
+
+    def roll_out(jobs, params, key, *rest):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return run.roll_out(jobs, params, key, *rest)
+
+    def reward(trajectories, key, notify):
+        rewards = [float(has_spread(one.problem) and one.rollout == 0) for one in trajectories]
+        return [ScoredTrajectory(*pair) for pair in zip(trajectories, rewards, strict=True)]
+
+    first, driver = run.collector, SimpleNamespace(engine=run.collector.driver.engine, trajectories=roll_out)
+    run.collector = DynamicSampling(first.run, driver, reward, first.loader, run.hosts)
+    run.train()
+    order, position = first.loader.batch(0, 6 * STEPS), 0
+    for step, row in enumerate(read_metrics(run.out / "metrics.jsonl")):
+        sampled, missing, rounds = [], 2, 0
+        while missing and rounds <= 2:
+            sampled += order[position : position + missing]
+            position, rounds = position + missing, rounds + 1
+            missing = 2 - sum(map(has_spread, sampled))
+        written = list(read_trajectories(step_path(run.out, step)))
+        assert [one.trajectory.problem.id for one in written[::2]] == [problem.id for problem in sampled]
+        spread = sum(map(has_spread, sampled))
+        assert (row["refills"], row["replaced_groups"]) == (rounds - 1, len(sampled) - spread)
+        assert row["frac_mixed_groups"] == spread / len(sampled) and run.state.trained[step] == 2 * spread
+    assert run.checkpoints.saved[STEPS][1]["position"] == position > 2 * STEPS
+    assert len(set(keys)) == len(keys) > STEPS, "every round has draws of its own"
