@@ -51,6 +51,7 @@ def shorten(text: str, limit: int) -> str:
 def make_table(*columns: str, left: Collection[str] = ()) -> Table:
     """A table without borders. The columns after the first one are right-aligned, except those in `left`."""
     table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+    table.columns[0].overflow = "fold"  # a name that is cut does not name its row
     for column in table.columns[1:]:
         column.justify = "left" if column.header in left else "right"
     return table
