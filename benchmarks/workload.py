@@ -123,7 +123,7 @@ class NoPassages:
 class NumberTokenizer:
     """The part of a tokenizer that a rollout calls, for texts of token ids."""
 
-    stop_ids = ()
+    stop_ids, clip = (), str  # `clip` is for tools, which no workflow here calls
 
     def prompt(self, prompt: Prompt) -> tuple[Ids, ...]:
         segments = (prompt["prefix"], prompt["question"], prompt["bridge"], prompt["memory"], prompt["suffix"])
