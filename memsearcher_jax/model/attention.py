@@ -255,15 +255,22 @@ def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
     return _write_block(x_BKHT, _read_block(x_BKHT, number, new_BKHC.shape[3], axis=3) + new_BKHC, number)
 
 
-def partial_attention(q_BKGTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array) -> OnlineSoftmax:
+def partial_attention(
+    q_BKGTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array, scale_BK2C: Array | None = None
+) -> OnlineSoftmax:
     """Attention over C keys; `mask_BTC` says which keys each query sees. Where it sees none, its part is ignored.
 
     Keys have the positions last: then a score is a sum over the rows of a matrix, which a CPU reads in memory order.
+    `scale_BK2C`: the scales of keys and of values in int8.
     """
-    score_BKGTC = _masked_scores(q_BKGTH, k_BKHC, mask_BTC)
+    key_scale = value_scale = 1.0
+    if scale_BK2C is not None:
+        key_scale, value_scale = (scale_BK2C[:, :, None, None, i] for i in range(2))
+        k_BKHC, v_BKCH = k_BKHC.astype(q_BKGTH.dtype), v_BKCH.astype(q_BKGTH.dtype)
+    score_BKGTC = _masked_scores(q_BKGTH, k_BKHC, mask_BTC, key_scale)
     max_BKGT = jnp.max(score_BKGTC, axis=-1)
     weight_BKGTC = jnp.exp(score_BKGTC - max_BKGT[..., None])
-    acc_BKGTH = einsum_f32("BKGTC,BKCH->BKGTH", weight_BKGTC.astype(v_BKCH.dtype), v_BKCH)
+    acc_BKGTH = einsum_f32("BKGTC,BKCH->BKGTH", (weight_BKGTC * value_scale).astype(v_BKCH.dtype), v_BKCH)
     return OnlineSoftmax(max_BKGT, jnp.sum(weight_BKGTC, axis=-1), acc_BKGTH)
 
 
@@ -321,10 +328,10 @@ def self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Arr
     return OnlineSoftmax(*(jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True)))
 
 
-def _masked_scores(q_BKGTH: Array, k_BKHC: Array, mask_BTC: Array) -> Array:
+def _masked_scores(q_BKGTH: Array, k_BKHC: Array, mask_BTC: Array, scale: Array | float = 1.0) -> Array:
     """Scaled q · k, float32; NEG_INF where masked."""
-    score_BKGTC = einsum_f32("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC)
-    return jnp.where(mask_BTC[:, None, None], score_BKGTC * q_BKGTH.shape[-1] ** -0.5, NEG_INF)
+    score_BKGTC = einsum_f32("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC) * (q_BKGTH.shape[-1] ** -0.5 * scale)
+    return jnp.where(mask_BTC[:, None, None], score_BKGTC, NEG_INF)
 
 
 def einsum_f32(subscripts: str, *operands: Array, **options: Any) -> Array:

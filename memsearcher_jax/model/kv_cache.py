@@ -7,6 +7,9 @@ several may belong to one context, and `page_table_AN` names the pages of each c
 
 On a mesh each data-parallel shard has an equal share of the pages and an equal share of the chunks, in order, and page
 numbers count from the shard's first page. Entries of the table past a context's end may hold any valid number.
+
+In int8 a third pool has the scales of each entry and head, [L, P, K, 2, E]: that of the key, then that of the value. A
+new token is rounded before anything attends to it, so it makes no difference whether it is in a page yet.
 """
 
 from __future__ import annotations
@@ -33,11 +36,12 @@ from memsearcher_jax.model.attention import (
 )
 from memsearcher_jax.model.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.quantization import quantize, rounded
 from memsearcher_jax.model.splash_attention import splash_softmax
 from memsearcher_jax.model.triton_attention import triton_softmax
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
-"""Logical axes of both pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
+"""Logical axes of all pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
 
 Rotation = tuple[Array, Array]
 """(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
@@ -54,6 +58,9 @@ SEGMENT_KERNELS = {"tpu": (splash_softmax, 128), "gpu": (triton_softmax, 16)}
 CHUNK_AXES, TABLE_AXES = ("batch",), ("batch", None)
 """Logical axes of what there is one of per chunk, and of a page table."""
 
+ENTRY_AXES = (4, 3, 4)
+"""Which dimension of the pools of keys, values and scales counts a page's entries."""
+
 MAX_ROWS_TOGETHER = 8
 """Chunks whose pages are read together, up to the length of the longest; chunks are sorted by length first."""
 
@@ -66,17 +73,20 @@ CPU_CACHE_BYTES = 1 << 17
 class Cache:
     """P pages of E entries."""
 
-    k_LPKHE: Array  # `as_bits` of compute_dtype, with rotary positions applied
+    k_LPKHE: Array  # `as_bits` of compute_dtype, or int8, with rotary positions applied
     v_LPKEH: Array  # the same; always finite: masked values are multiplied by 0
+    scale_LPK2E: Array | None = None  # float32: of int8
 
     @classmethod
-    def empty(cls, config: ModelConfig, pages: int, page_tokens: int) -> Cache:
+    def empty(cls, config: ModelConfig, pages: int, page_tokens: int, *, int8: bool = False) -> Cache:
         """Call it under jit to create it spread over a mesh."""
         shape_LPK, H, E = (config.layers, pages, config.kv_heads), config.head_size, page_tokens
-        return cls(
-            k_LPKHE=constrain(as_bits(jnp.zeros((*shape_LPK, H, E), config.compute_dtype)), CACHE_AXES),
-            v_LPKEH=constrain(as_bits(jnp.zeros((*shape_LPK, E, H), config.compute_dtype)), CACHE_AXES),
-        )
+
+        def pool(rows: int, columns: int, dtype: str) -> Array:
+            return constrain(as_bits(jnp.zeros((*shape_LPK, rows, columns), dtype)), CACHE_AXES)
+
+        dtype = "int8" if int8 else config.compute_dtype
+        return cls(pool(H, E, dtype), pool(E, H, dtype), pool(2, E, "float32") if int8 else None)
 
 
 @jax.tree_util.register_dataclass
@@ -111,50 +121,52 @@ class CacheView:
 
         The result has the keys and values of the new tokens, as they are to be appended: `as_bits`.
         """
-        return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, [partial(self.attend_cached, layer)])
+        sources = [partial(self.attend_cached, layer)]
+        return _rotate_and_attend(self.cache, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> Cache:
         """The cache with each chunk's real tokens (segment above 0, before any padding) written at its start."""
-        chunks = self.start_A.shape[0]
+        chunks, pools = self.start_A.shape[0], jax.tree.leaves(self.cache)
+        count, shapes, axes = len(pools), tuple(pool.shape for pool in pools), (CACHE_AXES,) * len(pools)
         added_A = jnp.sum(segment_BT.reshape(chunks, -1) > 0, axis=1, dtype=jnp.int32)
+        new = [k_LBKTH, v_LBKTH]
+        if self.cache.scale_LPK2E is not None:
+            new, scales = zip(*(quantize(from_bits(x), [4]) for x in new), strict=True)
+            new = [*new, jnp.stack(scales, axis=4)]
 
-        def write(k_LPKHE: Array, v_LPKEH: Array, k_LBKTH: Array, v_LBKTH: Array, *where: Array) -> tuple[Array, Array]:
-            chunked = [_chunks(x, 1, 3, where[0].shape[0]) for x in (k_LBKTH, v_LBKTH)]
+        def write(*arrays: Array) -> tuple[Array, ...]:
+            pools, new, where = arrays[:count], arrays[count : 2 * count], arrays[2 * count :]
+            chunked = tuple(_chunks(x, 1, 3, where[0].shape[0]) for x in new)
             kernels = KERNELS.get(platform())
             append = kernels.append_to_pages if kernels else append_to_pages
-            return append(k_LPKHE, v_LPKEH, *chunked, *where)
+            return append(pools, chunked, *where)
 
-        cache, pair = self.cache, (CACHE_AXES, CACHE_AXES)
-        shapes = (cache.k_LPKHE.shape, cache.v_LPKEH.shape)
-        write = shard_map_per_device(write, (*pair, *pair, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), pair, shapes)
+        write = shard_map_per_device(write, (*axes, *axes, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), axes, shapes)
         where = (self.page_table_AN, self.start_A, added_A)
-        k_LPKHE, v_LPKEH = write(cache.k_LPKHE, cache.v_LPKEH, k_LBKTH, v_LBKTH, *where)
-        return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
+        return Cache(*(constrain(pool, CACHE_AXES) for pool in write(*pools, *new, *where)))
 
     def attend_cached(self, layer: Array, q_BKGTH: Array) -> OnlineSoftmax:
         """Attention to the cached entries of one layer."""
         query_axes, scalar_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
 
-        def attend(
-            q_BKGTH: Array, k_LPKHE: Array, v_LPKEH: Array, layer: Array, table_AN: Array, *per_chunk: Array
-        ) -> OnlineSoftmax:
-            length_A, order_A, rank_A, shared_A = per_chunk
+        def attend(q_BKGTH: Array, layer: Array, table_AN: Array, *arrays: Array) -> OnlineSoftmax:
+            (length_A, order_A, rank_A, shared_A), pools = arrays[:4], arrays[4:]
             q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
             if kernels := KERNELS.get(platform()):
-                softmax = kernels.paged_attention(q_AKGWH, k_LPKHE, v_LPKEH, layer, table_AN, length_A)
+                softmax = kernels.paged_attention(q_AKGWH, pools, layer, table_AN, length_A)
                 return OnlineSoftmax(*(_rows(x_AKGW, len(q_BKGTH)) for x_AKGW in softmax))
             where = (layer, table_AN[order_A], length_A[order_A], shared_A[0])
-            softmax = paged_attention(q_AKGWH[order_A], k_LPKHE, v_LPKEH, *where)
+            softmax = paged_attention(q_AKGWH[order_A], pools, *where)
             return OnlineSoftmax(*(_rows(x_AKGW[rank_A], len(q_BKGTH)) for x_AKGW in softmax))
 
+        pools, chunks = jax.tree.leaves(self.cache), (self.length_A, self.order_A, self.rank_A, self.shared_A)
         attention = shard_map_per_device(
             attend,
-            (query_axes, CACHE_AXES, CACHE_AXES, (), TABLE_AXES, CHUNK_AXES, CHUNK_AXES, CHUNK_AXES, CHUNK_AXES),
+            (query_axes, (), TABLE_AXES, *[CHUNK_AXES] * len(chunks), *[CACHE_AXES] * len(pools)),
             OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
             OnlineSoftmax._make((q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape)),
         )
-        cache, chunks = self.cache, (self.length_A, self.order_A, self.rank_A, self.shared_A)
-        return attention(q_BKGTH, cache.k_LPKHE, cache.v_LPKEH, layer, self.page_table_AN, *chunks)
+        return attention(q_BKGTH, layer, self.page_table_AN, *chunks, *pools)
 
 
 @jax.tree_util.register_dataclass
@@ -171,10 +183,10 @@ class DecodeBuffer:
     used: Array  # int32
 
     @classmethod
-    def empty(cls, cache: Cache, rows: int, entries: int) -> DecodeBuffer:
+    def empty(cls, config: ModelConfig, rows: int, entries: int) -> DecodeBuffer:
         """Room for `entries` entries of each of `rows` contexts."""
-        L, _, K, _, H = cache.v_LPKEH.shape
-        zeros_LBKJH = constrain(jnp.zeros((L, rows, K, entries, H), cache.v_LPKEH.dtype), CACHE_AXES)
+        shape_LBKJH = (config.layers, rows, config.kv_heads, entries, config.head_size)
+        zeros_LBKJH = constrain(as_bits(jnp.zeros(shape_LBKJH, config.compute_dtype)), CACHE_AXES)
         return cls(zeros_LBKJH, zeros_LBKJH, jnp.int32(0))
 
 
@@ -200,20 +212,22 @@ class DecodeCache:
             partial(self.view.attend_cached, layer),
             lambda q_BKGTH: partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J),
         ]
-        return _rotate_and_attend(rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
+        return _rotate_and_attend(self.view.cache, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
 
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
         def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
-            q_BKGTH = group_heads(q_BNTH, others[0])
-            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, *others)
+            new, where, pools = others[:4], others[4:8], others[8:]
+            q_BKGTH = group_heads(q_BNTH, new[0])
+            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, new, pools, *where)
             return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
-        axes = (angles, angles, heads, kv, kv, *[CACHE_AXES] * 4, (), (), TABLE_AXES, CHUNK_AXES)
+        view, buffer, pools = self.view, self.buffer, jax.tree.leaves(self.view.cache)
+        new_axes, where_axes = (kv, kv, CACHE_AXES, CACHE_AXES), ((), (), TABLE_AXES, CHUNK_AXES)
+        axes = (angles, angles, heads, *new_axes, *where_axes, *[CACHE_AXES] * len(pools))
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
-        view, buffer, cache = self.view, self.buffer, self.view.cache
-        arrays = (cache.k_LPKHE, cache.v_LPKEH, buffer.k_LBKJH, buffer.v_LBKJH)
-        return attention(*rotation, *qkv, *arrays, layer, buffer.used, view.page_table_AN, view.length_A)
+        where = (layer, buffer.used, view.page_table_AN, view.length_A)
+        return attention(*rotation, *qkv, buffer.k_LBKJH, buffer.v_LBKJH, *where, *pools)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
         """The buffer with T more entries."""
@@ -227,6 +241,7 @@ class DecodeCache:
 
 
 def _rotate_and_attend(
+    cache: Cache,
     rotation: Rotation,
     q_BNTH: Array,
     k_BKTH: Array,
@@ -236,6 +251,8 @@ def _rotate_and_attend(
 ) -> tuple[Array, Array, Array]:
     q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
     k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
+    if cache.scale_LPK2E is not None:
+        k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
     return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), as_bits(k_BKTH), as_bits(v_BKTH)
 
 
@@ -278,8 +295,7 @@ def copy_pages(cache: Cache, source_A: Array, target_A: Array) -> Cache:
         return jax.lax.fori_loop(0, source_A.shape[0], copy_page, x_LP)
 
     copy = shard_map_per_device(copy, (CACHE_AXES, CHUNK_AXES, CHUNK_AXES), CACHE_AXES)
-    k_LPKHE, v_LPKEH = (copy(x_LP, source_A, target_A) for x_LP in (cache.k_LPKHE, cache.v_LPKEH))
-    return Cache(constrain(k_LPKHE, CACHE_AXES), constrain(v_LPKEH, CACHE_AXES))
+    return jax.tree.map(lambda x_LP: constrain(copy(x_LP, source_A, target_A), CACHE_AXES), cache)
 
 
 # The functions below run on the arrays of one device.
@@ -295,8 +311,7 @@ def common_pages(page_tokens: int, length_A: Array, page_table_AN: Array) -> Arr
 
 def paged_attention(
     q_AKGWH: Array,
-    k_LPKHE: Array,
-    v_LPKEH: Array,
+    pools: Sequence[Array],
     layer: Array,
     page_table_AN: Array,
     length_A: Array,
@@ -304,32 +319,32 @@ def paged_attention(
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts in one layer.
 
-    The first `shared_pages` pages are those of all chunks: they are read once, as the keys of one row of A * W queries.
-    The others are read for several chunks together, up to the end of the longest; so chunks sorted by length are
-    fastest.
+    `pools`: k_LPKHE and v_LPKEH, in int8 also scale_LPK2E. The first `shared_pages` pages are those of all chunks: they
+    are read once, as the keys of one row of A * W queries. The others are read for several chunks together, up to the
+    end of the longest; so chunks sorted by length are fastest.
     """
     A, K, G, W, H = q_AKGWH.shape
-    E = v_LPKEH.shape[3]
-    max_together = min(CPU_CACHE_BYTES // (K * H * E * k_LPKHE.dtype.itemsize), MAX_ROWS_TOGETHER)
+    E = pools[1].shape[3]
+    max_together = min(CPU_CACHE_BYTES // (K * H * E * pools[0].dtype.itemsize), MAX_ROWS_TOGETHER)
     together = max((rows for rows in range(1, max_together + 1) if A % rows == 0), default=1)
 
     def page(x_LP: Array, number: Array) -> Array:
         return from_bits(jax.lax.dynamic_slice(x_LP, (layer, number, 0, 0, 0), (1, 1, *x_LP.shape[2:]))[0])
 
     def attend_shared(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
-        k_1KHE, v_1KEH = (page(x_LP, page_table_AN[0, number]) for x_LP in (k_LPKHE, v_LPKEH))
+        k_1KHE, v_1KEH, *scale = (page(x_LP, page_table_AN[0, number]) for x_LP in pools)
         mask_XE = number * E + jnp.arange(E) < jnp.repeat(length_A, W)[:, None]
-        return combine([so_far, partial_attention(q_1KGXH, k_1KHE, v_1KEH, mask_XE[None])])
+        return combine([so_far, partial_attention(q_1KGXH, k_1KHE, v_1KEH, mask_XE[None], *scale)])
 
     def attend_together(chunks: tuple[Array, Array, Array]) -> OnlineSoftmax:
         q_AKGWH, page_table_AN, length_A = chunks
 
         def attend_page(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
-            k_AKHE, v_AKEH = (
-                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AN]) for x_LP in (k_LPKHE, v_LPKEH)
+            k_AKHE, v_AKEH, *scale = (
+                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AN]) for x_LP in pools
             )
             mask_AE = number * E + jnp.arange(E) < length_A[:, None]
-            return combine([so_far, partial_attention(q_AKGWH, k_AKHE, v_AKEH, mask_AE[:, None])])
+            return combine([so_far, partial_attention(q_AKGWH, k_AKHE, v_AKEH, mask_AE[:, None], *scale)])
 
         return jax.lax.fori_loop(shared_pages, -(-jnp.max(length_A) // E), attend_page, empty(q_AKGWH))
 
@@ -342,30 +357,25 @@ def paged_attention(
 
 
 def append_to_pages(
-    k_LPKHE: Array,
-    v_LPKEH: Array,
-    k_LAKWH: Array,
-    v_LAKWH: Array,
-    page_table_AN: Array,
-    start_A: Array,
-    added_A: Array,
-) -> tuple[Array, Array]:
-    """Both pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
+    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AN: Array, start_A: Array, added_A: Array
+) -> tuple[Array, ...]:
+    """The pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
 
-    Tokens past the last page are dropped. The writes are slice updates in a loop, which the compiler does in place: for
-    a scatter it would convert the layout of the whole cache and back. In each page that a chunk reaches, one window of
-    fixed width is rewritten: each entry takes its new token or keeps its value. A window that would pass the page's end
-    starts earlier, since XLA shifts such slices.
+    `new`: keys and values [L, A, K, W, H], and scales [L, A, K, W, 2]. Tokens past the last page are dropped. The
+    writes are slice updates in a loop, which the compiler does in place: for a scatter it would convert the layout of
+    the whole cache and back. In each page that a chunk reaches, one window of fixed width is rewritten: each entry
+    takes its new token or keeps its value. A window that would pass the page's end starts earlier, since XLA shifts
+    such slices.
     """
-    L, A, _, W, _ = k_LAKWH.shape
-    N, E = page_table_AN.shape[1], v_LPKEH.shape[3]
+    L, A, _, W, _ = new[0].shape
+    N, E = page_table_AN.shape[1], pools[1].shape[3]
     window = min(W, E)
 
-    def write_chunk(chunk: Array, pools: tuple[Array, Array]) -> tuple[Array, Array]:
+    def write_chunk(chunk: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
         start, added = start_A[chunk], added_A[chunk]
-        k_LKWH, v_LKWH = (jax.lax.dynamic_index_in_dim(x, chunk, 1, keepdims=False) for x in (k_LAKWH, v_LAKWH))
+        new_LKW = [jax.lax.dynamic_index_in_dim(x, chunk, 1, keepdims=False) for x in new]
 
-        def write_page(reached: Array, pools: tuple[Array, Array]) -> tuple[Array, Array]:
+        def write_page(reached: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
             number = start // E + reached
             page = page_table_AN[chunk, number]
             first = jnp.clip(start - number * E, 0, E - window)
@@ -383,12 +393,12 @@ def append_to_pages(
                     new_L1, is_new = jnp.swapaxes(new_L1KEH, 3, 4), is_new_E1[:, 0]
                 return jax.lax.dynamic_update_slice(x_LP, jnp.where(is_new, new_L1, old_L1), corner)
 
-            return write(pools[0], k_LKWH, 4), write(pools[1], v_LKWH, 3)
+            return tuple(map(write, pools, new_LKW, ENTRY_AXES))
 
         reach = jnp.where(added > 0, (start + added - 1) // E - start // E + 1, 0)
         return jax.lax.fori_loop(0, jnp.minimum(reach, N - start // E), write_page, pools)
 
-    return jax.lax.fori_loop(0, A, write_chunk, (k_LPKHE, v_LPKEH))
+    return jax.lax.fori_loop(0, A, write_chunk, pools)
 
 
 def _chunks(x: Array, row_axis: int, token_axis: int, chunks: int) -> Array:

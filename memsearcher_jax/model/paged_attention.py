@@ -2,6 +2,9 @@
 
 A page table names the pages of each context, in order. The pools hold all layers and stay in HBM; a kernel copies the
 pages that it needs to VMEM, the next ones while it computes. Pages past a context's length are never read.
+
+Pools are k_LPKHE and v_LPKEH, and in int8 also scale_LPK2E. Scores are multiplied by the scales of keys, and their
+weights by those of values, so that no page is converted to another scale.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from memsearcher_jax.model.attention import NEG_INF, OnlineSoftmax, einsum_f32
+from memsearcher_jax.model.quantization import rounded
 
 GROUP_HEADS = 8
 """Chunks are computed in groups with up to this many (chunk, kv head) pairs, so that one waits less for another."""
@@ -49,8 +53,7 @@ class NewTokens(NamedTuple):
 
 def paged_attention(
     q_AKGWH: Array,
-    k_LPKHE: Array,
-    v_LPKEH: Array,
+    pools: Sequence[Array],
     layer: Array,
     page_table_AN: Array,
     length_A: Array,
@@ -63,7 +66,7 @@ def paged_attention(
     `attention.combine` ignores it.
     """
     where = (layer, page_table_AN, length_A, jnp.int32(0))
-    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, k_LPKHE, v_LPKEH, where, None, interpret)
+    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, pools, where, None, interpret)
     shape = q_AKGWH.shape
     return OnlineSoftmax(max_AKM1.reshape(shape[:4]), sum_AKM1.reshape(shape[:4]), acc_AKMH.reshape(shape))
 
@@ -71,12 +74,8 @@ def paged_attention(
 def decode_attention(
     rotation: tuple[Array, Array],
     q_AKG1H: Array,
-    k_AK1H: Array,
-    v_AK1H: Array,
-    k_LPKHE: Array,
-    v_LPKEH: Array,
-    k_LAKJH: Array,
-    v_LAKJH: Array,
+    new: Sequence[Array],
+    pools: Sequence[Array],
     layer: Array,
     used: Array,
     page_table_AN: Array,
@@ -86,28 +85,27 @@ def decode_attention(
 ) -> tuple[Array, Array, Array]:
     """(out_AKG1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
 
-    Of the decode buffer the first `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first,
-    and values masked; the keys and values returned are those of the own token, as `kv_cache.mask_nonfinite_values` and
-    `attention.apply_rope` make them.
+    `new`: k_AK1H and v_AK1H of the own token, k_LAKJH and v_LAKJH of the decode buffer. Of the decode buffer the first
+    `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first, and values masked; the keys and
+    values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `attention.apply_rope` and, in
+    int8, `quantization.rounded` make them.
     """
-    new = NewTokens(*rotation, k_AK1H, v_AK1H, k_LAKJH, v_LAKJH)
     where = (layer, page_table_AN, length_A, used)
-    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, k_LPKHE, v_LPKEH, where, new, interpret)
+    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, pools, where, NewTokens(*rotation, *new), interpret)
     return out_AKMH.reshape(q_AKG1H.shape), k_AK1H, v_AK1H
 
 
 def _attention(
     q_AKGWH: Array,
-    k_LPKHE: Array,
-    v_LPKEH: Array,
+    pools: Sequence[Array],
     where: tuple[Array, Array, Array, Array],
     new: NewTokens | None,
     interpret: bool,
 ) -> list[Array]:
     layer, page_table_AN, length_A, used = where
     A, K, G, W, H = q_AKGWH.shape
-    N, E, M = page_table_AN.shape[1], k_LPKHE.shape[4], G * W
-    v_LPK = _as_stored(v_LPKEH, H)
+    N, E, M = page_table_AN.shape[1], pools[0].shape[4], G * W
+    pools = [pools[0], _as_stored(pools[1], H), *pools[2:]]
     limit = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // M))
     R = next(rows for rows in range(limit, 0, -1) if A % rows == 0)
     block_pages = max(1, min(BLOCK_ENTRIES // E, N))
@@ -131,11 +129,10 @@ def _attention(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(A // R,),
-            in_specs=[rows(K, M, H), HBM, HBM, new_specs],
+            in_specs=[rows(K, M, H), [HBM for _ in pools], new_specs],
             out_specs=([rows(K, *shape) for shape in results],),
             scratch_shapes=[
-                pltpu.VMEM((2, R, block_pages, *k_LPKHE.shape[2:]), k_LPKHE.dtype),
-                pltpu.VMEM((2, R, block_pages, *v_LPK.shape[2:]), v_LPK.dtype),
+                [pltpu.VMEM((2, R, block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
                 *[pltpu.VMEM((R, K, M, size), jnp.float32) for size in (1, 1, H)],
                 pltpu.VMEM((R, K, M, H), q_AKGWH.dtype),
                 pltpu.SMEM((1,), jnp.int32),
@@ -145,7 +142,7 @@ def _attention(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
         interpret=interpret,
         name="paged_attention" if new is None else "decode_attention",
-    )(*scalars, q_AKGWH.reshape(A, K, M, H), k_LPKHE, v_LPK, new)
+    )(*scalars, q_AKGWH.reshape(A, K, M, H), pools, new)
     return out
 
 
@@ -154,12 +151,10 @@ def _attention_kernel(
     page_table: Any,  # the rows of page_table_AN, one after the other
     length_A: Any,
     q_RKMH: Any,
-    k_LPKHE: Any,
-    v_LPK: Any,  # [E, H] or [H, E], see `_as_stored`
+    pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
     new: NewTokens | None,
     results: Sequence[Any],
-    k_buffers: Any,  # of two blocks of pages: one is copied while the other is read
-    v_buffers: Any,
+    buffers: Sequence[Any],  # for each pool, of two blocks of pages: one is copied while the other is read
     max_RKM1: Any,
     sum_RKM1: Any,
     acc_RKMH: Any,
@@ -171,7 +166,7 @@ def _attention_kernel(
     block_pages: int,
 ):
     R, _, _, H = q_RKMH.shape
-    E = k_LPKHE.shape[4]
+    E, is_int8 = pools[0].shape[4], len(pools) == 3
     group, groups = pl.program_id(0), pl.num_programs(0)
 
     def blocks_of(group: Any) -> Any:
@@ -194,8 +189,8 @@ def _attention_kernel(
             @pl.when(number * E < length_A[chunk])
             def _():
                 source = at_2[0], page_table[chunk * N + number]
-                for pool, buffers in ((k_LPKHE, k_buffers), (v_LPK, v_buffers)):
-                    act(pltpu.make_async_copy(pool.at[source], buffers.at[buffer, r, page], copied_2.at[buffer]))
+                for pool, copied in zip(pools, buffers, strict=True):
+                    act(pltpu.make_async_copy(pool.at[source], copied.at[buffer, r, page], copied_2.at[buffer]))
 
         def of_chunk(r: Any, _: None) -> None:
             for page in range(block_pages):
@@ -206,7 +201,14 @@ def _attention_kernel(
     def start(group: Any, block: Any, buffer: Any) -> None:
         copies(group, block, buffer, lambda copy: copy.start())
 
-    def attend(r: int, score_KMC: Array, mask_C: Array, values: Sequence[Array], v_axes: str = "KCH") -> None:
+    def attend(
+        r: int,
+        score_KMC: Array,
+        mask_C: Array,
+        values: Sequence[Array],
+        v_axes: str = "KCH",
+        value_scales: Sequence[Array] = (),
+    ) -> None:
         """Adds keys, whose values are in blocks of equal size, to the softmax."""
         score_KMC = jnp.where(mask_C, score_KMC * H**-0.5, NEG_INF)
         old_KM1 = max_RKM1[r]
@@ -214,8 +216,10 @@ def _attention_kernel(
         weight_KMC, scale_KM1 = jnp.exp(score_KMC - max_KM1), jnp.exp(old_KM1 - max_KM1)
         acc_KMH, size = scale_KM1 * acc_RKMH[r], score_KMC.shape[2] // len(values)
         for i, value in enumerate(values):
-            part_KMC = weight_KMC[..., i * size : (i + 1) * size].astype(value.dtype)
-            acc_KMH += einsum_f32(f"KMC,{v_axes}->KMH", part_KMC, value)
+            part_KMC = weight_KMC[..., i * size : (i + 1) * size]
+            if value_scales:
+                part_KMC = part_KMC * value_scales[i]
+            acc_KMH += einsum_f32(f"KMC,{v_axes}->KMH", part_KMC.astype(value.dtype), value)
         max_RKM1[r] = max_KM1
         sum_RKM1[r] = scale_KM1 * sum_RKM1[r] + jnp.sum(weight_KMC, axis=-1, keepdims=True)
         acc_RKMH[r] = acc_KMH
@@ -223,8 +227,8 @@ def _attention_kernel(
     @pl.when(group == 0)
     def _():
         buffer_1[0] = 0
-        # Entries that were never copied are masked, but multiplied by 0.
-        v_buffers[...] = jnp.zeros_like(v_buffers)
+        # Entries that were never copied are masked, but multiplied by 0: their values, or the scales of these.
+        buffers[-1][...] = jnp.zeros_like(buffers[-1])
         first = first_with_pages(0)
         pl.when(first < groups)(lambda: start(first, 0, 0))
 
@@ -243,6 +247,8 @@ def _attention_kernel(
             is_finite_K11 = jnp.min(is_finite_K1H.astype(jnp.float32), axis=-1, keepdims=True) > 0
             key_K1H = jnp.where(is_finite_K11, _rotate(new.k_RK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_RK1H.dtype)
             value_K1H = jnp.where(is_finite_K11, value_K1H.astype(jnp.float32), 0.0).astype(value_K1H.dtype)
+            if is_int8:
+                key_K1H, value_K1H = rounded(key_K1H), rounded(value_K1H)
             k_RK1H[r], v_RK1H[r] = key_K1H, value_K1H
             rotated_RKMH[r] = _rotate(q_RKMH[r], cos_1H, sin_1H).astype(rotated_RKMH.dtype)
             attend(r, einsum_f32("KMH,KWH->KMW", rotated_RKMH[r], key_K1H), jnp.full((1, 1), True), [value_K1H])
@@ -260,9 +266,16 @@ def _attention_kernel(
         copies(group, block, buffer, lambda copy: copy.wait())
         entry_1C = block * block_pages * E + jax.lax.broadcasted_iota(jnp.int32, (1, block_pages * E), 1)
         for r in range(R):
-            scores_KME = [einsum_f32("KMH,KHE->KME", q_RKMH[r], k_buffers[buffer, r, i]) for i in range(block_pages)]
-            values, v_axes = [v_buffers[buffer, r, i] for i in range(block_pages)], "KCH" if H >= LANES else "KHC"
-            attend(r, jnp.concatenate(scores_KME, axis=-1), entry_1C < length_A[group * R + r], values, v_axes)
+            keys, values, *scales = ([copied[buffer, r, i] for i in range(block_pages)] for copied in buffers)
+            if is_int8:
+                keys, values = ([x.astype(q_RKMH.dtype) for x in pages] for pages in (keys, values))
+            scores_KME = [einsum_f32("KMH,KHE->KME", q_RKMH[r], k_KHE) for k_KHE in keys]
+            value_scales = []
+            for scales_K2E in scales:
+                scores_KME = [x_KME * scale_K2E[:, :1] for x_KME, scale_K2E in zip(scores_KME, scales_K2E, strict=True)]
+                value_scales = [scale_K2E[:, 1:] for scale_K2E in scales_K2E]
+            is_cached_1C, v_axes = entry_1C < length_A[group * R + r], "KCH" if H >= LANES else "KHC"
+            attend(r, jnp.concatenate(scores_KME, axis=-1), is_cached_1C, values, v_axes, value_scales)
         buffer_1[0] = 1 - buffer
 
     jax.lax.fori_loop(0, blocks, attend_to_block, None)
@@ -280,72 +293,68 @@ def _rotate(x_KMH: Array, cos_MH: Array, sin_MH: Array) -> Array:
 
 
 def append_to_pages(
-    k_LPKHE: Array,
-    v_LPKEH: Array,
-    k_LAKWH: Array,
-    v_LAKWH: Array,
+    pools: tuple[Array, ...],
+    new: tuple[Array, ...],
     page_table_AN: Array,
     start_A: Array,
     added_A: Array,
     *,
     interpret: bool = False,
-) -> tuple[Array, Array]:
+) -> tuple[Array, ...]:
     """The pools, updated in place: the first `added_A` tokens of each chunk become entries start, start + 1, ...
 
-    Tokens past the last page are dropped. Chunks are appended one after the other, so that several may share a page.
-    Values must be finite, and so must the keys of a token, unless all are NaN.
+    `new`: keys and values [L, A, K, W, H], and scales [L, A, K, W, 2]. Tokens past the last page are dropped. Chunks
+    are appended one after the other, so that several may share a page. Values must be finite, and so must the keys of a
+    token, unless all are NaN.
     """
-    L, A, K, W, H = k_LAKWH.shape
-    pools = k_LPKHE, _as_stored(v_LPKEH, H)
-    chunk = pl.BlockSpec((L, None, K, W, H), lambda chunk, *_: (0, chunk, 0, 0, 0))
+    A, H = new[0].shape[1], new[0].shape[4]
+    # With 2 as the last dimension the compiler would pad each pair of scales to a whole row of lanes.
+    new = (*new[:2], *(jnp.swapaxes(x_LAKW2, 3, 4) for x_LAKW2 in new[2:]))
+    stored = [pools[0], _as_stored(pools[1], H), *pools[2:]]
+    chunks = [pl.BlockSpec((x.shape[0], None, *x.shape[2:]), lambda chunk, *_: (0, chunk, 0, 0, 0)) for x in new]
     scalars = (page_table_AN.reshape(-1), start_A, added_A)
-    k_LPKHE, v_LPK = pl.pallas_call(
+    k_LPKHE, v_LPK, *scales = pl.pallas_call(
         partial(_append_kernel, N=page_table_AN.shape[1]),
-        out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
+        out_shape=[[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in stored]],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(A,),
-            in_specs=[chunk, chunk, HBM, HBM],
-            out_specs=[HBM, HBM],
+            in_specs=[chunks, [HBM for _ in stored]],
+            out_specs=[[HBM for _ in stored]],
             scratch_shapes=[
-                *[pltpu.VMEM((L, *pool.shape[2:]), pool.dtype) for pool in pools],
-                pltpu.SemaphoreType.DMA((2,)),
+                [pltpu.VMEM((pool.shape[0], *pool.shape[2:]), pool.dtype) for pool in stored],
+                pltpu.SemaphoreType.DMA((len(stored),)),
             ],
         ),
-        input_output_aliases={len(scalars) + 2: 0, len(scalars) + 3: 1},
+        input_output_aliases={len(scalars) + len(new) + i: i for i in range(len(stored))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
         interpret=interpret,
         name="append_to_pages",
-    )(*scalars, k_LAKWH, v_LAKWH, *pools)
-    return k_LPKHE, _as_stored(v_LPK, H)
+    )(*scalars, list(new), stored)[0]
+    return k_LPKHE, _as_stored(v_LPK, H), *scales
 
 
 def _append_kernel(
     page_table: Any,  # the rows of page_table_AN, one after the other
     start_A: Any,
     added_A: Any,
-    k_LKWH: Any,
-    v_LKWH: Any,
-    _k: Any,
-    _v: Any,
-    k_LPKHE: Any,
-    v_LPK: Any,  # [E, H] or [H, E], see `_as_stored`
-    k_LKHE: Any,
-    v_LK: Any,
-    copied_2: Any,
+    new: Sequence[Any],
+    _: Sequence[Any],
+    pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
+    pages: Sequence[Any],
+    copied: Any,
     *,
     N: int,
 ):
-    L, _, W, H = k_LKWH.shape
-    E = k_LKHE.shape[3]
+    (L, _, W, H), E = new[0].shape, pages[0].shape[3]
     chunk = pl.program_id(0)
     start, added = start_A[chunk], added_A[chunk]
     first = start // E
 
     def write_page(reached: Any, _: None) -> None:
         page, offset = page_table[chunk * N + first + reached], start - (first + reached) * E
-        pages = ((k_LPKHE.at[:, page], k_LKHE), (v_LPK.at[:, page], v_LK))
-        _copy_all([pltpu.make_async_copy(pool, x, copied_2.at[i]) for i, (pool, x) in enumerate(pages)])
+        places = [(pool.at[:, page], x, copied.at[i]) for i, (pool, x) in enumerate(zip(pools, pages, strict=True))]
+        _copy_all([pltpu.make_async_copy(*place) for place in places])
 
         def place(entry_axis: int, token_axis: int) -> Array:
             """Which token goes to which entry: a 0-1 matrix, whose products are exact."""
@@ -364,16 +373,27 @@ def _append_kernel(
             placed_KHE = _place("KWH,WE->KHE", jnp.where(jnp.isnan(new_KWH), 0, new_KWH), place(1, 0))
             return jnp.where(is_new((1, E), 1), jnp.where(nan_K1E > 0, jnp.nan, placed_KHE), old_KHE)
 
+        def scales(new_K2W: Array, old_K2E: Array) -> Array:
+            """As `last`; a NaN is that of a key alone."""
+            is_nan_K2W = jnp.isnan(new_K2W)
+            placed_K2E = _place("KXW,WE->KXE", jnp.where(is_nan_K2W, 0, new_K2W), place(1, 0))
+            nan_K2E = _place("KXW,WE->KXE", is_nan_K2W.astype(jnp.float32), place(1, 0))
+            return jnp.where(is_new((1, E), 1), jnp.where(nan_K2E > 0, jnp.nan, placed_K2E), old_K2E)
+
         def write_layer(layer: Any, _: None) -> None:
-            k_LKHE[layer] = last(k_LKWH[layer], k_LKHE[layer]).astype(k_LKHE.dtype)
+            (k_KWH, v_KWH), (k_LKHE, v_LK) = (_as_float(x[layer]) for x in new[:2]), pages[:2]
+            old_KHE, old_K = _as_float(k_LKHE[layer]), _as_float(v_LK[layer])
+            k_LKHE[layer] = last(k_KWH, old_KHE).astype(k_LKHE.dtype)
             if H < LANES:
-                v_LK[layer] = last(v_LKWH[layer], v_LK[layer]).astype(v_LK.dtype)
+                v_LK[layer] = last(v_KWH, old_K).astype(v_LK.dtype)
             else:
-                placed_KEH = _place("KWH,EW->KEH", v_LKWH[layer], place(0, 1))
-                v_LK[layer] = jnp.where(is_new((E, 1), 0), placed_KEH, v_LK[layer]).astype(v_LK.dtype)
+                placed_KEH = _place("KWH,EW->KEH", v_KWH, place(0, 1))
+                v_LK[layer] = jnp.where(is_new((E, 1), 0), placed_KEH, old_K).astype(v_LK.dtype)
+            for new_LK2W, scale_LK2E in zip(new[2:], pages[2:], strict=True):
+                scale_LK2E[layer] = scales(new_LK2W[layer], scale_LK2E[layer])
 
         jax.lax.fori_loop(0, L, write_layer, None)
-        _copy_all([pltpu.make_async_copy(x, pool, copied_2.at[i]) for i, (pool, x) in enumerate(pages)])
+        _copy_all([pltpu.make_async_copy(x, pool, copied) for pool, x, copied in places])
 
     reach = jnp.where(added > 0, (start + added - 1) // E - first + 1, 0)
     jax.lax.fori_loop(0, jnp.minimum(reach, N - first), write_page, None)
@@ -382,6 +402,11 @@ def _append_kernel(
 def _place(subscripts: str, new_KWH: Array, place: Array) -> Array:
     precision = jax.lax.Precision.HIGHEST if new_KWH.dtype == jnp.float32 else None
     return einsum_f32(subscripts, new_KWH, place.astype(new_KWH.dtype), precision=precision)
+
+
+def _as_float(x: Array) -> Array:
+    """int8 as bfloat16, in which its products with 0 and 1 are exact."""
+    return x.astype(jnp.bfloat16) if x.dtype == jnp.int8 else x
 
 
 def _copy_all(copies: Sequence[Any]) -> None:

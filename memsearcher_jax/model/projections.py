@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -42,17 +41,6 @@ def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
     # The output is heads and head size, or features; or "embed" alone, into the residual stream.
     split = 1 if axes[0] == "embed" else len(axes) - 1
     return ("rank", *axes[split:]), (*axes[:split], "rank")
-
-
-def quantize(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
-    """(int8 values, float32 scale, without `axes`): x is about values * scale, the largest number along `axes` 127.
-
-    Rounded to the nearest. Where all numbers are 0, so is the scale; where one is NaN, the scale is NaN.
-    """
-    wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / 127
-    values = jnp.round(wide / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
-    return values, jnp.squeeze(scale, axes)
 
 
 def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst | Int8Weight) -> Array:

@@ -35,7 +35,8 @@ from memsearcher_jax.model.axes import (
 )
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
-from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, Int8Weight, adapter_axes, project, quantize
+from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, Int8Weight, adapter_axes, project
+from memsearcher_jax.model.quantization import quantize
 from memsearcher_jax.model.splash_attention import splash_attention
 from memsearcher_jax.model.triton_attention import triton_attention
 

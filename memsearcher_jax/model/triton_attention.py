@@ -9,7 +9,7 @@ softmax that attention to the decode buffer is combined with. Blocks are those o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -199,12 +199,14 @@ def _needed_keys(own_Q: Array, prefix: Array, end: Array, C: int) -> tuple[Array
     return count, lambda index: jnp.where(index < of_prefix, index, index - of_prefix + first_own) * C
 
 
-def _add(softmax: tuple[Array, Array, Array], score_QC: Array, v_CH: Array) -> tuple[Array, Array, Array]:
+def _add(
+    softmax: tuple[Array, Array, Array], score_QC: Array, v_CH: Array, value_scale: Array | float = 1.0
+) -> tuple[Array, Array, Array]:
     """(max_Q, sum_Q, acc_QH) with more keys; scores and maximum are in units of log 2."""
     old_Q, sum_Q, acc_QH = softmax
     max_Q = jnp.maximum(old_Q, jnp.max(score_QC, axis=1))
     weight_QC, scale_Q = jnp.exp2(score_QC - max_Q[:, None]), jnp.exp2(old_Q - max_Q)
-    acc_QH = scale_Q[:, None] * acc_QH + triton.dot(weight_QC.astype(v_CH.dtype), v_CH)
+    acc_QH = scale_Q[:, None] * acc_QH + triton.dot((weight_QC * value_scale).astype(v_CH.dtype), v_CH)
     return max_Q, scale_Q * sum_Q + jnp.sum(weight_QC, axis=1), acc_QH
 
 
@@ -279,8 +281,7 @@ def _key_gradient_kernel(
 
 def paged_attention(
     q_AKGWH: Array,
-    k_LPKHE: Array,
-    v_LPKEH: Array,
+    pools: Sequence[Array],
     layer: Array,
     page_table_AN: Array,
     length_A: Array,
@@ -289,11 +290,12 @@ def paged_attention(
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts, in one layer.
 
-    Each program reads a share of a context's pages, each entry once, in place. Values must be finite everywhere. The
-    softmax of a chunk with length 0 has the maximum NEG_INF, so that `combine` ignores it.
+    `pools`: k_LPKHE and v_LPKEH, in int8 also scale_LPK2E. Each program reads a share of a context's pages, each entry
+    once, in place. Values must be finite everywhere. The softmax of a chunk with length 0 has the maximum NEG_INF, so
+    that `combine` ignores it.
     """
     A, K, G, W, H = q_AKGWH.shape
-    N, E, M = page_table_AN.shape[1], v_LPKEH.shape[3], G * W
+    N, E, M = page_table_AN.shape[1], pools[1].shape[3], G * W
     C = _block(E, FORWARD_BLOCK, H)
     Q = min(max(pl.next_power_of_2(M), MIN_BLOCK), FORWARD_BLOCK)
     blocks = pl.cdiv(M, Q)
@@ -309,8 +311,7 @@ def paged_attention(
         (S, blocks, K, A),
         [
             pl.BlockSpec((None, None, Q, H), lambda s, block, k, a: (a, k, block, 0)),
-            pl.BlockSpec(),
-            pl.BlockSpec(),
+            [pl.BlockSpec() for _ in pools],
             pl.BlockSpec((1,), lambda *_: (0,)),
             pl.BlockSpec((None, N), lambda s, block, k, a: (a, 0)),
             pl.BlockSpec((1,), lambda s, block, k, a: (a,)),
@@ -318,14 +319,15 @@ def paged_attention(
         [results(), results(), results(H)],
         [(shape, jnp.float32), (shape, jnp.float32), ((*shape, H), jnp.float32)],
         interpret,
-    )(q_AKMH, k_LPKHE, v_LPKEH, layer[None], page_table_AN, length_A)
+    )(q_AKMH, list(pools), layer[None], page_table_AN, length_A)
     shares = (
         OnlineSoftmax(*(x[share, :, :, :M].reshape(A, K, G, W, *x.shape[4:]) for x in softmax)) for share in range(S)
     )
     return combine(list(shares))
 
 
-def _paged_kernel(q_QH, k_LPKHE, v_LPKEH, layer_1, page_N, length_1, max_Q, sum_Q, acc_QH, *, C: int):
+def _paged_kernel(q_QH, pools, layer_1, page_N, length_1, max_Q, sum_Q, acc_QH, *, C: int):
+    (k_LPKHE, v_LPKEH, *scale_LPK2E), dtype = pools, q_QH.dtype
     (Q, H), E, kv_head = q_QH.shape, v_LPKEH.shape[3], pl.program_id(2)
     queries_QH, layer, length = q_QH[...], layer_1[0], length_1[0]
     blocks = pl.cdiv(length, C)
@@ -335,9 +337,14 @@ def _paged_kernel(q_QH, k_LPKHE, v_LPKEH, layer_1, page_N, length_1, max_Q, sum_
     def add_keys(index: Array, softmax: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         start = index * C
         page, entries = page_N[start // E], pl.ds(start % E, C)
-        score_QC = triton.dot(queries_QH, k_LPKHE[layer, page, kv_head, :, entries]) * (H**-0.5 * LOG2_E)
+        k_HC, v_CH = k_LPKHE[layer, page, kv_head, :, entries], v_LPKEH[layer, page, kv_head, entries, :]
+        score_QC = triton.dot(queries_QH, k_HC.astype(dtype)) * (H**-0.5 * LOG2_E)
+        value_scale_1C = 1.0
+        for scale in scale_LPK2E:
+            key_scale_C, value_scale_C = (scale[layer, page, kv_head, i, entries] for i in range(2))
+            score_QC, value_scale_1C = score_QC * key_scale_C[None], value_scale_C[None]
         is_cached_1C = (start + jnp.arange(C) < length)[None]
-        return _add(softmax, jnp.where(is_cached_1C, score_QC, NEG_INF), v_LPKEH[layer, page, kv_head, entries, :])
+        return _add(softmax, jnp.where(is_cached_1C, score_QC, NEG_INF), v_CH.astype(dtype), value_scale_1C)
 
     softmax = jax.lax.fori_loop(first, jnp.minimum(first + share, blocks), add_keys, _no_keys(Q, H))
     # NEG_INF stays what it is: in other units it would not be the maximum that `combine` ignores.
@@ -346,25 +353,22 @@ def _paged_kernel(q_QH, k_LPKHE, v_LPKEH, layer_1, page_N, length_1, max_Q, sum_
 
 
 def append_to_pages(
-    k_LPKHE: Array,
-    v_LPKEH: Array,
-    k_LAKWH: Array,
-    v_LAKWH: Array,
-    page_table_AN: Array,
-    start_A: Array,
-    added_A: Array,
-) -> tuple[Array, Array]:
-    """Both pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
+    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AN: Array, start_A: Array, added_A: Array
+) -> tuple[Array, ...]:
+    """The pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
 
     Tokens past the last page are dropped. One scatter: a GPU does it in place, where a loop would wait for the host.
     """
-    N, P, E = page_table_AN.shape[1], k_LPKHE.shape[1], v_LPKEH.shape[3]
-    token_W = jnp.arange(k_LAKWH.shape[3])
+    N, P, E = page_table_AN.shape[1], pools[1].shape[1], pools[1].shape[3]
+    token_W = jnp.arange(new[0].shape[3])
     entry_AW = start_A[:, None] + token_W
     page_AW = jnp.take_along_axis(page_table_AN, jnp.minimum(entry_AW // E, N - 1), axis=1)
     page_AW = jnp.where((token_W < added_A[:, None]) & (entry_AW < N * E), page_AW, P)  # out of range: dropped
     where = (slice(None), page_AW, slice(None))
-    new_AWLKH = (jnp.transpose(x_LAKWH, (1, 3, 0, 2, 4)) for x_LAKWH in (k_LAKWH, v_LAKWH))
-    k_AWLKH, v_AWLKH = new_AWLKH
-    k_LPKHE = k_LPKHE.at[(*where, slice(None), entry_AW % E)].set(k_AWLKH, mode="drop")
-    return k_LPKHE, v_LPKEH.at[(*where, entry_AW % E)].set(v_AWLKH, mode="drop")
+
+    def write(pool: Array, x_LAKWH: Array, *between: slice) -> Array:
+        x_AWLKH = jnp.transpose(x_LAKWH, (1, 3, 0, 2, 4))
+        return pool.at[(*where, *between, entry_AW % E)].set(x_AWLKH, mode="drop")
+
+    keys, values, *scales = zip(pools, new, strict=True)
+    return write(*keys, slice(None)), write(*values), *(write(*pair, slice(None)) for pair in scales)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.tool_functions import Tool
@@ -140,7 +139,7 @@ def _check_kv_cache(config: RunConfig, replicas: int) -> None:
     model, sampling, devices = config.model, config.sampling, jax.local_devices()
     tokens = sampling.pages_per_replica(replicas) * sampling.page_tokens
     heads = model.kv_heads // sampling.tensor
-    cache_bytes = 2 * model.layers * tokens * heads * model.head_size * jnp.dtype(model.compute_dtype).itemsize
+    cache_bytes = model.layers * tokens * heads * sampling.kv_bytes(model.head_size, model.compute_itemsize)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
     if devices[0].platform == "cpu":  # which share the host's memory
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)

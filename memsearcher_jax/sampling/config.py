@@ -41,6 +41,9 @@ class SamplingConfig:
     of it as they grow. Where it is full, the youngest context gives its pages back and is computed again later."""
     page_tokens: Count = 128
     """Tokens of a page of the KV cache; a multiple of 128 on TPUs."""
+    kv: Literal["compute_dtype", "int8"] = "compute_dtype"
+    """The type of the KV cache; int8: rounded, with a factor for each token and head. Contexts then take half the
+    memory, and a decoded token reads half of it."""
     decode_steps_per_call: Count = 32
     """Maximum tokens that one device call decodes for a slot before the host handles finished generations."""
     decode_batch_sizes: tuple[Count, ...] = ()
@@ -67,11 +70,15 @@ class SamplingConfig:
     @property
     def is_quantized(self) -> bool:
         """Whether the sampler's log-probabilities differ from the trainer's by more than rounding."""
-        return self.weights == "int8"
+        return "int8" in (self.weights, self.kv)
 
     def weights_dtype(self, compute_dtype: str) -> str:
         """`dtype` of `qwen.publish`."""
         return compute_dtype if self.weights == "compute_dtype" else self.weights
+
+    def kv_bytes(self, head_size: int, compute_itemsize: int) -> int:
+        """Bytes of the key and the value of a token in one kv head."""
+        return 2 * (head_size + 4 if self.kv == "int8" else head_size * compute_itemsize)
 
     @property
     def context_pages(self) -> int:

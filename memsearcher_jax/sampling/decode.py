@@ -110,7 +110,7 @@ def decode(
         call.token_A,
         call.remaining_A,
         jnp.zeros_like(call.length_A),
-        DecodeBuffer.empty(cache, *shape_AJ),
+        DecodeBuffer.empty(model, *shape_AJ),
         jnp.zeros(shape_AJ, jnp.int32),
         jnp.zeros(shape_AJ, jnp.float32),
         jnp.ones(shape_AJ[0], bool),

@@ -121,7 +121,8 @@ def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Wr
     """A program without arguments that creates the cache."""
     replicas = replica_count(mesh)
     pages = settings.pages_per_replica(replicas) * replicas
-    return jax.jit(partial(Cache.empty, model, pages, settings.page_tokens), out_shardings=_cache_sharding(mesh))
+    empty = partial(Cache.empty, model, pages, settings.page_tokens, int8=settings.kv == "int8")
+    return jax.jit(empty, out_shardings=_cache_sharding(mesh))
 
 
 def _cache_sharding(mesh: Mesh) -> NamedSharding:

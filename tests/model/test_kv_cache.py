@@ -27,10 +27,10 @@ class Rows:
     length_B: np.ndarray
 
     @classmethod
-    def empty(cls, config, rows, capacity, page_tokens):
+    def empty(cls, config, rows, capacity, page_tokens, int8=False):
         pages = -(-capacity // page_tokens)
         table_BN = np.random.default_rng(0).permutation(rows * pages).reshape(rows, pages).astype(np.int32)
-        return cls(Cache.empty(config, rows * pages, page_tokens), table_BN, np.zeros(rows, np.int32))
+        return cls(Cache.empty(config, rows * pages, page_tokens, int8=int8), table_BN, np.zeros(rows, np.int32))
 
     def entries(self, row, count=None):
         """The first keys and values of a row, as [L, K, H, C] and [L, K, C, H]."""
@@ -111,6 +111,32 @@ def test_chunked_prefill_equals_the_full_forward(base, make_params, make_rows, f
             expected_TV = expected_BTV[row, done_B[row] : done_B[row] + real]
             np.testing.assert_allclose(logits_BTV[row, :real], expected_TV, atol=1e-5)
     assert rows.length_B.tolist() == [12, 12, 12]
+
+
+def test_in_int8_a_token_is_the_same_in_its_own_pass_and_in_a_page(base, make_params, make_rows, feed, forward):
+    """However a text is cut into calls, its logits are equal, and near those without rounding."""
+    params, (ids_BT, *rest) = make_params(base), make_rows(base, 2, 12)
+    exact_BTV, _ = forward(params, base, ids_BT, *rest)
+    results = []
+    for width in (12, 4, 1):
+        rows = Rows.empty(base, 2, 12, 5, int8=True)
+        logits = [feed(params, base, rows, ids_BT[:, t : t + width]) for t in range(0, 12, width)]
+        results.append(np.concatenate(logits, axis=1))
+        np.testing.assert_allclose(results[-1], results[0], atol=1e-5)
+    difference = np.abs(results[0] - exact_BTV)
+    assert 1e-4 < difference.max() < 0.02 * np.abs(exact_BTV).max()
+
+
+def test_in_int8_values_that_are_not_finite_reach_only_those_who_see_them(base, make_params, make_rows, feed):
+    params, (ids_BT, *_) = make_params(base), make_rows(base, 2, 6)
+    rows = Rows.empty(base, 2, 10, 5, int8=True)
+    bad = params | {"layers": params["layers"] | {"wv": params["layers"]["wv"].at[:].set(jnp.inf)}}
+    feed(bad, base, rows, ids_BT[:, :3], [3, 0])
+    assert (
+        jnp.isnan(rows.cache.scale_LPK2E[:, :, :, 0]).any() and jnp.isfinite(rows.cache.scale_LPK2E[:, :, :, 1]).all()
+    )
+    logits_BTV = feed(params, base, rows, ids_BT[:, 3:5])
+    assert np.isnan(logits_BTV[0]).all() and np.isfinite(logits_BTV[1]).all()
 
 
 def test_entries_past_the_length_are_never_read(base, make_params, make_rows, feed):
@@ -243,11 +269,12 @@ def test_common_pages_are_those_that_every_chunk_reads_or_lacks(tables, lengths,
     assert common_pages(4, np.array(lengths), np.array(tables)).tolist() == [common, common]
 
 
-def test_copied_pages_are_equal_and_the_others_unchanged(base):
-    rng, empty = np.random.default_rng(0), Cache.empty(base, 5, 4)
-    cache = Cache(*(jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in (empty.k_LPKHE, empty.v_LPKEH)))
+@pytest.mark.parametrize("int8", [False, True])
+def test_copied_pages_are_equal_and_the_others_unchanged(int8, base):
+    rng, empty = np.random.default_rng(0), Cache.empty(base, 5, 4, int8=int8)
+    cache = jax.tree.map(lambda x: jnp.asarray(100 * rng.standard_normal(x.shape), x.dtype), empty)
     copied = jax.jit(copy_pages)(cache, np.array([1, 3, 0]), np.array([3, 4, 0]))
-    for before, after in ((cache.k_LPKHE, copied.k_LPKHE), (cache.v_LPKEH, copied.v_LPKEH)):
+    for before, after in zip(jax.tree.leaves(cache), jax.tree.leaves(copied), strict=True):
         np.testing.assert_array_equal(after, np.asarray(before)[:, [0, 1, 2, 1, 1]])
 
 
@@ -277,7 +304,7 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
     table_AN[:, :shared] = table_AN[0, :shared]
     length_A = np.array([40, 0, 48, 1, 17, 16], np.int32)
     attend = jax.jit(lambda *arguments: attention.normalize(kv_cache.paged_attention(*arguments)))
-    out_AKGWH = np.asarray(attend(q_AKGWH, k_LPKHE, v_LPKEH, np.int32(1), table_AN, length_A, np.int32(shared)))
+    out_AKGWH = np.asarray(attend(q_AKGWH, (k_LPKHE, v_LPKEH), np.int32(1), table_AN, length_A, np.int32(shared)))
     for chunk, length in enumerate(length_A):
         if length:
             k_KHC = np.concatenate(list(k_LPKHE[1, table_AN[chunk]]), axis=-1)[..., :length]
@@ -288,6 +315,7 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
             np.testing.assert_allclose(out_AKGWH[chunk], expected_KGWH, atol=1e-5)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
     ("platform", "interpreted"),
     [
@@ -296,16 +324,16 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
     ],
 )
 def test_the_kernels_fill_and_read_the_cache_as_xla_does(
-    platform, interpreted, base, make_params, make_rows, monkeypatch
+    platform, interpreted, int8, base, make_params, make_rows, monkeypatch
 ):
     """Two prefill chunks of each context, then two tokens that only the decode buffer holds."""
     base = replace(base, head_size=16)
-    params, rows = make_params(base), Rows.empty(base, 3, 64, 16)
+    params, rows = make_params(base), Rows.empty(base, 3, 64, 16, int8)
     ids_BT, _, _ = make_rows(base, 3, 40)
     table_BN = jnp.asarray(rows.table_BN)
 
     def run(cache: Cache, params: dict):
-        outputs, buffer = [], DecodeBuffer.empty(cache, 3, 4)
+        outputs, buffer = [], DecodeBuffer.empty(base, 3, 4)
         length_B, real_B = jnp.zeros(3, jnp.int32), jnp.array([19, 5, 0])
         for first in (0, 19):
             position_BT = length_B[:, None] + jnp.arange(19)

@@ -12,6 +12,7 @@ from memsearcher_jax.model import paged_attention as kernels
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.attention import apply_rope, combine, normalize, partial_attention, rope_rotation
 from memsearcher_jax.model.config import MeshConfig
+from memsearcher_jax.model.quantization import quantize, rounded
 
 LAYERS, LAYER, PAGE, PAGES_PER_CHUNK = 2, 1, 8, 5
 LENGTHS = {
@@ -63,14 +64,24 @@ def pools(random, chunks, K, H):
     return random(LAYERS, pages, K, H, PAGE), random(LAYERS, pages, K, PAGE, H)
 
 
+def in_int8(keys, values):
+    """(pools in int8, with their scales; what they stand for), of pools or of new tokens."""
+    axis = 3 if keys.shape[3:] != values.shape[3:] else 4
+    (k, key_scale), (v, value_scale) = quantize(keys, [axis]), quantize(values, [4])
+    exact = np.float32(k) * np.expand_dims(key_scale, axis), np.float32(v) * value_scale[..., None]
+    return (k, v, jnp.stack([key_scale, value_scale], axis=axis)), exact
+
+
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attention):
+def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, attention):
     (K, G, H), A, W = heads, len(lengths), 3
     q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), np.array(lengths)
+    stored, pool = in_int8(*pool) if int8 else (pool, pool)
     expected = attention_to_pages(q_AKGWH, *pool, table_AN, length_A)
     table_AN = with_unread_pages_unknown(table_AN, length_A)
-    softmax = attention(q_AKGWH, *pool, jnp.int32(LAYER), table_AN, length_A)
+    softmax = attention(q_AKGWH, stored, jnp.int32(LAYER), table_AN, length_A)
     some = length_A > 0
     for field, atol in (("max_BKGT", 1e-5), ("sum_BKGT", 0), ("acc_BKGTH", 1e-5)):
         actual, plain = (np.asarray(getattr(x, field))[some] for x in (softmax, expected))
@@ -85,8 +96,9 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, random, attenti
     np.testing.assert_allclose(with_others(softmax, *keys), with_others(expected, *keys), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, random):
+def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, random):
     (K, G, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
     A, length_A = len(lengths), np.array(lengths)
     q_AKG1H, pool, table_AN = random(A, K, G, 1, H), pools(random, A, K, H), page_table(A)
@@ -94,7 +106,10 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, random):
     own[1][2, :, 0, 0] = np.inf
     rotation = rope_rotation(length_A[:, None], H, 10_000.0)
     buffer[0][:, :, :, used:] = np.nan  # a key that is NaN says nothing to those who do not see it
+    stored, pool = in_int8(*pool) if int8 else (pool, pool)
     k_AK1H, v_AK1H = np.array(apply_rope(own[0], rotation)), own[1].copy()
+    if int8:
+        k_AK1H, v_AK1H = np.array(rounded(k_AK1H)), np.array(rounded(v_AK1H))
     k_AK1H[2], v_AK1H[2] = np.nan, 0
 
     @jax.jit
@@ -110,35 +125,40 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, random):
 
     where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AN, length_A), length_A)
     kernel = jax.jit(partial(kernels.decode_attention, interpret=True))
-    out_AKG1H, *new = kernel(rotation, q_AKG1H, *own, *pool, *buffer, *where)
+    out_AKG1H, *new = kernel(rotation, q_AKG1H, (*own, *buffer), stored, *where)
     out_AKG1H = np.asarray(out_AKG1H)
     np.testing.assert_allclose(out_AKG1H, plain(q_AKG1H), rtol=1e-4, atol=1e-5)
     assert np.isnan(out_AKG1H[2]).all() and np.isnan(out_AKG1H).sum() == K * G * H
     np.testing.assert_allclose(new[0], k_AK1H, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(new[1], v_AK1H)
+    np.testing.assert_allclose(new[1], v_AK1H, rtol=1e-6 * int8)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("K", "H"), [(2, 16), (2, 64), (1, 128)])
 @pytest.mark.parametrize(
     ("W", "starts", "added"), [(6, (0, 6, 13, 5), (6, 5, 6, 0)), (20, (0, 20, 3, 17), (20, 3, 19, 20))]
 )
-def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, added, random):
+def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, added, int8, random):
     """The chunks 0 and 1 follow each other in one context; a token whose keys are NaN changes that token only."""
     A = len(starts)
     pool, new = pools(random, A, K, H), [random(LAYERS, A, K, W, H), random(LAYERS, A, K, W, H)]
     new[0][:, 0, :, 1] = np.nan
     table_AN = page_table(A)
     table_AN[2, :2], table_AN[1] = (10, 11), table_AN[0]
-    k_LPKHE, v_LPKEH = map(np.copy, pool)
+    if int8:
+        pool, new = in_int8(*pool)[0], in_int8(*new)[0]
+    k_LPKHE, v_LPKEH, *scales = map(np.array, pool)
     for chunk in range(A):
         for token in range(added[chunk]):
             page, entry = divmod(starts[chunk] + token, PAGE)
             k_LPKHE[:, table_AN[chunk, page], :, :, entry] = new[0][:, chunk, :, token]
             v_LPKEH[:, table_AN[chunk, page], :, entry] = new[1][:, chunk, :, token]
+            for scale_LPK2E in scales:
+                scale_LPK2E[:, table_AN[chunk, page], :, :, entry] = new[2][:, chunk, :, token]
     append = jax.jit(partial(kernels.append_to_pages, interpret=True))
-    result = append(*pool, *new, table_AN, np.array(starts), np.array(added))
-    np.testing.assert_array_equal(result[0], k_LPKHE)
-    np.testing.assert_array_equal(result[1], v_LPKEH)
+    result = append(pool, new, table_AN, np.array(starts), np.array(added))
+    for appended, expected in zip(result, (k_LPKHE, v_LPKEH, *scales), strict=True):
+        np.testing.assert_array_equal(appended, expected)
 
 
 SHAPES = {  # kv heads, queries of each, head size, layers: of one device
@@ -154,11 +174,16 @@ SHAPES = {  # kv heads, queries of each, head size, layers: of one device
 
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
-    ("shape", "topology"),
-    [*((shape, "v5e:2x2") for shape in SHAPES)]
-    + [(shape, topology) for shape in ("7B", "0.5B") for topology in ("v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")],
+    ("shape", "topology", "dtype"),
+    [*((shape, "v5e:2x2", dtype) for shape in SHAPES for dtype in ("bfloat16", "int8"))]
+    + [
+        (shape, topology, dtype)
+        for shape in ("7B", "0.5B")
+        for topology in ("v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")
+        for dtype in ("bfloat16", "int8")
+    ],
 )
-def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, monkeypatch):
+def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dtype, monkeypatch):
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -169,28 +194,32 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, mon
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named_sharding(mesh, ()))
 
-    def step(k_LPKHE, v_LPKEH, rotation, chunk_q, q_AKGWH, own, buffer, table, layer, start_A):
+    def step(pools, rotation, chunk_q, q_AKGWH, own, buffer, new, table, layer, start_A):
         """A prefill chunk, a token, and the end of a call."""
-        prefill = kernels.paged_attention(chunk_q, k_LPKHE, v_LPKEH, layer, table[:16], start_A[:16])
-        pools = k_LPKHE, v_LPKEH
-        decode = kernels.decode_attention(rotation, q_AKGWH, *own, *pools, *buffer, layer, layer, table, start_A)
-        return kernels.append_to_pages(*pools, *buffer, table, start_A, start_A), prefill, decode
+        prefill = kernels.paged_attention(chunk_q, pools, layer, table[:16], start_A[:16])
+        decode = kernels.decode_attention(rotation, q_AKGWH, (*own, *buffer), pools, layer, layer, table, start_A)
+        return kernels.append_to_pages(pools, new, table, start_A, start_A), prefill, decode
 
-    A, int32 = 64, jnp.int32
+    A, int32, stored = 64, jnp.int32, jnp.dtype(dtype)
+    pools = [array(L, P, K, H, E, dtype=stored), array(L, P, K, E, H, dtype=stored)]
+    buffer = (array(L, A, K, J, H),) * 2
+    new = buffer
+    if dtype == "int8":
+        pools.append(array(L, P, K, 2, E, dtype=jnp.float32))
+        new = *[array(L, A, K, J, H, dtype=stored)] * 2, array(L, A, K, J, 2, dtype=jnp.float32)
     arguments = [
         *(
-            array(L, P, K, H, E),
-            array(L, P, K, E, H),
+            pools,
             (array(A, 1, H // 2, dtype=jnp.float32),) * 2,
             array(16, K, G, 64, H),
             array(A, K, G, 1, H),
         ),
-        *((array(A, K, 1, H),) * 2, (array(L, A, K, J, H),) * 2),
+        *((array(A, K, 1, H),) * 2, buffer, new),
         *(array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)),
     ]
     with jax.set_mesh(mesh):
         specs = jax.sharding.PartitionSpec()
         local = jax.shard_map(step, in_specs=specs, out_specs=specs, check_vma=False)
-        memory = jax.jit(local, donate_argnums=(0, 1)).lower(*arguments).compile().memory_analysis()
-    assert memory.alias_size_in_bytes == 2 * L * P * K * H * E * 2
+        memory = jax.jit(local, donate_argnums=0).lower(*arguments).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert memory.temp_size_in_bytes < 50e6

@@ -12,6 +12,7 @@ import pytest
 from memsearcher_jax.model import projections, qwen, weights
 from memsearcher_jax.model.config import REMAT, ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView
+from memsearcher_jax.model.quantization import quantize
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
 QWEN3 = partial(ModelConfig, 151_936, family="qwen3")
@@ -220,7 +221,7 @@ def test_a_product_in_int8_is_that_of_the_rounded_weight():
     rng = np.random.default_rng(0)
     x_BTD, weight_NHD = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 64), (4, 8, 64)))
     weight_NHD[0, 0] = 0  # has no scale
-    values_NHD, scale_NH = projections.quantize(weight_NHD, [2])
+    values_NHD, scale_NH = quantize(weight_NHD, [2])
     stored = (
         projections.Int8Weight(values_NHD, scale_NH),
         projections.Int8Weight(projections.InputFirst(values_NHD.transpose(2, 0, 1)), scale_NH),

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import sharding
+from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.sampling.config import SamplingParams
 from tests.support import NANO
@@ -126,6 +126,19 @@ def test_in_float32_draws_do_not_depend_on_slots_order_or_batch(params, engine, 
             assert theirs[number].ids == ours[number].ids
             assert theirs[number].sampled == ours[number].sampled
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
+
+
+def test_in_int8_draws_do_not_depend_on_slots_order_or_batch(params, nano):
+    """Weights and cache rounded; the log-probabilities that are recorded are near those of the exact weights."""
+    published, numbers = qwen.publish(params, NANO, "cpu", "int8"), list(range(5))
+    settings = replace(nano.SETTINGS, weights="int8", kv="int8")
+    ours = nano.run_conversations(nano.make_engine(replace(settings, slots=1)), published, numbers)
+    other = replace(settings, slots=3, decode_steps_per_call=2, prefill_chunk=4, prefill_buckets=(16,))
+    theirs = nano.run_conversations(nano.make_engine(other), published, numbers[::-1])
+    for number in numbers:
+        assert theirs[number].ids == ours[number].ids
+        np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
+        nano.assert_recorded_logprobs(params, ours[number], atol=0.5)
 
 
 def test_in_bfloat16_a_repeated_schedule_draws_the_same_and_any_schedule_the_policys_tokens(params, nano):
