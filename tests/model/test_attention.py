@@ -93,8 +93,7 @@ def dense_gradients(row):
     return gradients(dense_attention, row, tuple(x.astype(jnp.float32) for x in row.qkv), row.mask_BTT)
 
 
-@pytest.mark.parametrize("shared", [0, 0.4, 1])
-@pytest.mark.parametrize("T", [1, 50, 128, 384, 1_100, 1_280])
+@pytest.mark.parametrize(("T", "shared"), [(1, 0), (50, 0.4), (128, 1), (384, 0), (1_100, 0.4), (1_280, 0), (1_280, 1)])
 def test_packed_attention_has_the_gradient_of_dense_attention(T, shared):
     row = make_row(T, shared=shared)
     (out, dqkv), (expected_out, expected_dqkv) = (
@@ -234,5 +233,3 @@ def test_weights_do_not_depend_on_the_attention_setting():
     xla = ModelConfig(64, 16, 32, 2, 4, 2, 8, attention="xla")
     splash = replace(xla, attention="splash")
     assert qwen.param_specs(splash) == qwen.param_specs(xla)
-    key = jax.random.key(0)
-    jax.tree.map(np.testing.assert_array_equal, qwen.init(key, splash), qwen.init(key, xla))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.model import qwen, weights
-from memsearcher_jax.model.attention import Visible, apply_rope, rope_rotation
+from memsearcher_jax.model.attention import apply_rope, rope_rotation
 from memsearcher_jax.model.config import ModelConfig
 
 pytestmark = pytest.mark.parity
@@ -56,13 +56,6 @@ def hidden(rows, tokens, size):
     return np.random.RandomState(1).standard_normal((rows, tokens, size)).astype(np.float32)
 
 
-def test_norm():
-    x_BTD, weight_D = 3 * hidden(2, 5, 32), hidden(1, 1, 32)[0, 0]
-    norm = theirs.Qwen2RMSNorm(32, eps=1e-5)
-    norm.weight.data = tensor(weight_D)
-    close(qwen.rms_norm(jnp.asarray(x_BTD), jnp.asarray(weight_D), 1e-5), norm(tensor(x_BTD)))
-
-
 def test_rotary_positions(variant, hf_model):
     _, config = variant
     q_BNTH = hidden(2, config.heads * 6, config.head_size).reshape(2, config.heads, 6, config.head_size)
@@ -71,30 +64,6 @@ def test_rotary_positions(variant, hf_model):
     expected, _ = theirs.apply_rotary_pos_emb(tensor(q_BNTH), tensor(q_BNTH), cos, sin)
     rotation = rope_rotation(position_BT, config.head_size, config.rope_theta, config.rope_scaling)
     close(apply_rope(jnp.asarray(q_BNTH), rotation), expected)
-
-
-@pytest.mark.parametrize("part", ["attention", "block"])
-def test_attention_with_biases_or_norms_and_block(part, variant, hf_model, make_folder):
-    _, config = variant
-    x_BTD, position_BT = hidden(2, 7, config.embed_size), np.tile(np.arange(7), (2, 1))
-    layer, rotary = (model := hf_model(config).model).layers[1], model.rotary_emb
-    mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
-    arguments = {"attention_mask": mask, "position_embeddings": rotary(tensor(x_BTD), tensor(position_BT))}
-    if part == "block":
-        expected = layer(tensor(x_BTD), **arguments)
-    else:
-        expected = tensor(x_BTD) + layer.self_attn(layer.input_layernorm(tensor(x_BTD)), **arguments)[0]
-
-    _, params = weights.load(make_folder(config))
-    ours = jax.tree.map(lambda x: x[1], params["layers"])
-    if part == "attention":  # zero down projections leave only the attention half of the block
-        ours["down"] = jnp.zeros_like(ours["down"])
-    rotation = rope_rotation(position_BT, config.head_size, config.rope_theta, config.rope_scaling)
-    segment_BT = jnp.ones_like(position_BT)
-    visible = Visible.of(jnp.asarray(position_BT), segment_BT)
-    inputs = jnp.asarray(x_BTD), rotation, segment_BT, visible, None, None
-    actual, _ = qwen.Block(config).apply({"params": ours}, *inputs)
-    close(actual, expected)
 
 
 def test_logits(variant, hf_model, make_folder, make_rows, forward):

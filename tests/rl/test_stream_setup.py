@@ -138,7 +138,6 @@ def test_unreadable_or_unjudgeable_problems_are_errors():
         ),
         ({"rl": {"credit": "last_context"}}, "rl.advantage_scope position gives every context an advantage of its own"),
         ({"answerer": {"backend": "none"}}, "only a judge is optional"),
-        ({"memalpha": {"core_tokens": 96}}, "memalpha.core_tokens 96 is not below agent.memory_tokens 96"),
         (
             {"memalpha": {"chunk_tokens": 88}},
             r"a context may need 257 tokens \(templates at least 1, agent.memory_tokens",

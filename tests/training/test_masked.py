@@ -15,13 +15,6 @@ def test_statistics_of_an_empty_mask_are_zero():
         assert statistic(x, nothing) == 0
 
 
-def test_statistics_are_those_of_the_selected_entries():
-    rng = np.random.default_rng(0)
-    x, mask = rng.random(50).astype(np.float32), rng.random(50) < 0.5
-    np.testing.assert_allclose(masked.mean(x, mask), x[mask].mean(), rtol=1e-6)
-    np.testing.assert_allclose(masked.maximum(x, mask), x[mask].max())
-
-
 @pytest.fixture
 def sequences():
     """Values and masks of sequences of different lengths; the second has no trained token."""

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha import tools as tools
-from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Memory, Status, Store
-from memsearcher_jax.agent.memalpha.search import search
+from memsearcher_jax.agent.memalpha.memory import CallError, ErrorKind, Memory, Status, Store
 from memsearcher_jax.agent.memalpha.tools import Call
 
 FUNCTION, ARGS = "✿FUNCTION✿", "✿ARGS✿"
@@ -52,62 +51,6 @@ def test_arguments_are_repaired(text, value):
 @pytest.mark.parametrize("text", ["", "  ", "none of it", "[" * 100_000, '{"a": ' * 50_000, "1" * 5_000])
 def test_arguments_that_cannot_be_repaired_are_an_error(text):
     assert tools.parse_arguments(text).kind is ErrorKind.UNREADABLE
-
-
-KIND = {"missing": ErrorKind.MISSING, "unexpected": ErrorKind.UNEXPECTED, "invalid": ErrorKind.INVALID}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        (
-            "new_memory_insert",
-            {"memory_type": "semantic_memory", "content": 5},
-            lambda memory, counter: memory.insert(Store.SEMANTIC, 5, counter),
-        ),
-        ("new_memory_insert", {"memory_type": "core_memory", "content": "x"}, "unexpected"),
-        ("new_memory_insert", {"memory_type": "semantic", "content": "x"}, "unexpected"),
-        ("new_memory_insert", {"memory_type": ["semantic_memory"], "content": "x"}, "unexpected"),
-        ("new_memory_insert", {"memory_type": "semantic"}, "unexpected"),
-        ("new_memory_insert", {"memory_type": "semantic_memory"}, "missing"),
-        ("new_memory_insert", {"content": "x"}, "missing"),
-        ("new_memory_insert", [1], "unexpected"),
-        (
-            "memory_update",
-            {"memory_type": "core_memory", "new_content": "x"},
-            lambda memory, counter: memory.update(Store.CORE, "x", None, counter),
-        ),
-        ("memory_update", {"memory_type": "episodic_memory", "content": "x", "memory_id": "0"}, "missing"),
-        (
-            "memory_delete",
-            {"memory_type": "episodic", "memory_id": "0001"},
-            lambda memory, counter: memory.delete(Store.EPISODIC, "0001"),
-        ),
-        ("memory_delete", {"memory_type": "core_memory"}, lambda memory, counter: memory.delete(Store.CORE)),
-        ("memory_delete", {"memory_type": 5}, "unexpected"),
-        ("memory_delete", {"memory_id": "1"}, "missing"),
-        (
-            "search_memory",
-            {"memory_type": "semantic_memory", "query": "x"},
-            lambda memory, counter: (
-                memory,
-                CallResult(Status.OK, hits=search(memory, Store.SEMANTIC, "x", min_score=0.0)),
-            ),
-        ),
-        ("search_memory", {"memory_type": "core_memory", "query": "x"}, "invalid"),
-        ("search_memory", {"memory_type": "semantic_memory", "query": 5}, "unexpected"),
-        ("new_memory_insert ", {"memory_type": "semantic_memory", "content": "x"}, "missing"),
-    ],
-)
-def test_a_call_runs_or_has_an_error(name, arguments, expected, token_counter):
-    memory, _ = Memory(core="c").insert(Store.SEMANTIC, "x", token_counter)
-    memory, _ = memory.insert(Store.EPISODIC, "y", token_counter)
-    call, offered = Call(name, json.dumps(arguments)), (*tools.OFFERED, tools.SEARCH)
-    after, result = tools.run_call(memory, call, token_counter, offered)
-    if isinstance(expected, str):
-        assert after is memory and result.error.kind is KIND[expected]
-    else:
-        assert (after, result) == expected(memory, token_counter)
 
 
 def test_search_is_not_offered_by_default(token_counter):

@@ -226,32 +226,6 @@ def test_the_word_diff_equals_the_python_one(page, number):
         assert runs == [("span", "Jaws is a"), ("ins", "thriller"), ("span", "film of 1975")]
 
 
-def test_themes(page):
-    def background():
-        return page.execute_script("return getComputedStyle(document.body).backgroundColor")
-
-    def prefer(name):
-        features = [{"name": "prefers-color-scheme", "value": name}]
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    light, dark = "rgb(255, 255, 255)", "rgb(22, 24, 28)"
-    theme = Select(by_id(page, "theme"))
-    theme.select_by_value("")
-    prefer("dark")
-    assert background() == dark
-    prefer("light")
-    assert background() == light
-    theme.select_by_value("dark")
-    assert background() == dark
-    prefer("dark")
-    theme.select_by_value("light")
-    assert background() == light
-    page.refresh()
-    until(lambda: count(page) == COUNT)
-    assert background() == light, "the choice is remembered"
-    Select(by_id(page, "theme")).select_by_value("")
-
-
 def test_a_narrow_screen_shows_either_the_list_or_the_trajectory(page):
     narrow(page)
     until(lambda: not by_id(page, "detail").is_displayed())
