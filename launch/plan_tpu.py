@@ -200,9 +200,13 @@ def print_estimate(
 ) -> dict[str, Any]:
     """Prints the time of a step by phase and of the run; returns them for JSON."""
     trajectories = config.rl.prompts_per_step * config.rl.group_size
-    estimate = roofline.estimate_run(config, workload, topology, phases)
+    contexts, total = trajectories * workload.contexts, sum(phase.seconds for phase in phases)
+    seconds = total / workload.efficiency
+    hours = seconds * config.rl.steps / 3600
+    estimate = {"step_seconds": seconds, "tokens_per_second": contexts * workload.context_tokens / seconds}
+    estimate |= {"hours": hours, "chip_hours": hours * topology.chips}
     print(
-        f"\nstep: {trajectories:,} trajectories, {trajectories * workload.contexts:,.0f} contexts of "
+        f"\nstep: {trajectories:,} trajectories, {contexts:,.0f} contexts of "
         f"{workload.context_tokens:,.0f} tokens ({workload.generated_tokens:,.0f} generated), "
         f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
         f"{PHASE_ROW.format('seconds at peak rates', *Phase._fields[1:], 'bound by')}"
@@ -211,9 +215,9 @@ def print_estimate(
         print(PHASE_ROW.format(phase.name, *(f"{seconds:.2f}" for seconds in phase[1:]), phase.bound))
     longest = max(phases, key=lambda phase: phase.seconds)
     print(
-        f"total {sum(phase.seconds for phase in phases):.1f} s; longest: {longest.name}, bound by {longest.bound}\n"
-        f"at an assumed {workload.efficiency:.0%} of the roofline: {estimate['step_seconds']:.1f} s per step, "
-        f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {estimate['hours']:.1f} hours, "
+        f"total {total:.1f} s; longest: {longest.name}, bound by {longest.bound}\n"
+        f"at an assumed {workload.efficiency:.0%} of the roofline: {seconds:.1f} s per step, "
+        f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "
         f"{estimate['chip_hours']:,.0f} chip-hours"
     )
     times = [phase._asdict() | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases]

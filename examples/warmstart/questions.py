@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from examples.warmstart.record import decisions, demonstrate
 from examples.warmstart.search import format_answer, format_memory, format_search
 from memsearcher_jax.data.problems import ProblemLoader
-from memsearcher_jax.data.questions import find_name, find_title, fold
+from memsearcher_jax.data.questions import find_name, fold
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, plain_title
@@ -172,6 +172,13 @@ class QuestionDemonstrator:
         """(title, name in the text) of the supporting pages that the text names and that were not read."""
         unread = [title for title in self.problem.supporting_titles if title not in self.visited]
         return [(title, name) for title in unread if (name := find_title(title, text))]
+
+
+def find_title(title: str, text: str) -> str:
+    """The first occurrence of a page's title, or else of the title without its parenthesis or without what follows a
+    comma; "" if there is none."""
+    bare = plain_title(title)
+    return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
 
 
 def clause(text: str, name: str) -> str:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Literal
 
-from memsearcher_jax.types import Problem, plain_title
+from memsearcher_jax.types import Problem
 
 QuestionKind = Literal["all", "span", "choice"]
 """choice: the answer is yes, no or one of the options in the question. span: any other, which takes a search."""
@@ -37,13 +37,6 @@ def find_name(name: str, text: str) -> str:
     pattern = r"(?<!\w)" + r"\W{1,3}".join(words) + (r"\)" if name.endswith(")") else r"(?!\w)")
     match = re.search(pattern, fold(text)) if words else None
     return text[match.start() : match.end()] if match else ""
-
-
-def find_title(title: str, text: str) -> str:
-    """The first occurrence of a page's title, or else of the title without its parenthesis or without what follows a
-    comma; "" if there is none."""
-    bare = plain_title(title)
-    return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
 
 
 def fold(text: str) -> str:

@@ -222,14 +222,3 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
         calls = extra_steps / sampling.decode_steps_per_call
         phases.append(phase("decode", calls, 0, extra_steps * param_bytes, "longest trajectory"))
     return phases
-
-
-def estimate_run(
-    config: RunConfig, workload: Workload, topology: Topology, phases: Sequence[Phase]
-) -> dict[str, float]:
-    """The time of `rl.steps` steps at `workload.efficiency` of the roofline; tokens are those of all contexts."""
-    seconds = sum(phase.seconds for phase in phases) / workload.efficiency
-    tokens = config.rl.prompts_per_step * config.rl.group_size * workload.contexts * workload.context_tokens
-    hours = seconds * config.rl.steps / 3600
-    rates = {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
-    return rates | {"hours": hours, "chip_hours": hours * topology.chips}

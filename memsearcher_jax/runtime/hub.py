@@ -116,25 +116,16 @@ def _download(reference: _Reference) -> str:
 
 @contextlib.contextmanager
 def _one_line_errors(reference: _Reference, flag: str = "") -> Iterator[None]:
-    """Turns the library's errors into OSError, in one line that names the flag or setting and the way out."""
-    from huggingface_hub import constants, errors
+    """Turns the library's errors, of many types, into OSError, in one line that names the flag or setting and the way
+    out."""
+    from huggingface_hub import constants
 
-    hub, kind = constants.ENDPOINT, reference.repo_type
-    missing = f": there is no such path, and no such {kind} repository on {hub}, or it is private: `hf auth login`"
-    offline = f": there is no such path, it is not in the Hub's cache, and {hub} is unreachable"
-    page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{reference.repo}"
-    ways_out: dict[type[Exception], str] = {  # a subclass before its parent
-        errors.GatedRepoError: f" is gated: accept its conditions at {page}, then `hf auth login`",
-        errors.RepositoryNotFoundError: missing,
-        errors.RevisionNotFoundError: f": the repository has no revision {reference.revision or 'main'}",
-        errors.LocalEntryNotFoundError: offline,
-        errors.RevisionResolutionError: offline,
-        errors.EntryNotFoundError: f": the repository has no file {reference.file}",
-    }
     try:
         yield
-    except Exception as error:  # also of the connection or the disk, of many types
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        unavailable = f" cannot be downloaded ({reason}): repeat the command, it continues"
-        way_out = next((text for kind, text in ways_out.items() if isinstance(error, kind)), unavailable)
-        raise OSError(f"{flag or reference.setting} {reference.value}{way_out}") from error
+        page = f"{constants.ENDPOINT}/{'datasets/' if reference.repo_type == 'dataset' else ''}{reference.repo}"
+        raise OSError(
+            f"{flag or reference.setting} {reference.value}: there is no such path, and no download ({reason}): "
+            f"see {page}; what is private or gated needs `hf auth login`; the command repeated continues"
+        ) from error

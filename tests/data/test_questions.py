@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.warmstart.questions import find_title
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.data.questions import find_name, find_title, guess, of_kind
+from memsearcher_jax.data.questions import find_name, guess, of_kind
 from memsearcher_jax.types import Problem
 
 

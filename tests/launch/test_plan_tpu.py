@@ -70,6 +70,8 @@ def test_the_printed_plan(capsys):
     assert "decode 1.00 28.00 2.00 0.00 memory" in output
     assert "total 50.0 s; longest: decode, bound by memory" in output
     assert "100.0 s per step" in output and estimate["step_seconds"] == 100
+    assert estimate["tokens_per_second"] == 1_280 * 3.5 * 1_340 / 100
+    assert estimate["hours"] == config.rl.steps / 36 and estimate["chip_hours"] == 32 * estimate["hours"]
     assert estimate["phases"][1] == {**phases[1]._asdict(), "seconds": 22, "bound": "compute"}
 
 

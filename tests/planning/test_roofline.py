@@ -137,13 +137,6 @@ def test_operations_take_time_of_their_own():
     assert phases["decode"].bound == "operations"
 
 
-def test_a_run_estimate_divides_by_the_assumed_efficiency():
-    estimate = roofline.estimate_run(CONFIG, WORKLOAD, V6E, [Phase("a", 10, 1, 1), Phase("b", 1, 20, 1)])
-    assert estimate["step_seconds"] == 60
-    assert estimate["tokens_per_second"] == 1_280 * 4 * 1_000 / 60
-    assert estimate["hours"] == CONFIG.rl.steps / 60 and estimate["chip_hours"] == 32 * estimate["hours"]
-
-
 def test_the_default_workload_is_that_of_the_benchmarks():
     """Each number is the mean of a drawn workload, to the error of the draws."""
     workload, plans = Workload(), make_workload(2_000, 1, 100).plans
