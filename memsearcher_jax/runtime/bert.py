@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,27 +30,20 @@ from memsearcher_jax.model.hf_config import (
 from memsearcher_jax.model.qwen import Params, param_path
 from memsearcher_jax.model.safetensors_files import check_tensors, open_files
 
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "relu"]] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""`hidden_act` of config.json -> `EncoderConfig.activation`; "gelu" is the exact one."""
-
-ACTIVATION_FUNCTIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_tanh": jax.nn.gelu, "relu": jax.nn.relu}
-
 FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
 """model_type -> 1 where positions start after the padding id (RoBERTa), 0 where they start at 0."""
 
 ENCODER_SIZES = SIZES | {"positions": "max_position_embeddings", "types": "type_vocab_size"}
 
-SUPPORTED_ENCODER = SUPPORTED | {"position_embedding_type": ("absolute", None), "is_causal": (False, None)}
+SUPPORTED_ENCODER = SUPPORTED | {
+    "hidden_act": ("gelu",),
+    "is_causal": (False, None),
+    "position_embedding_type": ("absolute", None),
+}
 """Settings that change the numbers -> the values that this encoder implements, by default the first."""
 
 READ_OR_HARMLESS = {
-    *(*ENCODER_SIZES.values(), "model_type", "hidden_act", "layer_norm_eps", "pad_token_id"),
+    *(*ENCODER_SIZES.values(), "model_type", "layer_norm_eps", "pad_token_id"),
     *("attention_probs_dropout_prob", "classifier_dropout", "directionality", "dtype", "gradient_checkpointing"),
     *("hidden_dropout_prob", "output_past", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "tie_word_embeddings", "torch_dtype"),
@@ -111,7 +103,6 @@ class EncoderConfig:
     first_position: int = 0  # row of that table for the first token
     types: int = 2  # rows of the segment table, of which only the first is used
     norm_eps: float = 1e-12
-    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     pad_id: int = 0
     pooling: Literal["mean", "cls"] = "mean"
     max_tokens: int = 512  # longest text, special tokens included
@@ -165,12 +156,10 @@ def read_config(directory: str | Path) -> EncoderConfig:
     Raises FileNotFoundError without folder or config.json, ValueError for an unsupported encoder.
     """
     path, settings = read_settings(directory)
-    model_type, activation = settings.model_type, getattr(settings, "hidden_act", None)
+    model_type = settings.model_type
     if model_type not in FAMILIES:
         raise ValueError(f"{path}: model_type is {model_type!r}, expected one of {', '.join(FAMILIES)}")
     check_settings(path, settings, SUPPORTED_ENCODER, READ_OR_HARMLESS)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{path}: hidden_act is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
     sizes = read_sizes(path, settings, ENCODER_SIZES)
     if sizes["embed_size"] % sizes["heads"]:
         raise ValueError(
@@ -184,7 +173,6 @@ def read_config(directory: str | Path) -> EncoderConfig:
         **sizes,
         first_position=first_position,
         norm_eps=settings.layer_norm_eps,
-        activation=ACTIVATIONS[activation],
         pad_id=pad_id,
         **_sentence_settings(path.parent, sizes["positions"] - first_position),
     )
@@ -208,7 +196,7 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
         out_BTNH = jax.nn.dot_product_attention(*qkv, mask=mask_BT[:, None, None])  # to the real tokens of its row
         x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]
         x_BTD = layer_norm(x_BTD, w["attention_scale"], w["attention_shift"], c.norm_eps)
-        ffn_BTF = ACTIVATION_FUNCTIONS[c.activation](jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"])
+        ffn_BTF = jax.nn.gelu(jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"], approximate=False)
         x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, w["down"]) + w["down_bias"]
         return layer_norm(x_BTD, w["ffn_scale"], w["ffn_shift"], c.norm_eps), None
 

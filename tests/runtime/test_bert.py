@@ -107,7 +107,7 @@ def test_roberta_positions_start_after_the_padding_id(folder):
         ({"model_type": "gpt2"}, {}, "model_type is 'gpt2', expected one of bert, roberta, xlm-roberta"),
         ({"position_embedding_type": "relative_key"}, {}, "position_embedding_type = 'relative_key' is not supported"),
         ({"is_decoder": True}, {}, "is_decoder = True is not supported"),
-        ({"hidden_act": "silu"}, {}, "hidden_act is 'silu', expected one of gelu"),
+        ({"hidden_act": "silu"}, {}, "hidden_act = 'silu' is not supported, only 'gelu' is"),
         ({"hidden_size": 770}, {}, "hidden_size 770 is not a multiple of num_attention_heads 12"),
         ({"num_hidden_layers": 0}, {}, "num_hidden_layers is 0, expected at least 1"),
         ({}, {"modules.json": modules("Transformer", "Pooling", "Dense")}, "module Dense is not supported"),
