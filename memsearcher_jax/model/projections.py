@@ -1,6 +1,6 @@
 """Products of activations and projections: with LoRA adapters, as a sampler stores them, and their gradient.
 
-Subscripts are those of einsum; weights have their output axes first, unless they are `InputFirst`.
+Subscripts are those of einsum; weights have their output axes first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class InputFirst(NamedTuple):
-    """A projection whose input axes come first."""
-
-    weight: Array
-
-
 class Int8Weight(NamedTuple):
     """A projection in int8, times one factor for each output."""
 
-    values: Any  # int8: an array, or `InputFirst`
+    values: Array  # int8
     scale: Array  # float32 [*output axes]
 
 
@@ -43,7 +37,7 @@ def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
     return ("rank", *axes[split:]), (*axes[:split], "rank")
 
 
-def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirst | Int8Weight) -> Array:
+def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | Int8Weight) -> Array:
     """`einsum` of activations and a weight, in the type of `x`.
 
     The gradient of the weight reads the smaller of its two operands transposed: a CPU copies what it reads transposed.
@@ -52,16 +46,10 @@ def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | InputFirs
     """
     if isinstance(weight, Int8Weight):
         # An accelerator converts the values while it multiplies: they are never written in the type of x.
-        out = project(subscripts, x, jax.tree.map(lambda values: values.astype(x.dtype), weight.values))
+        out = project(subscripts, x, weight.values.astype(x.dtype))
         x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
         scale_axes = "".join(axis for axis in weight_axes if axis not in x_axes)
         return jnp.einsum(f"{out_axes},{scale_axes}->{out_axes}", out, weight.scale).astype(x.dtype)
-    if isinstance(weight, InputFirst):  # as a product of one matrix: of more dimensions a CPU would copy the weight
-        x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
-        matrix_IO = weight.weight.reshape(x.shape[-1], -1)
-        out = einsum("BTI,IO->BTO", x, matrix_IO).reshape(*x.shape[:2], *weight.weight.shape[1:])
-        product_axes = "BT" + "".join(axis for axis in weight_axes if axis not in x_axes)
-        return jnp.transpose(out, [product_axes.index(axis) for axis in out_axes])
     weight, a, b, scale = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
     return cast("Array", _project(subscripts, scale, x, weight, a, b))
 

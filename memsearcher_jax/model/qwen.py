@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -35,7 +35,7 @@ from memsearcher_jax.model.axes import (
 )
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
-from memsearcher_jax.model.projections import AdaptedWeight, InputFirst, Int8Weight, adapter_axes, project
+from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, project
 from memsearcher_jax.model.quantization import quantize
 from memsearcher_jax.model.splash_attention import splash_attention
 from memsearcher_jax.model.triton_attention import triton_attention
@@ -82,9 +82,6 @@ class ParamSpec:
 
     def __getitem__(self, layer: int) -> ParamSpec:
         return ParamSpec(self.shape[1:], self.dtype, self.axes[1:])
-
-    def transpose(self, order: Sequence[int]) -> ParamSpec:
-        return ParamSpec(tuple(self.shape[i] for i in order), self.dtype, tuple(self.axes[i] for i in order))
 
     def astype(self, dtype: str) -> ParamSpec:
         return replace(self, dtype=jnp.dtype(dtype))
@@ -149,29 +146,21 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
     "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
     errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.
 
-    GPUs: a list of the layers in place of stacked arrays, from which the compiler copies the weights of a layer before
-    it multiplies them, in every decoded step: it reads them twice and writes them once. CPUs: projections whose input
-    axes come first, as products of few rows read them fastest. TPUs: as they are.
+    TPUs: as they are. CPUs and GPUs: a list of the layers in place of stacked arrays, from which their compilers copy
+    the weights of a layer before it is multiplied, in every decoded step: they are read twice and written once. That
+    takes longer to compile, since each layer is.
     """
     axes, float_dtype = param_axes(config)["layers"], config.compute_dtype if dtype == "int8" else dtype
 
     def published(name: str, weight: Any) -> Any:
-        if "embed" not in axes[name]:
+        if dtype != "int8" or "embed" not in axes[name]:
             return weight.astype(float_dtype)
         first_input = len(adapter_axes(axes[name][1:])[1])
-        inputs, outputs = range(first_input, len(axes[name])), range(1, first_input)
-
-        def laid_out(weight: Any) -> Any:
-            return InputFirst(weight.transpose((0, *inputs, *outputs))) if platform == "cpu" else weight
-
-        if dtype != "int8":
-            return laid_out(weight.astype(dtype))
-        values, scale = _quantize(weight, inputs)
-        return Int8Weight(laid_out(values), scale)
+        return Int8Weight(*_quantize(weight, range(first_input, len(axes[name]))))
 
     layers = {name: published(name, weight) for name, weight in params["layers"].items()}
     others = {name: weight.astype(float_dtype) for name, weight in params.items() if name != "layers"}
-    if platform == "gpu":
+    if platform != "tpu":
         return others | {"layers": [jax.tree.map(operator.itemgetter(i), layers) for i in range(config.layers)]}
     return others | {"layers": layers}
 
@@ -225,7 +214,7 @@ class Block(nn.Module):
 
         def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Any:
             published = self.get_variable("params", name)
-            if isinstance(published, InputFirst | Int8Weight):
+            if isinstance(published, Int8Weight):
                 return jax.tree.map(from_bits, published)
             stored = from_bits(_param(self, name, axes, shape, init))
             # The cast comes first: half the bytes are gathered.

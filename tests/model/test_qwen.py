@@ -222,19 +222,14 @@ def test_a_product_in_int8_is_that_of_the_rounded_weight():
     x_BTD, weight_NHD = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 64), (4, 8, 64)))
     weight_NHD[0, 0] = 0  # has no scale
     values_NHD, scale_NH = quantize(weight_NHD, [2])
-    stored = (
-        projections.Int8Weight(values_NHD, scale_NH),
-        projections.Int8Weight(projections.InputFirst(values_NHD.transpose(2, 0, 1)), scale_NH),
-    )
     exact_NHD, scale_NH1 = rounded(np.where(weight_NHD == 0, 1e-30, weight_NHD), 1)
     assert np.abs(exact_NHD - weight_NHD).max() <= 0.501 * scale_NH1.max()
-    for weight in stored:
-        product_BNTH = projections.project("BTD,NHD->BNTH", x_BTD, weight)
-        np.testing.assert_allclose(product_BNTH, np.einsum("BTD,NHD->BNTH", x_BTD, exact_NHD), atol=1e-5)
+    product_BNTH = projections.project("BTD,NHD->BNTH", x_BTD, projections.Int8Weight(values_NHD, scale_NH))
+    np.testing.assert_allclose(product_BNTH, np.einsum("BTD,NHD->BNTH", x_BTD, exact_NHD), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_a_sampler_computes_the_same_from_published_weights(platform, dtype, base, make_params, make_rows, forward):
     params, rows = make_params(base), make_rows(base, 2, 12)
     published, specs = (qwen.publish(tree, base, platform, dtype) for tree in (params, qwen.param_specs(base)))
