@@ -16,7 +16,6 @@ from memsearcher_jax.configs.tiny import tiny
 from memsearcher_jax.configs.tiny_baselines import tiny_search_r1
 from memsearcher_jax.configs.tiny_memalpha import tiny_memalpha
 from memsearcher_jax.data.problems import DataConfig
-from memsearcher_jax.data.synthetic.documents import DocumentConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.sft.config import SFTConfig
 
@@ -55,21 +54,16 @@ def tiny_baselines_warmstart() -> RunConfig:
 
 
 def tiny_memagent_warmstart() -> RunConfig:
-    """Makes `package:tiny_memagent`: `package:tiny`, which reads passages, learns the protocol of MemAgent from
-    demonstrations that forget, in 40 steps, and in 12 of longer documents what to leave out. After the first two
-    commands above with this preset, and export_hf.py --dtype bfloat16 --out FIRST:
-
-    demonstrate --data.documents.train_passages 10 --seed 1 --steps 12 --out longer
-    sft.py --model.path FIRST --training.learning_rate 4e-4 --sft.trajectories longer --sft.held_out longer/held_out
-    """
+    """Makes `package:tiny_memagent` in 220 steps, with a new encyclopedia for each: `package:tiny`, which reads
+    passages, learns to compare titles, and the protocol of MemAgent from single contexts with errors; 12 minutes."""
     base, warmstart = tiny_memagent(), tiny_warmstart()
     encyclopedia = replace(base.data.encyclopedia, train_people=64, test_people=16, other_people=0)
-    update = {"minibatch_rows": 6, "grad_accum_steps": 1, "seq_len": 256, "logit_chunk": 64, "learning_rate": 6e-4}
+    update = {"learning_rate": 1e-3, "warmup_steps": "50 updates", "decay_steps": "3400 updates"}
     return replace(
         base,
         model=replace(base.model, path="package:tiny"),
-        data=replace(base.data, encyclopedia=encyclopedia, documents=DocumentConfig(train_passages=4)),
-        training=replace(warmstart.training, **update, warmup_steps="1", decay_steps="end"),
+        data=replace(base.data, encyclopedia=encyclopedia),
+        training=replace(warmstart.training, **update),
         rl=warmstart.rl,
         sft=warmstart.sft,
     )

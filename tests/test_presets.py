@@ -37,9 +37,8 @@ LAPTOP, SLICE_16, SLICE_32 = [(1, 1), (8, 8)], [(16, 4), (16, 8)], [(32, 4), (32
 DEVICES = {
     **dict.fromkeys(("nano", "tiny", "tiny_mem1", "tiny_rag", "tiny_direct", "tiny_memagent"), LAPTOP),
     **dict.fromkeys(("tiny_memalpha", "tiny_memalpha_warmstart", "tiny_warmstart"), LAPTOP),
-    **dict.fromkeys(("tiny_baselines_warmstart", "smollm2"), LAPTOP),
+    **dict.fromkeys(("tiny_baselines_warmstart", "tiny_memagent_warmstart", "smollm2"), LAPTOP),
     "smollm2_warmstart": [(1, 1), (2, 2)],
-    "tiny_memagent_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
     "qwen05b": [(4, 4), (8, 8)],

@@ -23,7 +23,7 @@ from memsearcher_jax.types import ScoredTrajectory
 STEPS = {
     "tiny_warmstart": 400,
     "tiny_baselines_warmstart": 100,
-    "tiny_memagent_warmstart": 40,
+    "tiny_memagent_warmstart": 220,
     "tiny_memalpha_warmstart": 200,
 }
 

@@ -1,83 +1,150 @@
-"""Demonstrations for MemAgent on generated documents, by a script that is imperfect on purpose.
+"""Demonstrations for MemAgent on generated documents: single contexts, by a script that errs on purpose.
 
-The script writes the fact that the question needs into the memory, and forgets it after two of five chunks: a policy
-that imitates it knows the form, and can learn from rewards alone to remember. Most contexts of a workflow hold nothing
-to read, so others show the passage with the fact alone.
+A reply first repeats the title of the chunk, then says whether the question asks about it, then writes the memory: the
+fact that was found, or the memory as it was. In a document nearly every chunk is about something else, so a context
+takes a memory and a chunk at random, and the cases that decide are frequent: the passage of the question, one that
+mentions its subject, one of a similar name. Comparing names is learned late from such contexts alone; lists of titles,
+each with its verdict, train little else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
-from examples.warmstart.record import HELD_OUT_SEED, demonstrate, step_seed, task
-from memsearcher_jax.data.synthetic.documents import make_documents
-from memsearcher_jax.data.synthetic.relations import noun_phrase
+from examples.warmstart.record import HELD_OUT_SEED, step_seed, task
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.data.synthetic.entity_names import named_random
+from memsearcher_jax.data.synthetic.relations import make_passage, noun_phrase
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.sft.scripted import encode_reply
-from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory
+from memsearcher_jax.types import Problem, ScoredTrajectory
 
-FORGETS, NOTHING = 0.4, "nothing yet."
-HELD_OUT_DOCUMENTS = 32
-COUNTS = {4: (48, 110), 10: (32, 40)}
-"""Documents and readings of a step, by `data.documents.train_passages`. Short documents teach to read, and to write too
-often; longer ones teach what to leave out."""
+UNKNOWN = "not found"
+FOUND, OTHER = " found", " not"
+"""Verdicts on a title."""
+MEMORIES = {"known": 0.25, "wrong": 0.1, "unknown": 0.4, "empty": 0.25}
+"""Shares of what the memory says: the fact, another name in its place, that it is not found, nothing."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a step has."""
+
+    contexts: int
+    lists: int
+    chunks: Mapping[str, float]
+    """Shares of chunks: the subject's passage, one that mentions the subject, one of a similar name, any; `answer` is
+    the context without a chunk."""
+
+
+EARLY_STEPS = 80
+EARLY = Mixture(320, 140, {"passage": 0.4, "mention": 0.02, "similar": 0.03, "any": 0.45, "answer": 0.1})
+LATE = Mixture(400, 60, {"passage": 0.3, "mention": 0.15, "similar": 0.15, "any": 0.3, "answer": 0.1})
+HELD_OUT = Mixture(600, 40, LATE.chunks)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Probabilities of errors."""
+
+    forgets: float = 0.06  # what the memory says
+    misses: float = 0.1  # the passage
+    misreads: float = 0.06  # another passage, as if it were about the subject
+
+
+NO_ERRORS = Errors(0, 0, 0)
 
 
 def held_out(run: Run) -> list[ScoredTrajectory]:
-    """Demonstrations without errors, of an encyclopedia that no step has."""
-    rng = named_rng(HELD_OUT_SEED, "demonstrate documents", 0)
-    problems = _problems(run, HELD_OUT_SEED, HELD_OUT_DOCUMENTS, run.config.data.documents.train_passages)
-    return demonstrate(run, problems, partial(_policy, rng, 0.0))
+    """Contexts without errors, of an encyclopedia that no step has; their sources are memory and chunk."""
+    return _demonstrations(run, HELD_OUT_SEED, HELD_OUT, NO_ERRORS)
 
 
 def step(run: Run, number: int) -> list[ScoredTrajectory]:
-    """The demonstrations and readings of one training step, of an encyclopedia of its own."""
-    seed = step_seed(run.config.seed, number)
-    rng, passages = named_rng(seed, "demonstrate documents", 0), run.config.data.documents.train_passages
-    if passages not in COUNTS:
-        raise ValueError(
-            f"data.documents.train_passages {passages}: demonstrations have {' or '.join(map(str, COUNTS))}"
-        )
-    documents, readings = COUNTS[passages]
-    demonstrations = demonstrate(run, _problems(run, seed, documents, passages), partial(_policy, rng, FORGETS))
-    return demonstrations + [_reading(run, rng, problem) for problem in _problems(run, seed, readings, 1)]
+    """The contexts and lists of one training step, of an encyclopedia of its own."""
+    mixture = EARLY if number < EARLY_STEPS else LATE
+    return _demonstrations(run, step_seed(run.config.seed, number), mixture, Errors())
 
 
-def _problems(run: Run, seed: int, questions: int, passages: int) -> tuple[Problem, ...]:
-    data = run.config.data
-    encyclopedia = replace(data.encyclopedia, seed=seed, hops=(1,), train_questions=questions, test_questions=0)
-    return make_documents(encyclopedia, replace(data.documents, train_passages=passages))["train"]
+def _demonstrations(run: Run, seed: int, mixture: Mixture, errors: Errors) -> list[ScoredTrajectory]:
+    script = DocumentDemonstrator(run, seed)
+    contexts = [script.context(mixture.chunks, errors) for _ in range(mixture.contexts)]
+    return contexts + [script.title_list() for _ in range(mixture.lists)]
 
 
-def _reading(run: Run, rng: np.random.Generator, problem: Problem) -> ScoredTrajectory:
-    """The context that shows the passage with the fact, with the memory of a chunk before or with none."""
-    memory = NOTHING if rng.random() < 0.5 else ""
-    prompt = run.tokenizer.prompt(run.agent.prompts.read(problem.question, memory, problem.stream.chunks[0]))
-    reply = encode_reply(run.tokenizer, f"<memory>{_fact(problem)}</memory>")
-    return task("reading", run.tokenizer, [*((ids, False) for ids in prompt), (reply, True)])
+class DocumentDemonstrator:
+    """Draws contexts about one encyclopedia."""
 
+    def __init__(self, run: Run, seed: int):
+        config = replace(run.config.data.encyclopedia, seed=seed, train_questions=240, test_questions=0)
+        encyclopedia, words = make_encyclopedia(config), named_random(seed, "document passages")
+        self.tokenizer, self.prompts = run.tokenizer, run.agent.prompts
+        self.rng = named_rng(seed, "demonstrate documents", 0)
+        self.problems, self.entities = encyclopedia.train, encyclopedia.entities
+        self.passages = {
+            name: make_passage(words, name, one.kind, one.woman, one.relations, named_share=1.0)
+            for name, one in self.entities.items()
+        }
 
-def _fact(problem: Problem) -> str:
-    (subject,), (answer,) = problem.supporting_titles, problem.golden_answers
-    return f"{noun_phrase(problem.metadata['relations'][0], subject)} is {answer}."
+    def context(self, chunks: Mapping[str, float], errors: Errors) -> ScoredTrajectory:
+        """A memory and a chunk with the reply, or a memory with the answer."""
+        problem: Problem = self._one_of(self.problems)
+        (subject,), (relation,) = problem.supporting_titles, problem.metadata["relations"]
+        (answer,), fact = problem.golden_answers, f"{noun_phrase(relation, subject)} is"
+        memory, chunk = self._pick(MEMORIES), self._pick(chunks)
+        values = (one.relations.get(relation, answer) for one in self.entities.values())
+        wrong = self._one_of([value for value in values if value != answer])
+        value = {"known": answer, "wrong": wrong}.get(memory, UNKNOWN)
+        shown_memory = "" if memory == "empty" else f"{fact} {value}."
+        if chunk == "answer":
+            prompt, reply = self.prompts.initial_prompt(problem.question, shown_memory), f"\\boxed{{{value}}}"
+        else:
+            title = self._title(chunk, subject)
+            prompt = self.prompts.read(problem.question, shown_memory, self.passages[title])
+            draw, relations = self.rng.random(), self.entities[title].relations
+            found = draw >= errors.misses if title == subject else draw < errors.misreads and relation in relations
+            if found:
+                value = relations[relation]
+            elif draw > 1 - errors.forgets:
+                value = UNKNOWN
+            reply = f'"{title}"\n{FOUND if found else OTHER}\n<memory>{fact} {value}.</memory>'
+        spans = [*((ids, False) for ids in self.tokenizer.prompt(prompt)), (encode_reply(self.tokenizer, reply), True)]
+        return task(f"{memory}/{chunk}", self.tokenizer, spans)
 
+    def title_list(self) -> ScoredTrajectory:
+        """A question and titles, each with its verdict, which alone is trained."""
+        problem, encode = self._one_of(self.problems), self.tokenizer.encode_untrusted
+        (subject,) = problem.supporting_titles
+        similar, names = self._similar(subject), list(self.passages)
+        spans = [(encode(f"<question> {problem.question} </question>"), False)]
+        for _ in range(10):
+            draw = self.rng.random()
+            title = subject if draw < 0.3 else self._one_of(similar or names) if draw < 0.55 else self._one_of(names)
+            verdict = FOUND if title == subject else OTHER
+            spans += [(encode(f'\n\n"{title}"\n'), False), (encode(verdict), True)]
+        return task("list", self.tokenizer, spans)
 
-def _policy(rng: np.random.Generator, forgets: float, problem: Problem) -> Callable[[Generate], Completion]:
-    (subject,), (answer,), fact = problem.supporting_titles, problem.golden_answers, _fact(problem)
+    def _title(self, chunk: str, subject: str) -> str:
+        """The title of such a chunk, or of any where there is none."""
+        if chunk == "passage":
+            return subject
+        titles = list[str]()
+        if chunk == "mention":
+            titles = [name for name, one in self.entities.items() if subject in one.relations.values()]
+        elif chunk == "similar":
+            titles = self._similar(subject)
+        return self._one_of(titles or [name for name in self.passages if name != subject])
 
-    def reply(request: Generate) -> Completion:
-        assert isinstance(request.text, Prompt), "every reply has a context of its own"
-        texts = {span.name: span.text for span in request.text.segments}
-        known = answer in texts["memory"]
-        if "chunk" not in texts:
-            return Completion(f"\\boxed{{{answer if known else 'unknown'}}}")
-        found = subject in texts["chunk"] and answer in texts["chunk"]
-        remembers = found or (known and rng.random() >= forgets)
-        return Completion(f"<memory>{fact if remembers else NOTHING}</memory>")
+    def _similar(self, subject: str) -> list[str]:
+        """The names that share a word."""
+        words = set(subject.split()) - {"The", "of"}
+        return [name for name in self.passages if name != subject and words & set(name.split())]
 
-    return reply
+    def _pick(self, shares: Mapping[str, float]) -> str:
+        return str(self.rng.choice(list(shares), p=list(shares.values())))
+
+    def _one_of(self, items: Sequence[Any]) -> Any:
+        return items[self.rng.integers(len(items))]

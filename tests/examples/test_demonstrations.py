@@ -15,8 +15,8 @@ STEPS = {
     ("tiny_warmstart", 3): "9089891941126c81",
     ("tiny_baselines_warmstart", 0): "97515e5fb65ab310",
     ("tiny_baselines_warmstart", 3): "9718dc7c24641131",
-    ("tiny_memagent_warmstart", 0): "b2027b57e78c857b",
-    ("tiny_memagent_warmstart", 3): "7608b288b1534cf2",
+    ("tiny_memagent_warmstart", 0): "ad2203b3c567f518",
+    ("tiny_memagent_warmstart", 80): "5c8d3c3d07344efe",
     ("tiny_memalpha_warmstart", 0): "f08130e71d7d79e2",
     ("tiny_memalpha_warmstart", 3): "ce9e2a668aaa8046",
 }
