@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ def read_conversations(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
 
 
-def conversation_problem(where: str, entry: Any, max_words: int) -> Problem:
-    """The stream of one entry. Raises MalformedRow for an entry of another layout."""
+def conversation_problem(where: str, entry: Any, max_words: int, file: str) -> Problem:
+    """The stream of one entry of `file`, a name without suffix. Raises MalformedRow for an entry of another layout.
+
+    The files of LongMemEval have the same questions: their names tell them apart, as data sets and in the ids.
+    """
     try:
         source, make = (LONGMEMEVAL, _longmemeval) if "haystack_sessions" in entry else (LOCOMO, _locomo)
         name, chunks, questions = make(entry, max_words)
@@ -55,7 +59,9 @@ def conversation_problem(where: str, entry: Any, max_words: int) -> Problem:
         ) from error
     if not chunks or not questions:
         raise MalformedRow(f"{where}: has {len(chunks)} chunks of text and {len(questions)} questions")
-    return Problem.of_stream(f"{source}/{name}", Stream(source, tuple(chunks), tuple(questions)))
+    dataset = file.removesuffix("_cleaned") if file.startswith(f"{source}_") else source
+    problem = Problem.of_stream(f"{dataset}/{name}", Stream(source, tuple(chunks), tuple(questions)))
+    return replace(problem, metadata={"source": dataset})
 
 
 def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list[StreamQuestion]]:

@@ -58,7 +58,7 @@ def read_problems(
             problem = (
                 _text_problem(where, row, path.stem)
                 if isinstance(row, dict) and row.get("context") is not None
-                else conversation_problem(where, row, chunk_words)
+                else conversation_problem(where, row, chunk_words, path.stem)
                 if is_conversation
                 else _problem(where, row)
             )

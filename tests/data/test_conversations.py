@@ -60,7 +60,7 @@ def write(path, entries):
 
 def test_a_question_of_longmemeval_is_a_stream(tmp_path):
     (problem,) = read_problems(write(tmp_path / "longmemeval_oracle.json", [longmemeval()]))
-    assert (problem.id, problem.stream.source) == ("longmemeval/gpt4_1a2b", "longmemeval")
+    assert (problem.id, problem.stream.source) == ("longmemeval_oracle/gpt4_1a2b", "longmemeval")
     assert problem.stream.chunks == (
         "2023/04/10 (Mon) 17:50\nuser: I work for Dol Mills.\nassistant: I see.",
         "2023/05/20 (Sat) 02:21\nuser: I have moved to Marn Press.\nassistant: Well done!",
@@ -133,16 +133,17 @@ def test_a_file_that_is_no_list_is_an_error(tmp_path, content, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "entry"),
+    ("name", "file", "entry", "dataset"),
     [
-        ("longmemeval", "longmemeval/longmemeval_s_cleaned.json", longmemeval()),
-        ("longmemeval:m", "longmemeval/longmemeval_m.json", longmemeval()),
-        ("longmemeval:oracle", "longmemeval/longmemeval_oracle.json", longmemeval()),
-        ("locomo", "locomo/locomo10.json", LOCOMO),
+        ("longmemeval", "longmemeval/longmemeval_s_cleaned.json", longmemeval(), "longmemeval_s"),
+        ("longmemeval:m", "longmemeval/longmemeval_m.json", longmemeval(), "longmemeval_m"),
+        ("longmemeval:oracle", "longmemeval/longmemeval_oracle.json", longmemeval(), "longmemeval_oracle"),
+        ("locomo", "locomo/locomo10.json", LOCOMO, "locomo"),
     ],
 )
-def test_the_sets_are_read_by_name(tmp_path, name, file, entry):
+def test_the_sets_are_read_by_name(tmp_path, name, file, entry, dataset):
     (tmp_path / file).parent.mkdir()
     write(tmp_path / file, [entry])
     (problem,) = load(DataConfig(test=(name,), root=str(tmp_path)), tmp_path / "data").test
-    assert problem.id.count("/") == 1 and problem.metadata["source"] == name.partition(":")[0]
+    assert problem.metadata["source"] == problem.id.partition("/")[0] == dataset
+    assert problem.stream.source == name.partition(":")[0]
