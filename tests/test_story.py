@@ -158,34 +158,6 @@ def test_a_healthy_run_is_the_same_with_rollbacks(uninterrupted, tmp_path):
     assert untimed_metrics(tmp_path / "run") == [step | {"rollbacks": 0} for step in untimed_metrics(out)]
 
 
-@pytest.mark.slow
-def test_a_collapsing_run_rolls_back_and_resumes_as_it_was(tmp_path):
-    """Every second step is a collapse, and no evaluation is better than that of the initial weights."""
-    out, config = tmp_path / "straight", guarded(5, max_entropy=1e-6)
-    run = run_for(config, out)
-    steps = read_metrics(out / "metrics.jsonl")
-    assert [step["rollbacks"] for step in steps] == [0, 1, 1, 2, 2]
-    rate = config.training.learning_rate
-    rates = [step["learning_rate"] for step in steps]
-    np.testing.assert_allclose(rates, np.multiply(rate, [1, 1, 0.3, 0.3, 0.09]), rtol=1e-6)
-    assert all(step["logprob_diff_max"] < 1e-4 for step in steps), "the sampler has the restored weights, too"
-    assert steps[2]["kl"] < 1e-6 < steps[1]["kl"], "these are the initial ones"
-    problems = [
-        {scored.trajectory.problem.id for scored in read_trajectories(path)}
-        for path in sorted((out / "trajectories").iterdir())
-    ]
-    assert len(set.union(*problems)) == 5 * config.rl.prompts_per_step, "no problem is repeated"
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["0", "5"]
-
-    killed = tmp_path / "killed"
-    run_for(guarded(3, max_entropy=1e-6), killed)
-    run_for(config, killed, resume=True)
-    assert_same_run(killed, out, run)
-    shutil.rmtree(killed / "checkpoints" / "5")  # now it goes on from the initial weights
-    run_for(config, killed, resume=True)
-    assert_same_run(killed, out, run)
-
-
 def test_a_resumed_run_keeps_the_frozen_weights_that_it_started_from(uninterrupted, tmp_path):
     """The run in model.path may go on; its newest checkpoint is then another one."""
     source, out = shutil.copytree(uninterrupted[1], tmp_path / "source"), tmp_path / "run"

@@ -56,30 +56,6 @@ def test_recorded_rewards(recorded):
             assert ours.reason == case["reason"], case["id"]
 
 
-@pytest.mark.parametrize(
-    ("prediction", "golden", "em"),
-    [
-        ("5", None, 0.0),
-        ("5", 5, 1.0),
-        ("5", ["5", None], 1.0),
-        ("5", [5, 6], 1.0),
-        (None, ["5"], 0.0),
-        (None, [""], 0.0),
-    ],
-)
-def test_odd_types_do_not_raise(prediction, golden, em):
-    assert reward.exact_match(prediction, golden) == em
-    assert reward.token_f1(prediction, golden) == em
-    assert reward.cover_exact_match(prediction, golden) == em
-
-
-@pytest.mark.parametrize(
-    ("golden", "value"), [(None, 0.1), (5, 1.0), (["5", None], 1.0), ([], 0.1), ((), 0.1), ("5", 1.0)]
-)
-def test_reward_of_odd_golden_answers(golden, value):
-    assert reward.memsearcher_reward(transcript(" t </think> \\boxed{5}"), golden).value == value
-
-
 @pytest.mark.parametrize("stop", [stop for stop in StopReason if stop is not StopReason.ANSWERED])
 def test_only_an_answer_is_scored_and_a_fault_of_the_machinery_has_no_reward(stop):
     judged = reward.trajectory_reward(Outcome(stop), transcript(" t </think> \\boxed{x}"), ["x"])

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried, nothing_carried
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
+from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.rollout import FinishedWorkflow, PausedWorkflow, RolloutDriver, make_jobs
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
@@ -26,7 +25,6 @@ from memsearcher_jax.types import (
     Passage,
     Problem,
     Query,
-    ScoredTrajectory,
     Search,
     StopReason,
     TextSpan,
@@ -328,19 +326,3 @@ def test_an_interrupted_step_changes_nothing(steps, sampled):
         interrupted.rollout(1, carried)
     assert to_text(carried) == before
     assert run.run(carried, start=1) == sampled(1)[1:]
-
-
-def test_staleness_metrics():
-    def summary(*versions):
-        contexts = tuple(Context((1,), (0.0,), (True,), version) for version in versions)
-        trajectory = Trajectory(Problem("q", "?", ()), 0, Outcome(StopReason.ANSWERED), contexts, "")
-        return summarize_trajectory(ScoredTrajectory(trajectory, 0.0))
-
-    metrics = staleness_metrics([summary(3, 3), summary(2, 3)], 3, RolloutStats(interrupted_tokens=5))
-    assert metrics == {
-        "staleness/0": 0.75,
-        "staleness/1": 0.25,
-        "staleness": 0.25,
-        "mixed_policy": 0.5,
-        "interrupted_tokens": 5.0,
-    }
