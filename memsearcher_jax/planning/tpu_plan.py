@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +128,10 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     weights = _compute_params(model, mesh)
 
     def compiled(name: str, program: Any, *arguments: object, others: int) -> Program:
-        def lower() -> Lowered:
-            with jax.set_mesh(mesh):
-                return program.lower(*arguments)
-
-        return _compile(name, lower, others, notify)
+        notify(f"compiling {name}")
+        with jax.set_mesh(mesh):
+            lowered = program.lower(*arguments)
+        return _compile(name, lowered, others)
 
     def scores(name: str, model: ModelConfig, params: object, others: int) -> Program:
         program = make_logprob_fn(model, training, temperature=temperature)
@@ -161,26 +159,23 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
     for name, lowered in model_runner.lower_programs(model, sampling, local):
         own = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
-        kind = {"phase": "rollout", "unknown_trips": sampling.decode_steps_per_call}
-        yield _compile(name, lambda lowered=lowered: lowered, memory.rollout - own, notify, **kind)
+        notify(f"compiling {name.partition(',')[0]}")
+        yield _compile(name, lowered, memory.rollout - own, "rollout", sampling.decode_steps_per_call)
     # The sampler has released its old weights and its slots.
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
     dtype = sampling.weights_dtype(model.compute_dtype)
     program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat), dtype)
-    lower = partial(program.lower, weights)
     own = 0 if model.lora_rank else memory.params  # LoRA merges a copy
-    yield _compile("publish", lower, memory.training - own, notify)
+    notify("compiling publish")
+    yield _compile("publish", program.lower(weights), memory.training - own)
 
 
-def _compile(
-    name: str, lower: Callable[[], Lowered], others: int, notify: Notify, *, phase: str = "", unknown_trips: int = 1
-) -> Program:
+def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_trips: int = 1) -> Program:
     """`others`: bytes that the run keeps allocated meanwhile, besides the arguments. `phase`: by default the name."""
-    notify(f"compiling {name.partition(',')[0]}")
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         try:
             # Dumped, because `Compiled.as_text` fails for some programs; the dump has no estimated cycles.
-            compiled = lower().compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+            compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
