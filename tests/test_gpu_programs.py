@@ -13,9 +13,9 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.axes import MESH_AXES
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache
+from memsearcher_jax.ops.axes import MESH_AXES
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.decode import decode
 from memsearcher_jax.sampling.prefill import prefill

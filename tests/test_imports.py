@@ -14,16 +14,18 @@ PACKAGE = "memsearcher_jax"
 # A name includes all its submodules.
 NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer", "python_files")
 TYPES, JSONL, RANGES, LOCK, ANALYZER, PYTHON_FILES = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
+MODEL = f"{PACKAGE}.ops", f"{PACKAGE}.model"
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
     "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "nltk", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
     "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s", "httpx2"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},
+    "ops": {"numpy", "jax"},
     # The only package that imports flax.
-    "model": {RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers"},
-    "sampling": {f"{PACKAGE}.model", RANGES, "numpy", "jax"},
-    "training": {f"{PACKAGE}.model", RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
+    "model": {f"{PACKAGE}.ops", RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers"},
+    "sampling": {*MODEL, RANGES, "numpy", "jax"},
+    "training": {*MODEL, RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
     "logs": {TYPES, JSONL, "numpy", "tensorboardX", "wandb", "rich"},
     "report": {f"{PACKAGE}.agent", f"{PACKAGE}.logs", TYPES, JSONL, "numpy", "scipy", "matplotlib", "rich"},
 }

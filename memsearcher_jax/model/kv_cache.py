@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model import paged_attention as tpu_kernels
-from memsearcher_jax.model import triton_attention
-from memsearcher_jax.model.attention import (
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.rope import apply_rope
+from memsearcher_jax.ops import paged_attention as tpu_kernels
+from memsearcher_jax.ops import triton_attention
+from memsearcher_jax.ops.attention import (
     OnlineSoftmax,
-    apply_rope,
     combine,
     empty,
     group_heads,
@@ -34,17 +35,16 @@ from memsearcher_jax.model.attention import (
     partial_attention,
     self_attention,
 )
-from memsearcher_jax.model.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
-from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.quantization import quantize, rounded
-from memsearcher_jax.model.splash_attention import splash_softmax
-from memsearcher_jax.model.triton_attention import triton_softmax
+from memsearcher_jax.ops.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
+from memsearcher_jax.ops.quantization import quantize, rounded
+from memsearcher_jax.ops.splash_attention import splash_softmax
+from memsearcher_jax.ops.triton_attention import triton_softmax
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
 """Logical axes of all pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
 
 Rotation = tuple[Array, Array]
-"""(cos_BTh, sin_BTh) of `attention.rope_rotation`."""
+"""(cos_BTh, sin_BTh) of `rope.rope_rotation`."""
 
 KVSource = Callable[[Array], OnlineSoftmax]
 """q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""

@@ -16,14 +16,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from memsearcher_jax.model.attention import (
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
+from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, project
+from memsearcher_jax.model.rope import apply_rope, rope_rotation
+from memsearcher_jax.ops.attention import (
     ATTENTION_OUTPUT,
     Visible,
-    apply_rope,
     packed_attention,
-    rope_rotation,
 )
-from memsearcher_jax.model.axes import (
+from memsearcher_jax.ops.axes import (
     all_gather_param,
     as_bits,
     constrain,
@@ -33,12 +35,9 @@ from memsearcher_jax.model.axes import (
     reshard,
     row_major,
 )
-from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
-from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, project
-from memsearcher_jax.model.quantization import quantize
-from memsearcher_jax.model.splash_attention import splash_attention
-from memsearcher_jax.model.triton_attention import triton_attention
+from memsearcher_jax.ops.quantization import quantize
+from memsearcher_jax.ops.splash_attention import splash_attention
+from memsearcher_jax.ops.triton_attention import triton_attention
 
 Params = dict[str, Any]
 """A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is as `publish` says."""

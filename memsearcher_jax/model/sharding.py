@@ -15,9 +15,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.stages import Wrapped
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.axes import AXIS_RULES, MESH_AXES, Axes, partition_spec
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.axes import AXIS_RULES, MESH_AXES, Axes, partition_spec
 
 
 class Device(Protocol):

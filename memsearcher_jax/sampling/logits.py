@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model.axes import constrain, platform, shard_count, shard_map_per_device
+from memsearcher_jax.ops.axes import constrain, platform, shard_count, shard_map_per_device
 from memsearcher_jax.sampling import draw_kernel
 from memsearcher_jax.sampling.draw_kernel import largest_threshold
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memsearcher_jax.model.axes import constrain
+from memsearcher_jax.ops.axes import constrain
 from memsearcher_jax.training import masked
 from memsearcher_jax.training.config import Objective, TeacherConfig
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from memsearcher_jax.model import projections, qwen
-from memsearcher_jax.model.axes import pmax, shard_map_by_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.axes import pmax, shard_map_by_rows
 from memsearcher_jax.training import microbatches
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import PackedBatch

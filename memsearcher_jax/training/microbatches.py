@@ -8,7 +8,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from memsearcher_jax.model.axes import pmax
+from memsearcher_jax.ops.axes import pmax
 
 Tree = TypeVar("Tree")
 Carry = TypeVar("Carry")

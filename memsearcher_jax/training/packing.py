@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from memsearcher_jax.model.splash_attention import PackedMask
+from memsearcher_jax.ops.splash_attention import PackedMask
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from memsearcher_jax.model import lora, sharding
-from memsearcher_jax.model.axes import constrain
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.axes import constrain
 from memsearcher_jax.training import distillation, grpo, losses, update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn

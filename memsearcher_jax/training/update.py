@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from memsearcher_jax.model import lora, qwen, sharding
-from memsearcher_jax.model.axes import AXIS_RULES, constrain, psum_grad, shard_map_by_rows
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.axes import AXIS_RULES, constrain, psum_grad, shard_map_by_rows
 from memsearcher_jax.training import losses, masked, microbatches
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
 from memsearcher_jax.training.logprobs import token_logprobs

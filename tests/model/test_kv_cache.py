@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memsearcher_jax.model import attention, kv_cache, qwen
-from memsearcher_jax.model.axes import as_bits, from_bits
+from memsearcher_jax.model import kv_cache, qwen
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache, copy_pages
+from memsearcher_jax.ops import attention
+from memsearcher_jax.ops.axes import as_bits, from_bits
 
 common_pages = jax.jit(kv_cache.common_pages, static_argnums=0)
 WIDTH = 64  # tokens of a chunk

@@ -12,7 +12,7 @@ import pytest
 from memsearcher_jax.model import projections, qwen, weights
 from memsearcher_jax.model.config import REMAT, ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView
-from memsearcher_jax.model.quantization import quantize
+from memsearcher_jax.ops.quantization import quantize
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
 QWEN3 = partial(ModelConfig, 151_936, family="qwen3")

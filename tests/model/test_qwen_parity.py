@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.model import qwen, weights
-from memsearcher_jax.model.attention import apply_rope, rope_rotation
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.rope import apply_rope, rope_rotation
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from memsearcher_jax.model import qwen, sharding
-from memsearcher_jax.model.axes import AXIS_RULES, MESH_AXES, _reduce_scatter_groups
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.model.kv_cache import CACHE_AXES, Cache, CacheView
+from memsearcher_jax.ops.axes import AXIS_RULES, MESH_AXES, _reduce_scatter_groups
 
 MESHES = [(2, 2, 2), (1, 8, 1)]
 

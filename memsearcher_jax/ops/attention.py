@@ -1,4 +1,4 @@
-"""Rotary positions, grouped-query attention in plain XLA, and the softmax over keys that several functions attend to.
+"""Grouped-query attention in plain XLA, and the softmax over keys that several functions attend to.
 
 CPUs use it for everything; splash_attention.py and paged_attention.py have the kernels of TPUs, triton_attention.py
 those of GPUs.
@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model.axes import as_bits, from_bits, name_bits
-from memsearcher_jax.model.config import NO_SCALING, RopeScaling
+from memsearcher_jax.ops.axes import as_bits, from_bits, name_bits
 
 QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
 """Queries are computed in blocks of at least QUERY_BLOCK, and in at most MAX_QUERY_BLOCKS blocks; a row that these do
@@ -31,31 +30,6 @@ NaN."""
 
 ATTENTION_OUTPUT = "attention"
 """Checkpoint name of what the backward pass of attention needs besides its inputs, for a remat policy."""
-
-
-def rope_rotation(
-    position_BT: Array, head_size: int, theta: float, scaling: RopeScaling = NO_SCALING
-) -> tuple[Array, Array]:
-    """(cos_BTh, sin_BTh), float32, of the angles position * theta^(-2 i / H) of the h = H / 2 pairs of a head.
-
-    Su et al. 2021, eq. 15.
-    """
-    frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
-    if scaling.factor != 1:
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        periods_h = scaling.original_positions * frequency_h / (2 * jnp.pi)
-        kept_h = jnp.clip((periods_h - low) / (high - low), 0, 1)
-        frequency_h *= kept_h + (1 - kept_h) / scaling.factor
-    angle_BTh = position_BT[..., None].astype(jnp.float32) * frequency_h
-    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
-
-
-def apply_rope(x_BNTH: Array, rotation: tuple[Array, Array]) -> Array:
-    """Rotates each pair (i, i + H / 2) of a head by its angle: Qwen pairs the two halves, not neighbours."""
-    cos_B1Th, sin_B1Th = (x_BTh[:, None] for x_BTh in rotation)
-    low_BNTh, high_BNTh = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
-    rotated = (low_BNTh * cos_B1Th - high_BNTh * sin_B1Th, high_BNTh * cos_B1Th + low_BNTh * sin_B1Th)
-    return jnp.concatenate(rotated, axis=-1).astype(x_BNTH.dtype)
 
 
 class OnlineSoftmax(NamedTuple):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from memsearcher_jax.model.attention import Visible
-from memsearcher_jax.model.splash_attention import splash_attention
+from memsearcher_jax.ops.attention import Visible
+from memsearcher_jax.ops.splash_attention import splash_attention
 
 pytestmark = pytest.mark.tpu_compile
 

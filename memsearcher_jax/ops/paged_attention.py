@@ -20,8 +20,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from memsearcher_jax.model.attention import NEG_INF, OnlineSoftmax, einsum_f32
-from memsearcher_jax.model.quantization import rounded
+from memsearcher_jax.ops.attention import NEG_INF, OnlineSoftmax, einsum_f32
+from memsearcher_jax.ops.quantization import rounded
 
 GROUP_HEADS = 8
 """Chunks are computed in groups with up to this many (chunk, kv head) pairs, so that one waits less for another."""
@@ -87,7 +87,7 @@ def decode_attention(
 
     `new`: k_AK1H and v_AK1H of the own token, k_LAKJH and v_LAKJH of the decode buffer. Of the decode buffer the first
     `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first, and values masked; the keys and
-    values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `attention.apply_rope` and, in
+    values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `rope.apply_rope` and, in
     int8, `quantization.rounded` make them.
     """
     where = (layer, page_table_AN, length_A, used)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from memsearcher_jax.model import paged_attention as kernels
 from memsearcher_jax.model import sharding
-from memsearcher_jax.model.attention import apply_rope, combine, normalize, partial_attention, rope_rotation
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.model.quantization import quantize, rounded
+from memsearcher_jax.model.rope import apply_rope, rope_rotation
+from memsearcher_jax.ops import paged_attention as kernels
+from memsearcher_jax.ops.attention import combine, normalize, partial_attention
+from memsearcher_jax.ops.quantization import quantize, rounded
 
 LAYERS, LAYER, PAGE, PAGES_PER_CHUNK = 2, 1, 8, 5
 LENGTHS = {

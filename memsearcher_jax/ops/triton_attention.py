@@ -19,7 +19,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from memsearcher_jax.model.attention import (
+from memsearcher_jax.ops.attention import (
     NEG_INF,
     OnlineSoftmax,
     Visible,
@@ -27,7 +27,7 @@ from memsearcher_jax.model.attention import (
     normalized_softmax,
     recomputed_attention,
 )
-from memsearcher_jax.model.axes import shard_map_per_device
+from memsearcher_jax.ops.axes import shard_map_per_device
 
 MIN_BLOCK, MAX_BLOCK = 16, 128
 """Rows of a block: a product in Triton has at least 16; its sizes are powers of two. In float32 half as many."""

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.model.attention import (
+from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.kv_cache import causal_attention
+from memsearcher_jax.ops.attention import (
     PACKED_BLOCK,
     Visible,
     group_heads,
@@ -19,16 +21,14 @@ from memsearcher_jax.model.attention import (
     packed_attention,
     self_attention,
 )
-from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.kv_cache import causal_attention
-from memsearcher_jax.model.splash_attention import (
+from memsearcher_jax.ops.splash_attention import (
     PackedMask,
     _needed_blocks,
     _next_needed,
     splash_attention,
     splash_softmax,
 )
-from memsearcher_jax.model.triton_attention import triton_attention, triton_softmax
+from memsearcher_jax.ops.triton_attention import triton_attention, triton_softmax
 
 
 @dataclass(frozen=True)

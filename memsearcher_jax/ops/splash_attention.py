@@ -11,8 +11,8 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from memsearcher_jax.model.attention import ATTENTION_OUTPUT, OnlineSoftmax, Visible, normalized_softmax
-from memsearcher_jax.model.axes import shard_map_per_device
+from memsearcher_jax.ops.attention import ATTENTION_OUTPUT, OnlineSoftmax, Visible, normalized_softmax
+from memsearcher_jax.ops.axes import shard_map_per_device
 
 SPLASH_BLOCKS = (1_024, 512, 256, 128)
 """Block sizes: the largest that divides a row is used."""
