@@ -85,7 +85,7 @@ def pack(
 
     A row holds the tokens with which all of its examples begin only once: the first example is whole, the others are
     their own tokens, with the positions that they have in the whole example. Attention gives these tokens the shared
-    ones to see (`model.attention.Visible`), so losses and gradients are those of whole examples.
+    ones to see (`ops.attention.Visible`), so losses and gradients are those of whole examples.
 
     Every `minibatch_rows` consecutive rows are a mini-batch, which `microbatches.split` splits into `microbatches`.
     There are as many mini-batches as `minibatch_contexts` examples in each make; more if the rows do not suffice, fewer
