@@ -28,14 +28,16 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_floats, encode_line, numbered_lines, parse_object
 from memsearcher_jax.types import (
+    Completion,
     Context,
+    FinishReason,
     Outcome,
     Passage,
     Problem,
@@ -213,13 +215,32 @@ def decode_context(context: dict[str, Any]) -> Context:
     return decoded
 
 
+def encode_response(response: Completion | tuple[SearchResult, ...] | ToolResult) -> Any:
+    """What answered a workflow's request, as plain JSON."""
+    if isinstance(response, Completion):
+        return asdict(response) | {"finish": response.finish.value}
+    return list(map(asdict, response)) if isinstance(response, tuple) else asdict(response)
+
+
+def decode_response(fields: Any) -> Completion | tuple[SearchResult, ...] | ToolResult:
+    """The inverse of `encode_response`."""
+    if isinstance(fields, list):
+        return _decode_results(fields)
+    if "finish" in fields:
+        return Completion(**fields | {"finish": FinishReason(fields["finish"])})
+    return ToolResult(**fields)
+
+
 def _decode_turn(turn: dict[str, Any]) -> Turn:
-    results = []
-    for result in turn["results"]:
-        passages = (Passage(**passage | {"score": decode_float(passage["score"])}) for passage in result["passages"])
-        results.append(SearchResult(tuple(passages), result["error"]))
-    queries = tuple(Query(**query) for query in turn["queries"])
-    return Turn(**turn | {"calls": tuple(turn["calls"]), "queries": queries, "results": tuple(results)})
+    queries, results = tuple(Query(**query) for query in turn["queries"]), _decode_results(turn["results"])
+    return Turn(**turn | {"calls": tuple(turn["calls"]), "queries": queries, "results": results})
+
+
+def _decode_results(results: Sequence[dict[str, Any]]) -> tuple[SearchResult, ...]:
+    def passage(fields: dict[str, Any]) -> Passage:
+        return Passage(**fields | {"score": decode_float(fields["score"])})
+
+    return tuple(SearchResult(tuple(map(passage, result["passages"])), result["error"]) for result in results)
 
 
 def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> TrajectorySummary:

@@ -23,27 +23,17 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from memsearcher_jax.logs.trajectories import decode_context, encode_context
+from memsearcher_jax.logs.trajectories import decode_context, decode_response, encode_context, encode_response
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, PausedWorkflow, Response, Rollout, RolloutDriver
+from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, PausedWorkflow, Rollout, RolloutDriver
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.runtime.timing import Timer
-from memsearcher_jax.types import (
-    Completion,
-    FinishReason,
-    Outcome,
-    Passage,
-    Problem,
-    SearchResult,
-    StopReason,
-    ToolResult,
-    Trajectory,
-)
+from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory
 
 FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
 """What carried trajectories depend on: under another value they would not be what that value describes."""
@@ -317,7 +307,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
     """An outcome that the workflow did not return is stored; the others it returns again."""
     fields: dict[str, Any] = {
         "contexts": [encode_context(context) for context in one.contexts],
-        "responses": list(map(_encode_response, one.responses)),
+        "responses": list(map(encode_response, one.responses)),
         "finished": isinstance(one, FinishedWorkflow),
     }
     if isinstance(one, FinishedWorkflow) and one.outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE):
@@ -327,26 +317,9 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = tuple(map(decode_context, fields["contexts"]))
-    responses = tuple(map(_response, fields["responses"]))
+    responses = tuple(map(decode_response, fields["responses"]))
     if not fields["finished"]:
         return PausedWorkflow(contexts, responses)
     if fault := fields.get("fault"):
         return FinishedWorkflow(Outcome(StopReason(fault["stop"]), error=fault["error"]), contexts, responses)
     return FinishedWorkflow(driver.outcome(problem, responses), contexts, responses)
-
-
-def _encode_response(response: Response) -> Any:
-    if isinstance(response, Completion):
-        return asdict(response) | {"finish": response.finish.value}
-    return list(map(asdict, response)) if isinstance(response, tuple) else asdict(response)
-
-
-def _response(fields: Any) -> Response:
-    """The inverse of `_encode_response`."""
-    if isinstance(fields, list):
-        return tuple(
-            SearchResult(tuple(Passage(**passage) for passage in one["passages"]), one["error"]) for one in fields
-        )
-    if "finish" in fields:
-        return Completion(**fields | {"finish": FinishReason(fields["finish"])})
-    return ToolResult(**fields)

@@ -17,6 +17,7 @@ from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.python_files import located
 from memsearcher_jax.rl.rewards import own_rewards
+from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime.toolbox import MCP
 from memsearcher_jax.types import (
@@ -45,8 +46,6 @@ def probe_files(config: RunConfig) -> None:
 
     Raises ValueError with one line that names file and line of a mistake.
     """
-    from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER  # that imports this module
-
     agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
     is_own = config.agent.workflow.endswith(".py") or config.reward.function
     if not is_own or config.agent.replay or files != list(config.agent.tools):

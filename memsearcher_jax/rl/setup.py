@@ -27,7 +27,7 @@ from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.runtime import hub, load_weights, text_encoder
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
-from memsearcher_jax.runtime.run_dir import DATA, INDEX, located, tokenizer_folder
+from memsearcher_jax.runtime.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.sampling.engine import Engine
@@ -35,8 +35,6 @@ from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.training.trainer import check_offload
 from memsearcher_jax.types import Problem
-
-PACKAGED_TOKENIZER = str(located("package:tiny"))
 
 
 @dataclass(frozen=True)

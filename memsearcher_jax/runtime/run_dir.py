@@ -38,6 +38,9 @@ def located(folder: str | Path) -> Path:
     return Path(str(files("memsearcher_jax") / "assets" / name))
 
 
+PACKAGED_TOKENIZER = str(located("package:tiny"))
+
+
 def is_run(folder: str | Path) -> bool:
     return (located(folder) / RUN_FILE).is_file()
 

@@ -11,9 +11,8 @@ import pytest
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.tool_functions import file_tools
-from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories
+from memsearcher_jax.logs.trajectories import compress_trajectories, decode_response, encode_response, read_trajectories
 from memsearcher_jax.rl import probe as probing
-from memsearcher_jax.rl.carry_over import _encode_response, _response
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
@@ -201,7 +200,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))
     (logged,) = read_trajectories(tmp_path / "log.gz")
     assert logged.trajectory == trajectory
-    assert [_response(_encode_response(result)) for result in results] == results, "carried over"
+    assert [decode_response(encode_response(result)) for result in results] == results, "carried over"
 
 
 def test_an_unknown_tool_is_a_fault(engine, params):

@@ -16,8 +16,9 @@ from memsearcher_jax.rl import collector, hints
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.batch import RolloutBatch, from_bytes, to_bytes
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER, check_teacher
+from memsearcher_jax.rl.setup import check_teacher
 from memsearcher_jax.runtime.export_settings import without_local_files
+from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.scheduler import Scheduler
 from memsearcher_jax.training.config import TeacherConfig

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.model.hf_config import transformers
-from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
+from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.runtime.tokenizer import CHATML, ChatTokenizer
 from memsearcher_jax.types import FinishReason
 from tests.support import byte_tokenizer, make_prompt
