@@ -49,6 +49,17 @@ class WordCounter:
         return [range(self.count(segment.text)) for segment in prompt.segments]
 
 
+class RecordedCounter:
+    """The counter that Mem-alpha's records were made with: words and marks."""
+
+    def count(self, text):
+        return len(re.findall(r"\w+|[^\w\s]", text))
+
+    def clip(self, text, limit):
+        ends = [match.end() for match in re.finditer(r"\w+|[^\w\s]", text)]
+        return text if len(ends) <= limit else text[: ends[limit - 1] if limit else 0]
+
+
 @dataclass
 class Sampled:
     """One context as text: its prompt, then (sampled, text) segments."""

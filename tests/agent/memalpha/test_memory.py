@@ -1,7 +1,6 @@
 """Mem-alpha's memory is a value: operations return new ones, ids never collide, sizes add up."""
 
 import json
-import re
 
 import pytest
 from hypothesis import given
@@ -9,22 +8,13 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Memory, Status, Store, as_text
 from memsearcher_jax.agent.memalpha.tools import DELETE, INSERT, SEARCH, UPDATE, Call, parse_arguments, run_call
+from tests.agent.conftest import RecordedCounter
 
 ALL_TOOLS = (INSERT, UPDATE, DELETE, SEARCH)
 SEMANTIC, EPISODIC, CORE = Store.SEMANTIC, Store.EPISODIC, Store.CORE
 
 
-class StubCounter:
-    """The token counter that stands in for the original's in the recorded cases: words and marks."""
-
-    def count(self, text: str) -> int:
-        return len(re.findall(r"\w+|[^\w\s]", text))
-
-    def clip(self, text: str, limit: int) -> str:
-        raise AssertionError("this memory cuts whole words")
-
-
-COUNTER = StubCounter()
+COUNTER = RecordedCounter()
 
 
 def test_the_core_can_be_replaced_and_emptied_but_not_inserted():

@@ -25,23 +25,13 @@ from memsearcher_jax.agent.memalpha.workflow import generate_once, memalpha
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason, Stream, StreamQuestion
+from tests.agent.conftest import RecordedCounter
 
 AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=3_000, completion_tokens=2_048)
 CONFIG = MemalphaConfig()
 PROMPTS = prompts.load(AGENT)
 MEMORY_ID = r'(?<="memory_id": ")[0-9a-f]{4}'
 ORIGINAL = MemalphaRewardConfig(clip_compression=False, count_idle_deletes=True)
-
-
-class RecordedCounter:
-    """The counter that the records were made with."""
-
-    def count(self, text):
-        return len(re.findall(r"\w+|[^\w\s]", text))
-
-    def clip(self, text, limit):
-        ends = [match.end() for match in re.finditer(r"\w+|[^\w\s]", text)]
-        return text if len(ends) <= limit else text[: ends[limit - 1] if limit else 0]
 
 
 COUNTER = RecordedCounter()
