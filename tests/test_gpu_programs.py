@@ -41,15 +41,16 @@ def kernels(text):
     return re.findall(r'name = "(\w+_kernel)"', text)
 
 
-@pytest.fixture(scope="module")
-def sampler():
+@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+def sampler(request):
     """(model, abstract weights, cache, the first step and the last of an engine's warm-up)."""
     model = ModelConfig(512, 256, 512, layers=3, heads=4, kv_heads=2, head_size=64, param_dtype="bfloat16")
-    specs = qwen.publish(qwen.param_specs(model), model, "gpu", "bfloat16")
+    specs = qwen.publish(qwen.param_specs(model), model, "gpu", request.param)
     params = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
     settings = SamplingConfig(slots=16, context_tokens=512, prefill_buckets=(256,))
     with jax.sharding.use_abstract_mesh(MESH):
-        cache = jax.eval_shape(partial(Cache.empty, model, 64, settings.page_tokens))
+        empty = partial(Cache.empty, model, 64, settings.page_tokens, int8=request.param == "int8")
+        cache = jax.eval_shape(empty)
     return model, params, cache, Scheduler(settings, 1).warm_up_steps()
 
 
@@ -59,9 +60,10 @@ def test_decoding_reads_pages_in_place_and_each_layer_by_itself(sampler):
     program = jax.jit(partial(decode, model, 8, (0,)), donate_argnums=0)
     text = lowered(program, cache, params, jax.eval_shape(lambda: jax.random.key(0)), steps[-1].decode)
     assert kernels(text) == ["paged_kernel"] * model.layers
-    assert "tensor<3x512x256xbf16>" not in text and "tensor<3x256x512xbf16>" not in text
+    assert not re.search("tensor<3x(512x256|256x512)x", text)
     L, P, K, H, E = cache.k_LPKHE.shape
-    assert f"tensor<{L}x{P}x{K}x{H}x{E}xbf16>" in text
+    dtype = {"bfloat16": "bf16", "int8": "i8"}[cache.k_LPKHE.dtype.name]
+    assert f"tensor<{L}x{P}x{K}x{H}x{E}x{dtype}>" in text
     assert not re.search(rf"tensor<(1x)?{P}x{K}x({H}x{E}|{E}x{H})x", text)
 
 

@@ -122,6 +122,15 @@ def test_decoding_reads_the_weights_once_for_all_active_slots_and_their_pages(sl
     assert decode.bound == "memory"
 
 
+def test_in_int8_decoding_reads_half_of_the_projections_and_of_the_pages():
+    config = decode_config(256, carry_over=1)
+    config = replace(config, sampling=replace(config.sampling, weights="int8", kv="int8"))
+    output = 152_064 * 3_584 * 2 / 4  # stays in bfloat16
+    weights, context = (WEIGHTS - output) / 2 + output, CONTEXT / 2 * (128 + 4) / 128
+    expected = TOKENS_OF_HOST / 256 * weights + TOKENS_OF_HOST * context / 4
+    assert sampling_phases(config)["decode"].memory == pytest.approx(expected / 1_640e9, rel=0.01)
+
+
 def test_the_longest_trajectory_decodes_its_tokens_one_after_the_other():
     """2,310 tokens, when 160 active slots decode all others in 1,000 steps."""
     phases = sampling_phases(decode_config(256))

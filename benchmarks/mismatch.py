@@ -1,0 +1,96 @@
+"""How far a sampler's log-probabilities are from those of the trainer, by the types of its weights and of its cache.
+
+python benchmarks/mismatch.py --size qwen05b               # random weights and tokens
+python benchmarks/mismatch.py --path smollm2 --text README.md --dtype float32
+
+Of the tokens that the sampler draws, over the whole vocabulary at temperature 1: the k3 estimate of the divergence of
+the trainer from the sampler in nats per token, and quantiles of the absolute difference.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import common
+import numpy as np
+import tyro
+
+TYPES = ("compute_dtype", "int8")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    size: common.Size = "tiny"
+    """Random weights of this shape."""
+    path: Path | None = None
+    """A Hugging Face folder in place of random weights."""
+    text: Path | None = None
+    """A text that the prompts are cut from; by default they are random tokens."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """The type of weights, activations and cache where they are not int8."""
+    contexts: int = 16
+    prompt: int = 256
+    """Tokens of a prompt."""
+    new: int = 64
+    """Tokens that each context generates."""
+    json: Path | None = None
+    """Also write the results to this file."""
+
+
+def main() -> None:
+    flags = tyro.cli(Mismatch)
+    import jax
+    import jax.numpy as jnp
+
+    from memsearcher_jax.model import qwen, sharding, weights
+    from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+
+    mesh = common.mesh_of()
+    if flags.path:
+        model, params = weights.load(flags.path)
+        model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat="none")
+        params = jax.tree.map(lambda x: jnp.asarray(x, flags.dtype), params)
+    else:
+        model = common.model_of(flags.size, flags.dtype)
+        params = common.random_params(model, mesh)
+    rng, shape = np.random.default_rng(0), (flags.contexts, flags.prompt)
+    prompts = rng.integers(0, model.vocab_size, shape)
+    if flags.text:
+        ids = ChatTokenizer.load(flags.path).encode_untrusted(flags.text.read_text(encoding="utf-8"))
+        starts = np.linspace(0, len(ids) - flags.prompt, flags.contexts).astype(int)
+        prompts = np.stack([ids[start : start + flags.prompt] for start in starts])
+    new = slice(flags.prompt, flags.prompt + flags.new)
+
+    @jax.jit
+    def trainer_logprobs(ids_BT: Any) -> Any:
+        position_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+        logits_BTV, _ = qwen.forward(params, model, ids_BT, position_BT, jnp.ones_like(ids_BT))
+        logprob_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
+        return jnp.take_along_axis(logprob_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
+
+    results = []
+    print(f"{'weights':>14}{'cache':>14}{'KL':>10}{'50 %':>9}{'90 %':>9}{'99 %':>9}{'largest':>9}")
+    for stored in TYPES:
+        published = sharding.publish(params, model, mesh, model.compute_dtype if stored == TYPES[0] else stored)
+        for cached in TYPES:
+            slots, tokens = (flags.contexts,), flags.prompt + flags.new
+            engine = common.open_engine(model, mesh, published, slots, tokens, weights=stored, kv=cached)
+            contexts = common.generate(engine, published, prompts.tolist(), flags.new)
+            ids_BT = np.array([context.ids for context in contexts], np.int32)
+            sampler = np.array([context.logprobs for context in contexts])[:, new]
+            trainer = np.concatenate([trainer_logprobs(ids_1T[None]) for ids_1T in ids_BT])[:, new.start - 1 :]
+            difference = trainer - sampler
+            kl, quantiles = (
+                np.mean(np.expm1(difference) - difference),
+                np.quantile(abs(difference), (0.5, 0.9, 0.99, 1)),
+            )
+            results.append({"weights": stored, "cache": cached, "kl": kl, "quantiles": quantiles.tolist()})
+            print(f"{stored:>14}{cached:>14}{kl:>10.5f}" + "".join(f"{x:>9.4f}" for x in quantiles), flush=True)
+    common.write_json(results, flags.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
