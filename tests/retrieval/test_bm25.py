@@ -1,5 +1,4 @@
 import itertools
-import logging
 import math
 
 import bm25s
@@ -102,9 +101,3 @@ def test_a_corpus_without_words(tmp_path):
     with pytest.raises(ValueError, match=r"no passage of the corpus contains a word: set retrieval\.method"):
         open_bm25(make_corpus([Passage("0", "—")]), tmp_path / "bm25")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_library_is_quiet(corpus, tmp_path, caplog):
-    with caplog.at_level(logging.DEBUG):
-        open_bm25(corpus, tmp_path / "bm25").search(["sea"], 1)
-    assert not [record for record in caplog.records if record.name.startswith("bm25s")]

@@ -82,13 +82,13 @@ def file(tmp_path):
         (HEAD + "    yield 3\n", "the workflow yields 3 in line 3, and the run's tools are none: see agent.tools"),
         (HEAD + "    yield Call('fly', {})\n", "yields Call(tool='fly', arguments={}) in line 3"),
         (HEAD + "    while True:\n    " + OPEN, "the workflow does not end: it made 50 requests (line 4)"),
-        (HEAD + OPEN + "    while True:\n        pass\n", "the workflow does not end: no result in 3 s"),
+        (HEAD + OPEN + "    while True:\n        pass\n", "the workflow does not end: no result in 1 s"),
         (HEAD + OPEN + "    return int(reply.text)\n", "mine.py, line 4: ValueError: invalid literal for int()"),
         (HEAD + OPEN + "    return 3\n", "the workflow returns 3, which is no Outcome"),
     ],
 )
 def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, monkeypatch):
-    monkeypatch.setattr(probing, "SECONDS", 3.0)
+    monkeypatch.setattr(probing, "SECONDS", 1.0)
     monkeypatch.setattr(probing, "REQUESTS", 50)
     with pytest.raises(ValueError) as error:
         probe(make_agent(AgentConfig(workflow=file(source))), TOKENIZER, PROBLEM)
@@ -191,11 +191,11 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     tools = open_tools(AgentConfig(tools=(file(TOOLS),)), tmp_path)
     calls = [("add", {"first": 1}), ("add", {"second": 1}), ("add", {"first": "1"}), ("lookup", {"name": "Ada"})]
     calls += [("wait", {"seconds": 0.01}), ("wait", {"seconds": 99.0}), ("gone", {})]
-    trajectory, results = run(engine, params, tools, calls, tool_timeout=4.0, tool_tokens=9)
+    trajectory, results = run(engine, params, tools, calls, tool_timeout=1.5, tool_tokens=9)
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
     assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
-    assert texts[3:6] == ["Ada of 1", "waited wa", "TimeoutError: no answer in 4 s"]
+    assert texts[3:6] == ["Ada of 1", "waited wa", "TimeoutError: no answer in 1.5 s"]
     assert [result.lost for result in results] == [False] * 6 + [True]
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))
     (logged,) = read_trajectories(tmp_path / "log.gz")

@@ -14,7 +14,7 @@ import pytest
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.rollout import Job, RolloutDriver, make_jobs
-from memsearcher_jax.rl.tool_executor import ToolExecutor, respond, search_backend
+from memsearcher_jax.rl.tool_executor import ToolExecutor, search_backend
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
@@ -234,14 +234,6 @@ def test_text_that_exceeds_the_context_is_not_appended(engine, params):
     for trajectory in run_rollouts(engine, params, grows):
         assert trajectory.outcome.stop is StopReason.CONTEXT_FULL
         assert len(trajectory.contexts[0].ids) <= len(TOKENIZER.encode_untrusted(trajectory.problem.question)) + 4
-
-
-def test_a_batched_search_returns_top_n_passages_for_each_query():
-    requests = [Search((Query("number 1", 2), Query("number 2", 1))), Search((Query("number 3", 3),))]
-    responses = search_backend(TinyIndex(PASSAGES)).answer(requests)
-    assert [[len(result.passages) for result in results] for results in responses] == [[2, 1], [3]]
-    assert [results[0].passages[0].id for results in responses] == ["1", "3"]
-    assert respond({"": search_backend(None)}, requests[1])[0].error.startswith("RuntimeError: the workflow searches")
 
 
 def live_bytes():

@@ -179,12 +179,11 @@ class Outage:
         return TinyIndex(PASSAGES).search(queries, top_n)
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_searches_wait_for_the_end_of_an_outage(concurrency, engine, params, fault_free, monkeypatch):
+def test_searches_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
     """No trajectory is lost, and no slot is refilled with one that would be lost too."""
     monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
     searcher = Outage()
-    limits = {"max_search_outage": 60.0, "concurrent_searches": concurrency}
+    limits = {"max_search_outage": 60.0, "concurrent_searches": 4}
     trajectories = run_rollouts(engine, params, good, searcher, **limits)
     assert searcher.calls > 40
     for trajectory, expected in zip(trajectories, fault_free, strict=True):

@@ -148,9 +148,3 @@ def test_incompatible_settings_are_errors(changes, message):
     config = replace(PRESET, **{name: replace(getattr(PRESET, name), **values) for name, values in changes.items()})
     with pytest.raises(ValueError, match=message):
         check(config)
-
-
-def test_context_rewards_require_streams():
-    nano = cli.load_preset("nano")
-    with pytest.raises(ValueError, match=r"rl.advantage_scope pooled needs a reward for each context"):
-        check(replace(nano, rl=replace(nano.rl, advantage_scope="pooled")))

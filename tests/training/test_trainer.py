@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import check_offload, make_trainer
 from tests.support import NANO
+from tests.training.conftest import host_params
 
 TRAINING = TrainingConfig(seq_len=32, minibatch_rows=2, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.0)
 CONTEXTS, TOKENS = 10, 16  # two of them fill a row, four a mini-batch
@@ -38,7 +40,8 @@ def examples():
 
 
 def params():
-    return qwen.init(jax.random.key(0), NANO)
+    """A new copy each time, because the first update donates it."""
+    return jax.tree.map(jnp.array, host_params(NANO))
 
 
 def wrong(examples):
