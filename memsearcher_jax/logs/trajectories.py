@@ -237,7 +237,7 @@ def _decode_turn(turn: dict[str, Any]) -> Turn:
 
 
 def _decode_results(results: Sequence[dict[str, Any]]) -> tuple[SearchResult, ...]:
-    def passage(fields: dict[str, Any]) -> Passage:
+    def passage(fields: Any) -> Passage:
         return Passage(**fields | {"score": decode_float(fields["score"])})
 
     return tuple(SearchResult(tuple(map(passage, result["passages"])), result["error"]) for result in results)
