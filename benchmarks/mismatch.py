@@ -65,7 +65,7 @@ def main() -> None:
     new = slice(flags.prompt, flags.prompt + flags.new)
 
     @jax.jit
-    def trainer_logprobs(ids_BT: Any) -> Any:
+    def trainer_logprobs(params: Any, ids_BT: Any) -> Any:
         position_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
         logits_BTV, _ = qwen.forward(params, model, ids_BT, position_BT, jnp.ones_like(ids_BT))
         logprob_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
@@ -81,7 +81,7 @@ def main() -> None:
             contexts = common.generate(engine, published, prompts.tolist(), flags.new)
             ids_BT = np.array([context.ids for context in contexts], np.int32)
             sampler = np.array([context.logprobs for context in contexts])[:, new]
-            trainer = np.concatenate([trainer_logprobs(ids_1T[None]) for ids_1T in ids_BT])[:, new.start - 1 :]
+            trainer = np.concatenate([trainer_logprobs(params, ids_1T[None]) for ids_1T in ids_BT])[:, new.start - 1 :]
             difference = trainer - sampler
             kl, quantiles = (
                 np.mean(np.expm1(difference) - difference),
