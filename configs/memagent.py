@@ -38,7 +38,7 @@ def memagent_7b() -> RunConfig:
 
 
 def tiny_memagent() -> RunConfig:
-    """Documents of 10 passages, about one in a chunk of 64 tokens; the test has up to 1,000. Twelve minutes on one CPU
+    """Documents of 10 passages, about one in a chunk of 64 tokens; the test has up to 1,000. Ten minutes on one CPU
     core; docs/train.md has the results.
     """
     base = tiny()
