@@ -153,20 +153,9 @@ def test_workflows_settings_and_templates_name_the_same_workflows():
     assert tuple(AGENTS) == tuple(TEMPLATE_SLOTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "needed"),
-    [
-        ("memsearcher", 140),
-        ("react", 120),
-        ("search_r1", 120),
-        ("mem1", 120),
-        ("direct", 120),
-        ("rag", 120),
-        ("memalpha", 110),
-        ("memagent", 100),
-    ],
-)
-def test_the_longest_context_has_to_fit(name, needed, token_counter):
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_longest_context_has_to_fit(name, token_counter):
+    needed = {"memsearcher": 140, "memalpha": 110, "memagent": 100}.get(name, 120)
     config = AgentConfig(workflow=name, prompts=name, **SETTINGS)
     agent = make_agent(config, memalpha=MemalphaConfig(chunk_tokens=50, core_tokens=10))
     agent.check_context(needed + 1)

@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate, questions, split_questions
-from examples.warmstart.questions import decompose, steps
+from examples.warmstart.questions import decompose
 from memsearcher_jax.launch import cli
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import setup
-from memsearcher_jax.types import Problem
 
 REST = "Who is the father of B. Hay?"
-
-
-def problem(question, answer="x", titles=()):
-    return Problem("7", question, (answer,), {"supporting_titles": list(titles)})
 
 
 @pytest.mark.parametrize(
@@ -43,16 +38,6 @@ def test_a_question_about_a_described_person_has_two_steps(question, name, first
 @pytest.mark.parametrize("question", ["Who wrote Al Low?", "Who is Al Low's father-figure?", "Who is Al Low's father?"])
 def test_other_questions_have_no_steps(question):
     assert decompose(question, "Al Low", "B. Hay") is None
-
-
-def test_the_steps_of_a_question_ask_one_page_each():
-    two_hops = problem("When did Al Low's father die?", "1904", ("B. Hay (king)", "Al Low"))
-    first, second = steps(two_hops)
-    assert (first.question, first.golden_answers) == ("Who is Al Low's father?", ("B. Hay",))
-    assert (second.question, second.golden_answers) == ("When did B. Hay die?", ("1904",))
-    assert (first.supporting_titles, second.supporting_titles) == (("Al Low",), ("B. Hay (king)",))
-    assert steps(problem("Who?", titles=("A", "B"))) == ()
-    assert steps(problem("When did Al Low's father die?", titles=("Al Low",))) == ()
 
 
 # The last director has no page.

@@ -165,8 +165,6 @@ def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys):
     assert country in second["observation"]
     assert third["memory"] == second["new_memory"]
     output = capsys.readouterr().out
-    places = [output.index(text) for text in ("Think inside <think>", "turn 1", "turn 2", "turn 3")]
-    assert places == sorted(places)
-    assert "memory rewritten" in output
+    assert "memory rewritten" in output and output.index("Think inside <think>") < output.index("turn 1")
     assert re.search(rf"answer +{country}", output)
     assert re.search(r"memory tokens +\d", output)

@@ -118,20 +118,14 @@ print(jax.device_count(), any(event.endswith("/cache_hits") for event in hits))
 """
 
 
-@pytest.mark.parametrize(
-    ("flags", "devices", "cached"),
-    [("", 1, True), ("--mesh.cpu_devices 2", 2, False)],
-)
-def test_compiled_programs_are_kept_for_the_next_process_unless_it_has_several_cpu_devices(
-    flags, devices, cached, tmp_path
-):
+def test_compiled_programs_are_kept_for_the_next_process(tmp_path):
     # A command that another test calls in this process leaves its choice in the environment.
     kept = {name for name in os.environ if not name.startswith("JAX_") and name != "XLA_FLAGS"} | {"JAX_PLATFORMS"}
     environment = {name: os.environ[name] for name in kept}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", JAX_PROGRAM, *flags.split()]
-    for expected in (False, cached):
-        assert subprocess.check_output(command, env=environment, text=True) == f"{devices} {expected}\n"
+    for cached in (False, True):
+        command = [sys.executable, "-c", JAX_PROGRAM]
+        assert subprocess.check_output(command, env=environment, text=True) == f"1 {cached}\n"
 
 
 def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_cached(monkeypatch, tmp_path, capsys):
@@ -146,6 +140,11 @@ def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_
     compile_cache.choose("", 1)
     assert "can be written by others" in capsys.readouterr().err and compile_cache.DIRECTORY not in os.environ
     folder.rmdir()
+    with monkeypatch.context() as several:
+        several.setenv("JAX_NUM_CPU_DEVICES", "")
+        several.delenv("JAX_NUM_CPU_DEVICES")
+        compile_cache.choose("", 2)
+        assert os.environ["JAX_NUM_CPU_DEVICES"] == "2" and compile_cache.DIRECTORY not in os.environ
     compile_cache.choose("", 1)
     assert folder.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.DIRECTORY].startswith(str(folder))
     compile_cache.choose("mine", 1)

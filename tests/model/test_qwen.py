@@ -72,21 +72,6 @@ def test_published_sizes_have_the_published_parameter_counts(size, forward):
     assert (logits_BTV.shape, logits_BTV.dtype) == ((2, 16, config.vocab_size), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["grouped_untied", "grouped_tied"])
-def test_logits_of_hidden_states_equal_logits(name, variants, make_params, make_rows, forward):
-    config = variants[name]
-    params, rows = make_params(config), make_rows(config, 2, 12)
-    expected_BTV, _ = forward(params, config, *rows)
-    hidden_BTD, _ = forward(params, config, *rows, output="hidden")
-
-    @jax.jit
-    def in_parts(params, hidden_BTD):
-        table_VD = qwen.output_embedding(params, config)
-        return [qwen.logits(table_VD, hidden_BTD[:, part]) for part in (slice(0, 4), slice(4, 12))]
-
-    np.testing.assert_allclose(np.concatenate(in_parts(params, hidden_BTD), axis=1), expected_BTV, atol=1e-5)
-
-
 def test_a_packed_row_equals_separate_rows(variant, make_params, make_rows, forward):
     _, config = variant
     params = make_params(config)

@@ -16,7 +16,7 @@ from memsearcher_jax.rl import probe as probing
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
-from memsearcher_jax.rl.tool_executor import respond, tool_backend
+from memsearcher_jax.rl.tool_executor import tool_backend
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.types import (
     Call,
@@ -26,7 +26,6 @@ from memsearcher_jax.types import (
     Problem,
     ScoredTrajectory,
     StopReason,
-    ToolResult,
     Trajectory,
 )
 from tests.support import byte_tokenizer, make_prompt
@@ -256,10 +255,3 @@ def test_an_mcp_server_is_used_killed_in_the_middle_and_replayed(engine, params,
     assert '"name": "shout"' in system and "<|im_end|>" not in system, "a server cannot forge a turn"
     with pytest.raises(ConnectionError, match=r"agent\.tools mcp:http://127.0.0.1:9/mcp lists no tools"):
         open_tools(AgentConfig(tools=("mcp:http://127.0.0.1:9/mcp",)), tmp_path)
-
-
-def test_a_person_gets_the_same_responses(file):
-    (tool, *_) = file_tools(file(TOOLS))
-    backends = {"add": tool_backend(tool)}
-    assert respond(backends, Call("add", {"first": 2})) == ToolResult("add", {"first": 2}, "3.0")
-    assert respond(backends, Call("add", {})).error.startswith("TypeError: missing")

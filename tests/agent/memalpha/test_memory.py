@@ -40,18 +40,6 @@ def test_a_core_over_its_budget_is_cut_at_a_word():
     assert one_word.core == notice
 
 
-@pytest.mark.parametrize("store", list(Store))
-def test_a_disabled_store_refuses_every_operation(store):
-    memory = Memory(enabled=frozenset(Store) - {store})
-    for same, result in (
-        memory.insert(store, "a", COUNTER),
-        memory.update(store, "a", "0000", COUNTER),
-        memory.delete(store, "0000"),
-    ):
-        assert same is memory
-        assert result.error.kind is ErrorKind.INVALID
-
-
 contents = st.sampled_from(["a", "b b", "", "c, d", "long " * 30, 7, None, ["x", "y"]])
 ids = st.sampled_from(["0000", "0001", "0002", "000a", "zz", None, 1])
 operations = st.lists(

@@ -49,11 +49,6 @@ def test_calls_reward(results, ours, original):
     [
         ("squad", "It was Paris", [None, "Paris"], 1.0),  # what is missing is left out
         ("booksum", "none but the whale", ["whale", None, "ship"], 0.5),
-        # Corrections of the original:
-        ("squad", "anything", "", 0.0),  # a golden answer without text is met by nothing
-        ("squad", "anything", [], 0.0),
-        ("booksum", "anything", "", 0.0),
-        ("perltqa", "Ann likes Tea", "Tea;x", 0.5),  # the prediction is lower-cased too
         ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # a list stands for its first
     ],
 )

@@ -23,17 +23,6 @@ def test_top_k_is_a_prefix_of_the_complete_ranking_in_which_equal_scores_keep_th
     assert index.rank(query, top_k=None, min_score=0.0) == [hit for hit in whole if hit[1] >= 0]
 
 
-def test_search_matches_the_text_of_items(token_counter):
-    memory = Memory()
-    for content in (["red", "apple"], 5, "apple pie", "sky"):
-        memory, _ = memory.insert(Store.EPISODIC, content, token_counter)
-    (best, score), *_ = bm25.search(memory, Store.EPISODIC, "5")
-    assert (best.content, score > 0) == (5, True)
-    assert bm25.search(memory, Store.SEMANTIC, "5") == ()
-    with pytest.raises(ValueError, match="core memory has no items"):
-        bm25.search(memory, Store.CORE, "5")
-
-
 def memory_of(case) -> Memory:
     items = tuple(Item(item_id, text, 0) for item_id, text in case["items"])
     return Memory(**{Store(case["store"]).value: items})

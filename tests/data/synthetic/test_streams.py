@@ -51,6 +51,9 @@ def test_memalpha_rows(tmp_path):
         ("Ann sailed.", "Bob stayed."),
         (StreamQuestion("Who sailed?", "Ann"), StreamQuestion("Which class?", "3")),
     )
+    lines = tmp_path / "streams.jsonl"
+    lines.write_text(json.dumps(row(chunks=["Ann sailed.", "Bob stayed."])) + "\n")
+    assert read_problems(lines) == [first]
 
 
 def test_memory_agent_bench_answers_are_lists(tmp_path):
@@ -61,13 +64,6 @@ def test_memory_agent_bench_answers_are_lists(tmp_path):
     questions = one.stream.questions
     assert [question.answer for question in questions] == [["Ann", "Anne"], [3]]
     assert question_score("ruler_qa1_197K", "It was Anne.", questions[0].answer) == 1.0
-
-
-def test_json_lines_and_parquet_give_the_same_problems(tmp_path):
-    path = tmp_path / "streams.jsonl"
-    plain = row(chunks=["Ann sailed.", "Bob stayed."])
-    path.write_text(json.dumps(plain) + "\n")
-    assert read_problems(path) == read_problems(write_parquet(tmp_path, row()))
 
 
 @pytest.mark.parametrize(
