@@ -6,6 +6,7 @@ Weights keep the orientation of the Hugging Face files (output before input), so
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ SAVED_NAMES = {
     "save_qkv_attention_gate_up": (INPUT, ATTENTION_OUTPUT, QKV, GATE, UP),
 }
 """`ModelConfig.remat` -> what the backward pass saves."""
+LAST_LEVEL_CACHE = 16 << 20  # bytes that a CPU's has at least
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -145,9 +147,9 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
     "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
     errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.
 
-    TPUs: as they are. CPUs and GPUs: a list of the layers in place of stacked arrays, from which their compilers copy
-    the weights of a layer before it is multiplied, in every decoded step: they are read twice and written once. That
-    takes longer to compile, since each layer is.
+    TPUs: as they are. GPUs: a list of the layers in place of stacked arrays, from which the compiler copies the weights
+    of a layer before it multiplies them, in every decoded step: they are read twice and written once. CPUs, too, unless
+    all layers fit into a cache, where a copy costs less than to compile each layer by itself.
     """
     axes, float_dtype = param_axes(config)["layers"], config.compute_dtype if dtype == "int8" else dtype
 
@@ -159,7 +161,8 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
 
     layers = {name: published(name, weight) for name, weight in params["layers"].items()}
     others = {name: weight.astype(float_dtype) for name, weight in params.items() if name != "layers"}
-    if platform != "tpu":
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(layers))
+    if platform == "gpu" or (platform == "cpu" and size > LAST_LEVEL_CACHE):
         return others | {"layers": [jax.tree.map(operator.itemgetter(i), layers) for i in range(config.layers)]}
     return others | {"layers": layers}
 

@@ -227,3 +227,9 @@ def test_a_sampler_computes_the_same_from_published_weights(platform, dtype, bas
     expected, ours = (jax.tree.leaves(forward(x, base, *rows, view)) for x in (params, published))
     for x, y in zip(ours, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=0 if (platform, dtype) == ("tpu", "float32") else 1e-5)
+
+
+def test_a_cpu_gets_layers_in_arrays_of_their_own_unless_a_cache_holds_all(base):
+    for config, listed in ((base, False), (replace(base, ffn_size=1 << 16), True)):
+        published = qwen.publish(qwen.param_specs(config), config, "cpu", "float32")
+        assert isinstance(published["layers"], list) == listed
