@@ -5,9 +5,9 @@ python benchmarks/gpu.py --small                        # a rehearsal at tiny si
 
 numerics   logits, log-probabilities and gradients against the CPU, in float32 without TensorFloat-32; what the engine
            samples against the CPU, against each context alone, and against the full forward pass; compilations
-decode     tokens/s of the engine by slots, without the prefill, random weights in bfloat16; beside transformers'
+decode     tokens/s of the engine by slots, without the prefill, random weights in bfloat16; and of transformers'
            generate (sdpa, static cache, not compiled) and the time in which the GPU reads weights and KV cache
-update     the optimiser step of update.py; beside TRL's loss on torch with sdpa, and the peak FLOP/s
+update     the optimiser step of update.py; with TRL's loss on torch and sdpa, too, and the peak FLOP/s
 train      --config smollm2 with 64 problems x 8 rollouts: seconds of a step by phase, as many steps as there is time
            for, and exact match on held-out questions before and after
 

@@ -8,14 +8,14 @@ import os
 import re
 import socket
 import tempfile
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.http_server import QuietHandler, serving_http
 
 ROOT = Path(__file__).resolve().parents[1]
 # Fewer XLA optimisations: programs compile in half of the time and run more slowly.
@@ -177,7 +177,7 @@ def serving():
         def serve(behave):
             requests, request_counts = [], Counter()
 
-            class Handler(BaseHTTPRequestHandler):
+            class Handler(QuietHandler):
                 def do_POST(self):
                     body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                     user = body["messages"][-1]["content"]
@@ -190,13 +190,6 @@ def serving():
                     self.end_headers()
                     self.wfile.write(data)
 
-                def log_message(self, *args):
-                    pass
-
-            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            return f"http://127.0.0.1:{server.server_port}/v1", requests
+            return f"{stack.enter_context(serving_http(Handler))}/v1", requests
 
         yield serve

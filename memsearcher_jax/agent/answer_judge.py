@@ -1,4 +1,4 @@
-"""A judge of short answers, beside exact match and F1: what a language model is asked, and how its reply is read.
+"""A judge of short answers, besides exact match and F1: what a language model is asked, and how its reply is read.
 
 The criteria are those of MemSearcher's `scripts/evaluation/llm_judge.py` in our words: an answer is correct if it means
 the same as one of the golden answers. BrowseComp-Plus (arXiv 2508.06600) also asks for the confidence that the answer

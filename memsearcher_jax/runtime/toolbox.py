@@ -97,7 +97,7 @@ def mcp_tools(name: str) -> list[Tool]:
 class McpServer:
     """A connection to a server, in a thread with an event loop of its own; a call after it broke opens it again."""
 
-    address: str  # http://HOST/mcp, or a command that speaks the protocol on its standard input and output
+    address: str  # http://HOST/mcp, or a command that is a server on its standard input and output
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     requests: asyncio.Queue[tuple[Any, concurrent.futures.Future[Any]]] = field(default_factory=asyncio.Queue)
 

@@ -37,7 +37,7 @@ _JSON_BLOCK = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
 
 @dataclass(frozen=True)
 class MemalphaRewardConfig:
-    """Weights beside r1 and r2, which count once. The defaults are those of the paper's released run."""
+    """Weights besides those of r1 and r2, which count once. The defaults are those of the paper's released run."""
 
     compression_weight: NonNegative = 0.05
     """Of r3, 1 - memory tokens / stream tokens."""

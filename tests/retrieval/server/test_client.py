@@ -5,9 +5,7 @@ import itertools
 import json
 import random
 import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,6 +17,7 @@ from memsearcher_jax.retrieval.server.client import (
     ServiceUnavailable,
 )
 from memsearcher_jax.types import Passage
+from tests.http_server import QuietHandler, serving_http
 
 
 def good(handler, request):
@@ -81,7 +80,7 @@ def serving():
         def serve(*handlers):
             requests, actions = [], itertools.chain(handlers, itertools.repeat(handlers[-1]))
 
-            class Handler(BaseHTTPRequestHandler):
+            class Handler(QuietHandler):
                 def do_POST(self):
                     requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                     with contextlib.suppress(OSError):  # the client has disconnected
@@ -90,14 +89,7 @@ def serving():
                 def do_GET(self):
                     next(actions)(self, None)
 
-                def log_message(self, *args):
-                    pass
-
-            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            return f"http://127.0.0.1:{server.server_port}", requests
+            return stack.enter_context(serving_http(Handler)), requests
 
         yield serve
 
