@@ -3,11 +3,11 @@
 import hashlib
 import json
 import re
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from tests.http_server import QuietHandler, serving_http
 
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/.*)?)?")
 FILE = re.compile(r"(/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -31,12 +31,9 @@ class Hub:
         return commit
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
-
-    def log_message(self, *arguments):
-        pass
 
     def do_HEAD(self):
         self.answer()
@@ -88,13 +85,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running_hub():
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving_http(type("Bound", (Handler,), {"hub": hub})) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
