@@ -33,7 +33,7 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in (*PACKAGES, "config")} | {*SHARED, 
 # Each of these packages may import the preceding ones.
 PACKAGES["runtime"] = LIBRARIES | {"mcp", "tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
 PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime"}
-PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"tokenizers"}
+PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}
 PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.runtime"}
 PACKAGES["serving"] = (
     LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"fastapi", "pydantic", "starlette", "mcp"}

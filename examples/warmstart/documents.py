@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from examples.warmstart.record import HELD_OUT_SEED, step_seed, task
+from examples.warmstart.scripted import encode_reply
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.data.synthetic.entity_names import named_random
 from memsearcher_jax.data.synthetic.relations import make_passage, noun_phrase
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.sft.scripted import encode_reply
 from memsearcher_jax.types import Problem, ScoredTrajectory
 
 UNKNOWN = "not found"

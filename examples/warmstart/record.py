@@ -8,13 +8,13 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from examples.warmstart.scripted import scripted_trajectory
 from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.rl.setup import Run, open_tokenizer
 from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.sft.scripted import scripted_trajectory
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, Search, StopReason, Trajectory
 
 HELD_OUT_SEED = 999

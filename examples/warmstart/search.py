@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstrate, open_run, step_seed, task
+from examples.warmstart.scripted import encode_reply
 from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
@@ -30,7 +31,6 @@ from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime import text_encoder
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.sft.scripted import encode_reply
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, SearchResult
 
 EMPTY_MEMORY = "nothing yet."

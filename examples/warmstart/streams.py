@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, step_seed, task
+from examples.warmstart.scripted import encode_reply
 from memsearcher_jax.agent.memalpha.memory import Item, Memory
 from memsearcher_jax.agent.memalpha.view import EvidenceRetriever, render_memory
 from memsearcher_jax.agent.prompts import USER
@@ -31,7 +32,6 @@ from memsearcher_jax.data.synthetic.streams import (
 )
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.sft.scripted import encode_reply
 from memsearcher_jax.types import Completion, Generate, Prompt, ScoredTrajectory
 
 STORE_ALL, STORE_ONE = "All of it.\n", "A part.\n"

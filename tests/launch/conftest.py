@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.warmstart.scripted import scripted_trajectory
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime import load_weights
-from memsearcher_jax.sft.scripted import scripted_trajectory
 
 SMALL = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
