@@ -87,8 +87,7 @@ setup(
     package_dir=TOP_LEVEL,
     package_data={
         "memsearcher_jax": ["py.typed", "agent/templates/**", "assets/**", "report/page/web/*", "serving/web/*"],
-        "memsearcher_jax.configs": ["*.toml"],
-        "memsearcher_jax.launch.pod": ["*.toml", "*.yaml", "Dockerfile*"],
+        "memsearcher_jax.launch.pod": ["*.yaml", "Dockerfile*"],
     },
     entry_points={"console_scripts": ["memsearcher = memsearcher_jax.launch.main:main"]},
     install_requires=RUNTIME,

@@ -29,11 +29,7 @@ from memsearcher_jax.runtime.preemption import STOPPED
 from memsearcher_jax.runtime.remote_dir import check_address
 
 TEMPLATE = Path(__file__).with_name("jobset.yaml")
-NOT_PASSED = {
-    **dict.fromkeys(("--config", "--out"), "put it before the --"),
-    **dict.fromkeys(("--resume", "--start_or_resume"), "every start resumes the run in --out"),
-    "--checkpoint": "give the weights with --model.path",
-}
+OWN_FLAGS = {"--config", "--out", "--resume", "--start_or_resume", "--checkpoint"}  # of the trainer
 
 
 @dataclass(frozen=True)
@@ -85,9 +81,8 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", flags.name) or len(flags.name) > longest:
         rule = "lower-case letters, digits and hyphens; start with a letter and end without a hyphen"
         raise ValueError(f"--name {flags.name!r}: use at most {longest} {rule}")
-    for name in (word.partition("=")[0] for word in trainer_flags):
-        if name in NOT_PASSED:
-            raise ValueError(f"{name} is not allowed after --: {NOT_PASSED[name]}")
+    if names := sorted({word.partition("=")[0] for word in trainer_flags} & OWN_FLAGS):
+        raise ValueError(f"{names[0]} cannot follow --: put --config and --out before it, weights in --model.path")
     run = cli.parse(tpu_train.Train, ["--config", flags.config, *trainer_flags]).run
     run.mesh.shape(flags.slices * tpu_slice.devices)
     preconditions.require_inputs(run, questions="data.train")
@@ -95,13 +90,12 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
 
 def manifest(flags: Jobset, trainer_flags: Sequence[str]) -> str:
     """The JobSet of checked flags, as YAML."""
-    tpu_slice = find_slice(flags.topology)
     # JobSet repeats this command at every restart.
     args = ["--config", flags.config, "--out", flags.out, "--start_or_resume", *trainer_flags]
     claim = {"claimName": flags.data_claim, "readOnly": True}
     values = {
         **vars(flags),
-        **vars(tpu_slice),
+        **vars(find_slice(flags.topology)),
         "stopped_status": STOPPED,
         "args": [arg.replace("$", "$$") for arg in args],  # Kubernetes would expand $(NAME)
         "secrets": [{"secretRef": {"name": flags.secret}}] if flags.secret else [],

@@ -13,7 +13,6 @@ from __future__ import annotations
 if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,21 +60,17 @@ def main(argv: Sequence[str]) -> None:
 
 def gcloud(flags: QueuedResource, remote: Sequence[str]) -> list[str]:
     """The gcloud command; `remote` is the command for the VMs. Raises ValueError in one line."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", flags.name):
-        raise ValueError(f"NAME {flags.name!r}: use lower-case letters, digits and hyphens, first a letter")
     if bool(remote) != (flags.action == "ssh"):
         raise ValueError("ssh needs a command after --, and the other actions take none")
-    where = [flags.name, f"--zone={flags.zone}"]
+    where, tpus = [flags.name, f"--zone={flags.zone}"], ["gcloud", "compute", "tpus"]
     if flags.action == "create":
-        words = ["queued-resources", "create", *where, *requested(flags)]
-    elif flags.action == "status":
-        words = ["queued-resources", "describe", *where, "--format=value(state.state)"]
-    elif flags.action == "delete":  # without --force gcloud refuses while there are VMs; it asks before it deletes
-        words = ["queued-resources", "delete", *where, "--force"]
-    else:
-        kind, nodes = ("tpu-vm", []) if flags.slices == 1 else ("queued-resources", ["--node=all"])
-        words = [kind, "ssh", *where, *nodes, "--worker=all", f"--command={shlex.join(remote)}"]
-    return ["gcloud", "compute", "tpus", *words]
+        return [*tpus, "queued-resources", "create", *where, *requested(flags)]
+    if flags.action == "status":
+        return [*tpus, "queued-resources", "describe", *where, "--format=value(state.state)"]
+    if flags.action == "delete":  # without --force gcloud refuses while there are VMs; it asks before it deletes
+        return [*tpus, "queued-resources", "delete", *where, "--force"]
+    kind, nodes = ("tpu-vm", []) if flags.slices == 1 else ("queued-resources", ["--node=all"])
+    return [*tpus, kind, "ssh", *where, *nodes, "--worker=all", f"--command={shlex.join(remote)}"]
 
 
 def requested(flags: QueuedResource) -> list[str]:
@@ -83,11 +78,8 @@ def requested(flags: QueuedResource) -> list[str]:
     tpu_slice = find_slice(flags.topology)
     if not tpu_slice.accelerator_type:
         raise ValueError(f"--topology {flags.topology}: only GKE has it, see launch/pod/jobset.py")
+    words = [f"--accelerator-type={tpu_slice.accelerator_type}", f"--runtime-version={tpu_slice.runtime_version}"]
     nodes = [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]
-    return [
-        f"--accelerator-type={tpu_slice.accelerator_type}",
-        f"--runtime-version={tpu_slice.runtime_version}",
-        *([f"--node-id={flags.name}"] if flags.slices == 1 else nodes),
-        *([] if flags.provisioning == "on_demand" else [f"--{flags.provisioning}"]),
-        *([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else []),
-    ]
+    words += [f"--node-id={flags.name}"] if flags.slices == 1 else nodes
+    words += [] if flags.provisioning == "on_demand" else [f"--{flags.provisioning}"]
+    return words + ([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else [])

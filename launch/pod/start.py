@@ -12,19 +12,17 @@ import sys
 from pathlib import Path
 
 TRAINER = Path(__file__).resolve().parents[1] / "tpu_train.py"
-NEEDED = 64 << 30  # bytes, from Google's page
 
 
 def raise_locked_memory() -> None:
-    """Raises the limit as far as allowed; prints a warning if that is less than the driver may need."""
+    """Raises the limit as far as allowed; prints a warning if that is not without limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (ValueError, OSError):  # only the capability SYS_RESOURCE may raise the hard limit
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-        if hard != resource.RLIM_INFINITY and hard < NEEDED:
-            limits = f"locked memory is limited to {hard:,} bytes and the TPU driver may need {NEEDED:,}"
-            print(f"{limits}: add the capability SYS_RESOURCE", file=sys.stderr, flush=True)
+        line = f"locked memory is limited to {hard:,} bytes, and TPUs may need more: add the capability SYS_RESOURCE"
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,23 @@
-"""The TPU slices that Google Cloud offers, from tpus.toml, and the programs that request them."""
+"""The TPU slices that Google Cloud offers, each named GENERATION:TOPOLOGY, and the programs that request them.
+
+Sources: node labels, machines, topologies and single or several hosts from the tables of
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; accelerator types and what their number counts from
+cloud.google.com/tpu/docs (the pages v4, v5e, v5p, v6e); all but the 8-chip machines compared with the table of
+AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py. It has 2x4 of v5e and v6e as two hosts of 4 chips; here it
+is the one host of 8 that a TPU VM of that type is.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-TPUS = Path(__file__).with_name("tpus.toml")
+PLANES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
+HOST_CHIPS = {"1x1": 1, "2x4": 8}  # of one host; others have 4
 
 
 @dataclass(frozen=True)
@@ -24,36 +30,38 @@ class CloudSlice:
     hosts: int
     chips_per_host: int
     devices: int  # of JAX
-    accelerator_type: str  # of TPU VMs, such as v6e-32; v4 and v5p count cores, two per chip. "" if only GKE has it
-    runtime_version: str
+    accelerator_type: str  # of TPU VMs, such as v6e-32; "" if only GKE has it
+    runtime_version: str  # software of TPU VMs
 
 
-@functools.cache
-def known_slices() -> dict[str, CloudSlice]:
-    """Every slice by its name, such as v6e:4x8."""
+def _slices(
+    generation: str, topologies: str, label: str, machine: str, vm: str = "", runtime: str = "", *, cores=1, devices=1
+) -> dict[str, CloudSlice]:
+    """`vm`: the accelerator type without its number, which counts `cores` of a chip; `devices`: of JAX, per chip."""
     slices = {}
-    for generation, tpu in tomllib.loads(TPUS.read_text(encoding="utf-8")).items():
-        for machine, topology in ((one, name) for one in tpu["machines"] for name in one["topologies"]):
-            chips = math.prod(int(length) for length in topology.split("x"))
-            slices[f"{generation}:{topology}"] = CloudSlice(
-                topology,
-                tpu["gke_accelerator"],
-                machine["name"],
-                chips // machine["chips"],
-                machine["chips"],
-                chips * tpu.get("devices_per_chip", 1),
-                f"{tpu['accelerator']}-{chips * tpu['cores_per_chip']}" if "accelerator" in tpu else "",
-                tpu.get("runtime_version", ""),
-            )
+    for topology in topologies.split():
+        chips, own = math.prod(map(int, topology.split("x"))), HOST_CHIPS.get(topology, 4)
+        accelerator_type, hosts = f"{vm}-{chips * cores}" if vm else "", chips // own
+        of_machine = f"{machine}-{own}t", hosts, own, chips * devices
+        slices[f"{generation}:{topology}"] = CloudSlice(topology, label, *of_machine, accelerator_type, runtime)
     return slices
+
+
+SLICES = {
+    **_slices("v4", CUBES, "tpu-v4-podslice", "ct4p-hightpu", "v4", "tpu-ubuntu2204-base", cores=2),
+    **_slices("v5e", PLANES, "tpu-v5-lite-podslice", "ct5lp-hightpu", "v5litepod", "v2-alpha-tpuv5-lite"),
+    **_slices("v5p", CUBES, "tpu-v5p-slice", "ct5p-hightpu", "v5p", "v2-alpha-tpuv5", cores=2),
+    **_slices("v6e", PLANES, "tpu-v6e-slice", "ct6e-standard", "v6e", "v2-alpha-tpuv6e"),
+    **_slices("tpu7x", CUBES, "tpu7x", "tpu7x-standard", devices=2),
+}
 
 
 def find_slice(name: str) -> CloudSlice:
     """Raises ValueError that lists the known slices, of this generation if there is such a one."""
-    if name not in known_slices():
-        generation = [known for known in known_slices() if known.startswith(f"{name.partition(':')[0]}:")]
-        raise ValueError(f"--topology {name} is none of {', '.join(generation or known_slices())}")
-    return known_slices()[name]
+    if name not in SLICES:
+        generation = [known for known in SLICES if known.startswith(f"{name.partition(':')[0]}:")]
+        raise ValueError(f"--topology {name} is none of {', '.join(generation or SLICES)}")
+    return SLICES[name]
 
 
 def run_program(command: Sequence[str], stdin: str | None = None) -> None:

@@ -171,8 +171,8 @@ def test_kubectl_gets_the_manifest_and_gives_its_status(fake_program, capsys, re
         ("--name Run", "--name 'Run': use at most 47 lower-case letters"),
         (f"--name {'n' * 47} --slices 11", "use at most 46"),
         ("-- --mesh.tensor 3", "mesh data=1 fsdp=-1 tensor=3 does not fit 32 devices"),
-        ("-- --resume", "--resume is not allowed after --: every start resumes the run in --out"),
-        ("-- --out=gs://other/a", "--out is not allowed after --: put it before the --"),
+        ("-- --resume", "--resume cannot follow --: put --config and --out before it"),
+        ("-- --out=gs://other/a", "--out cannot follow --: put --config and --out before it"),
     ],
 )
 def test_invalid_flags_are_errors(flags, line, refused):

@@ -60,6 +60,6 @@ def test_arguments_survive_both_shells(arguments):
 
 
 def test_every_slice_except_tpu7x_has_an_accelerator_type_of_google_of_its_own():
-    types = {name: one.accelerator_type for name, one in tpu_slices.known_slices().items() if name[:5] != "tpu7x"}
+    types = {name: one.accelerator_type for name, one in tpu_slices.SLICES.items() if name[:5] != "tpu7x"}
     assert types | ACCELERATOR_TYPES == types
     assert len(set(types.values())) == len(types) > 30
