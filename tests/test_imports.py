@@ -19,7 +19,7 @@ DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
     "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "nltk", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "scann", "bm25s", "httpx2"}
+    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "pyarrow", "scann", "bm25s", "httpx2"}
     | {"fastapi", "pydantic", "starlette", "uvicorn"},
     "ops": {"numpy", "jax"},
     # The only package that imports flax.

@@ -1,21 +1,22 @@
-"""A corpus on disk, memory-mapped: the id and contents of every passage, and a checksum of the content."""
+"""A corpus on disk: an Arrow file of the id and contents of every passage, and a checksum of the content.
+
+The file is memory-mapped. `pyarrow` is imported where it is used: a config and `--help` do not need it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
-from memsearcher_jax.retrieval.builder.build_dir import save_array
 from memsearcher_jax.types import Passage
 
-COLUMNS = ("ids", "contents")
-PROGRESS_ROWS = 10_000
+CORPUS_FILE = "passages.arrow"
+BATCH_ROWS = 10_000  # passages in memory at a time, and between two calls of `on_progress`
 
 Source = Path | Iterable[Passage]
 """A JSONL file of `{"id", "contents"}` rows (FlashRAG's layout), plain or `.gz`; or passages that were made."""
@@ -26,26 +27,11 @@ def source_name(source: Source) -> str:
 
 
 @dataclass(frozen=True)
-class TextColumn:
-    """Texts in one byte array, so that 21 million passages are two arrays and not 21 million objects."""
-
-    data: np.ndarray  # uint8 [bytes], concatenated UTF-8
-    offset: np.ndarray  # int64 [rows + 1], where each text starts; the last entry is the end
-
-    def __len__(self) -> int:
-        return len(self.offset) - 1
-
-    def __getitem__(self, row: int) -> str:
-        start, end = self.offset[row : row + 2]
-        return self.data[start:end].tobytes().decode()
-
-
-@dataclass(frozen=True)
 class Corpus:
     """Passages by row number; `checksum` depends on the content only, not on the file or its compression."""
 
-    ids: TextColumn
-    contents: TextColumn
+    ids: Any  # arrow arrays [R] of UTF-8: texts whose encoding need not be checked when the file is opened
+    contents: Any
     checksum: str  # sha256, hexadecimal
 
     def __len__(self) -> int:
@@ -55,11 +41,11 @@ class Corpus:
         return map(self.passage, range(len(self)))
 
     def passage(self, row: int, score: float = 0.0) -> Passage:
-        return Passage(self.ids[row], self.contents[row], score)
+        return Passage(self.ids[row].as_py().decode(), self.contents[row].as_py().decode(), score)
 
-    def texts(self, start: int, stop: int) -> list[str]:
-        """The contents of the rows from `start` up to, but not including, `stop`."""
-        return [self.contents[row] for row in range(start, min(stop, len(self)))]
+    def texts(self, rows: Iterable[int]) -> list[str]:
+        """The contents of these rows."""
+        return [self.contents[row].as_py().decode() for row in rows]
 
 
 def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
@@ -86,53 +72,43 @@ def corpus_checksum(source: Source) -> str:
 
 
 def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
-    """Write the passages of a source of any size to files in `directory`, and return the corpus over these files.
+    """Write the passages of a source of any size to a file in `directory`, and return the corpus over it.
 
-    To find duplicate ids, sorted hashes need 8 bytes per row, a set of ids about a hundred; rows with equal hashes are
-    compared as text. `on_progress` receives the number of rows so far.
+    The ids are kept in memory meanwhile, about 200 bytes each. `on_progress` receives the number of rows so far.
 
     Raises as `read_passages` does, ValueError for an id that occurs twice or no passages, OSError for a full disk.
     """
-    ends, hashes, lines = (array("q", [0]), array("q", [0])), array("Q"), array("q")
-    digest = hashlib.sha256()
-    with (directory / "ids.bin").open("wb") as ids, (directory / "contents.bin").open("wb") as contents:
-        for location, passage in read_passages(source):
+    import pyarrow
+
+    schema = pyarrow.schema([("ids", pyarrow.large_binary()), ("contents", pyarrow.large_binary())])
+    digest, line_of = hashlib.sha256(), dict[str, str]()
+
+    def checked(rows: Iterable[tuple[str, Passage]]) -> Iterator[Passage]:
+        for location, passage in rows:
+            line = location.rpartition(":")[2]
+            if (earlier := line_of.setdefault(passage.id, line)) != line:
+                raise MalformedRow(f'{location}: id "{passage.id}" is already the id of line {earlier}')
             digest.update(_framed(passage))
-            for file, text, column in zip((ids, contents), (passage.id, passage.contents), ends, strict=True):
-                column.append(column[-1] + file.write(text.encode()))
-            hashes.append(int.from_bytes(hashlib.blake2b(passage.id.encode(), digest_size=8).digest()))
-            lines.append(int(location.rpartition(":")[2]))
-            if len(lines) % PROGRESS_ROWS == 0:
-                on_progress(len(lines))
-    if not lines:
+            yield passage
+
+    passages, path = checked(read_passages(source)), str(directory / CORPUS_FILE)
+    with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
+        while batch := list(islice(passages, BATCH_ROWS)):
+            columns = [[passage.id.encode() for passage in batch], [passage.contents.encode() for passage in batch]]
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+            on_progress(len(line_of))
+    if not line_of:
         raise ValueError(f"{source_name(source)}: contains no passages")
-    for name, column in zip(COLUMNS, ends, strict=True):
-        save_array(directory / f"{name}.offset.npy", np.frombuffer(column, np.int64))
-    corpus = open_corpus(directory, digest.hexdigest())
-    hash_R = np.frombuffer(hashes, np.uint64)
-    order = np.argsort(hash_R, kind="stable")
-    same = np.flatnonzero(np.diff(hash_R[order]) == 0)
-    duplicates = [(order[i + 1], order[i]) for i in same if corpus.ids[order[i + 1]] == corpus.ids[order[i]]]
-    if duplicates:
-        row, earlier = min(duplicates)
-        where = f"{source_name(source)}:{lines[row]}"
-        raise MalformedRow(f'{where}: id "{corpus.ids[row]}" is already the id of line {lines[earlier]}')
-    return corpus
+    return open_corpus(directory, digest.hexdigest())
 
 
 def open_corpus(directory: Path, checksum: str) -> Corpus:
-    """The corpus in `directory`. Raises OSError or ValueError if a file is missing or truncated."""
+    """The corpus in `directory`. Raises OSError or ValueError if the file is missing or damaged."""
+    import pyarrow
 
-    def open_column(name: str) -> TextColumn:
-        offset = np.load(directory / f"{name}.offset.npy", mmap_mode="r")
-        data = np.memmap(directory / f"{name}.bin", np.uint8, mode="r")
-        if len(data) != offset[-1]:
-            raise ValueError(f"{name}.bin has {len(data)} bytes, not {offset[-1]}")
-        if offset[0] != 0 or (offset[1:] < offset[:-1]).any():
-            raise ValueError(f"the offsets of {name}.bin do not ascend")
-        return TextColumn(data, offset)
-
-    return Corpus(open_column("ids"), open_column("contents"), checksum)
+    table = pyarrow.ipc.open_file(pyarrow.memory_map(str(directory / CORPUS_FILE))).read_all()
+    table.validate(full=True)  # reads the offsets, beyond which no text may begin
+    return Corpus(table["ids"], table["contents"], checksum)
 
 
 def _framed(passage: Passage) -> bytes:

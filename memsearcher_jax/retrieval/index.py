@@ -19,11 +19,11 @@ import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import DERIVED_FORMAT, MANIFEST, read_manifest, verify_files
-from memsearcher_jax.retrieval.corpus import COLUMNS, Corpus, open_corpus
+from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 from memsearcher_jax.retrieval.vector_files import Dtype, EmbeddingShards, Vectors
 
-FORMAT = 5  # of the folder; incremented when older readers would misread it
+FORMAT = 6  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
 MAX_BLOCK_SCORES = 1 << 26  # scores that exact search keeps in memory
 MAX_BLOCK_FLOATS = 1 << 26  # floats of vectors that it reads from disk at a time
@@ -126,7 +126,7 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
 
 def open_index_corpus(directory: Path) -> Corpus:
     """Open the passages of an index folder only. Raises FileNotFoundError or ValueError, in one line."""
-    manifest = read_index_manifest(directory, prefixes=COLUMNS)
+    manifest = read_index_manifest(directory)
     with _explain_damage(directory):
         return open_corpus(directory, manifest["checksum"])
 
@@ -144,15 +144,12 @@ def verify_index(directory: Path) -> int:
     return total
 
 
-def read_index_manifest(directory: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Any]:
-    """The manifest of an index folder, after a check of the sizes of the files whose names have these prefixes.
-
-    Raises FileNotFoundError or ValueError, in one line.
-    """
+def read_index_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of an index folder. Raises FileNotFoundError or ValueError, in one line."""
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"{directory}: is not an index folder (no {MANIFEST})")
     with _explain_damage(directory):
-        return read_manifest(directory, FORMAT, prefixes)
+        return read_manifest(directory, FORMAT)
 
 
 @contextlib.contextmanager

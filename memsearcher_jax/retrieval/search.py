@@ -175,7 +175,7 @@ def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | N
 
 def linked_rows(corpus: Corpus, titles: Retriever, row: int) -> np.ndarray:
     """The first passages of the pages whose titles share the rarest words with the beginning of a passage's text."""
-    text = corpus.contents[row].partition("\n")[2]
+    text = corpus.passage(row).contents.partition("\n")[2]
     (found_N,), _ = titles.search([" ".join(text.split()[:LINK_WORDS])], MAX_TOP_N)
     first: dict[str, int] = {}
     for found in found_N.tolist():

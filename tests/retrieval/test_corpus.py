@@ -39,8 +39,7 @@ def test_checksum_depends_on_every_field_boundary():
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=1))
 def test_any_text_round_trips(texts):
     corpus = make_corpus([Passage(str(row), text) for row, text in enumerate(texts)])
-    assert corpus.texts(0, len(texts) + 5) == texts
-    assert [corpus.ids[row] for row in range(len(corpus))] == [str(row) for row in range(len(texts))]
+    assert [(passage.id, passage.contents) for passage in corpus] == [(str(n), text) for n, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_invalid_files(tmp_path):
     with pytest.raises(ValueError, match="is a folder"):
         make_corpus(tmp_path)
     cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(gzip.compress(GOOD * 50)[:-9])
+    cut.write_bytes(gzip.compress(GOOD)[:-9])
     with pytest.raises(ValueError, match="compressed data is damaged"):
         make_corpus(cut)
     fake = tmp_path / "fake.jsonl.gz"

@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -39,9 +38,9 @@ class RecordingEncoder:
 
 def make_searcher(max_batch_size=1_024, query_cache_size=0):
     corpus = make_corpus(PASSAGES)
-    encoder = fit_hashing(corpus.texts(0, 4), 256)
+    encoder = fit_hashing(corpus.texts(range(4)), 256)
     recorder = RecordingEncoder(encoder)
-    retriever = DenseRetriever(recorder, ExactIndex(encoder(corpus.texts(0, 4))))
+    retriever = DenseRetriever(recorder, ExactIndex(encoder(corpus.texts(range(4)))))
     return Searcher(LocalSource(corpus, retriever), max_batch_size, LRUCache(query_cache_size)), recorder
 
 
@@ -161,12 +160,11 @@ def test_results_do_not_depend_on_the_batch(tmp_path, method):
     assert together[0][0].title == "Lyon" and together[2] == []
 
 
-def test_bm25_over_an_index_needs_neither_encoder_nor_vectors(tmp_path):
+def test_bm25_over_an_index_needs_no_encoder(tmp_path):
     build_index(SMALL, PASSAGES, tmp_path / "theirs")
-    shutil.rmtree(tmp_path / "theirs" / "embeddings")
     config = RetrievalConfig(index=str(tmp_path / "theirs"), method="bm25", encoder="/no/such/folder")
     assert open_source(config, tmp_path / "index").search(["Bari"], 1)[0][0].title == "Bari"
-    (tmp_path / "theirs" / "contents.bin").write_bytes(b"cut")
+    (tmp_path / "theirs" / "passages.arrow").write_bytes(b"cut")
     with pytest.raises(ValueError, match="theirs: is damaged"):
         open_source(config, tmp_path / "index")
 

@@ -71,8 +71,8 @@ def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, mess
 
 
 def test_errors_of_opening_are_those_of_this_process(config, tmp_path):
-    (tmp_path / "index" / "ids.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"index: is damaged or of another version \(ids\.bin has 0 bytes"):
+    (tmp_path / "index" / "passages.arrow").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"index: is damaged or of another version \(passages\.arrow has 0 bytes"):
         open_searcher(config, tmp_path / "index", ())
 
 

@@ -94,8 +94,8 @@ def write_manifest(directory: Path, content: dict[str, Any], omitted: Collection
     write_json(directory / MANIFEST, content | {OWN_CHECKSUM: _json_sha256(content)})
 
 
-def read_manifest(directory: Path, version: int, prefixes: tuple[str, ...] = ("",)) -> dict[str, Any]:
-    """What `write_manifest` wrote, with the sizes of all files checked whose names have one of these prefixes.
+def read_manifest(directory: Path, version: int) -> dict[str, Any]:
+    """What `write_manifest` wrote, with the sizes of all files checked.
 
     Raises OSError for a missing file, ValueError for a format other than `version`, a change or another size.
     """
@@ -110,7 +110,7 @@ def read_manifest(directory: Path, version: int, prefixes: tuple[str, ...] = (""
     if manifest.pop(OWN_CHECKSUM, None) != _json_sha256(manifest):
         raise ValueError(f"{MANIFEST} was changed")
     for name, file in manifest[FILES].items():
-        if name.startswith(prefixes) and (size := (directory / name).stat().st_size) != file["bytes"]:
+        if (size := (directory / name).stat().st_size) != file["bytes"]:
             raise ValueError(f"{name} has {size} bytes, not {file['bytes']}")
     return manifest
 

@@ -3,7 +3,7 @@
 During the build, the folder for `wiki/` is `.wiki.building/` next to it:
 
 build.json     what is built; another corpus, encoder or vector type is rejected
-ids.*  contents.*          the passages; complete when corpus.json exists
+passages.arrow  the passages; complete when corpus.json exists
 embeddings/000000.npy ...  each complete or missing; several processes can build different ones
 scann/         the tree; complete when tree.json exists, which contains its measured recall
 manifest.json  written last; then the folder is renamed
@@ -143,7 +143,7 @@ def _build_vectors(
         model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
     if precomputed is not None:
         _check_precomputed(precomputed, corpus, model.passages)
-    size = (model.passages(corpus.texts(0, 1)) if precomputed is None else precomputed).shape[1]
+    size = (model.passages(corpus.texts([0])) if precomputed is None else precomputed).shape[1]
     vectors = StoredVectors(model.name, size, config.embedding_dtype, shard_rows)
     shards = _start(staging, corpus, vectors, precomputed is not None)
     _write_shards(shards, model.passages, precomputed, corpus, config.max_batch_size, shard, on_progress)
@@ -178,7 +178,7 @@ def _check_precomputed(precomputed: np.ndarray, corpus: Corpus, encoder: Encoder
     if len(precomputed) != len(corpus):
         raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(corpus)} passages")
     rows = np.unique(np.linspace(0, len(corpus) - 1, COMPARED_ROWS).astype(int))
-    encoded_BD = encoder([corpus.contents[row] for row in rows])
+    encoded_BD = encoder(corpus.texts(rows.tolist()))
     given_BD = np.asarray(precomputed[rows], np.float32)
     sizes = given_BD.shape[1], encoded_BD.shape[1]
     if sizes[0] != sizes[1]:
@@ -206,7 +206,7 @@ def _write_shards(
     def embed(rows: range) -> np.ndarray:
         if precomputed is not None:
             return np.asarray(precomputed[rows.start : rows.stop], np.float32)
-        vectors_BD = encoder(corpus.texts(rows.start, rows.stop))
+        vectors_BD = encoder(corpus.texts(rows))
         if vectors_BD.shape != (len(rows), shards.size):
             raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")
         return vectors_BD
@@ -226,7 +226,7 @@ def _write_shards(
             vectors_BD = np.concatenate(batches)
             finite_B = np.isfinite(vectors_BD).all(axis=1)
             if not finite_B.all():
-                passage = corpus.ids[rows[int(np.argmin(finite_B))]]
+                passage = corpus.passage(rows[int(np.argmin(finite_B))]).id
                 raise ValueError(f'the embedding of passage "{passage}" is not finite; check the encoder')
             shards.write(number, vectors_BD)
 
@@ -254,7 +254,7 @@ def _build_tree(
         on_progress("measuring recall", 0, 0)
         # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
         rows = np.linspace(0, len(corpus) - 1, 2 * PROBES).astype(int)
-        probes_QD = encoder([" ".join(corpus.contents[row].split()[-PROBE_WORDS:]) for row in rows])
+        probes_QD = encoder([" ".join(text.split()[-PROBE_WORDS:]) for text in corpus.texts(rows.tolist())])
         probes_QD = probes_QD[probes_QD.any(axis=1)]
         exact_QN, _ = ExactIndex(shards).search(probes_QD, scann_index.TOP)
         for share in AIM_SHARES:

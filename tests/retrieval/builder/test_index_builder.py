@@ -68,9 +68,8 @@ def test_an_interrupted_build_continues(tmp_path):
     assert second.texts == [TEXTS[0], *TEXTS[32:]], "the first text determines the size"
     np.testing.assert_array_equal(vectors_of(tmp_path / "i"), ENCODER(TEXTS))
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
-    assert sorted(path.name for path in (tmp_path / "i").iterdir()) == sorted(
-        ["contents.bin", "contents.offset.npy", "embeddings", "ids.bin", "ids.offset.npy", "manifest.json"]
-    )
+    files = ["embeddings", "manifest.json", "passages.arrow"]
+    assert sorted(path.name for path in (tmp_path / "i").iterdir()) == files
 
 
 def test_a_build_with_other_settings_is_an_error(tmp_path):
@@ -124,9 +123,9 @@ def test_shard_0_waits_for_the_others(tmp_path, monkeypatch):
 def test_passages_are_stored_once(tmp_path, corpus_file):
     file, out = corpus_file(), tmp_path / "i"
     assert list(prepare_corpus(file, out)) == PASSAGES
-    made = (staging_dir(out) / "contents.bin").stat().st_mtime_ns
+    made = (staging_dir(out) / "passages.arrow").stat().st_mtime_ns
     assert list(prepare_corpus(file, out)) == PASSAGES
-    assert (staging_dir(out) / "contents.bin").stat().st_mtime_ns == made
+    assert (staging_dir(out) / "passages.arrow").stat().st_mtime_ns == made
     corpus_file(PASSAGES[:39])
     with pytest.raises(ValueError, match=r"corpus\.jsonl changed since the build of .*\.i\.building started: delete"):
         prepare_corpus(file, out)
