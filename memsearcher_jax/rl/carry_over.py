@@ -18,9 +18,8 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from memsearcher_jax.logs.trajectories import decode_context, decode_response, encode_context, encode_response
@@ -28,57 +27,48 @@ from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, PausedWorkflow, Rollout, RolloutDriver
+from memsearcher_jax.rl.rollout import Job, Rollout, RolloutDriver
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory
 
-FIXED_SETTINGS = ("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len")
+FIXED_SETTINGS = (
+    *("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len"),
+    *("rl.prompts_per_step", "rl.group_size"),
+)
 """What carried trajectories depend on: under another value they would not be what that value describes."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A problem of which at least one rollout has begun."""
+    """The rollouts of a problem that no step has trained yet."""
 
     step: int  # to which the problem belongs
     index: int  # of the problem among those of the step
-    oldest_version: int  # of its contexts; while none is complete, the step that opened the first
     problem: Problem
     rollouts: tuple[Rollout, ...]
+    oldest_version: int | None = None  # of its contexts; without one, the step that opened the first; None: not begun
 
     @property
     def complete(self) -> bool:
-        return all(isinstance(one, FinishedWorkflow) for one in self.rollouts)
+        return all(one.outcome is not None for one in self.rollouts)
+
+    def restarted(self) -> Group:
+        """The same problem, none of whose rollouts has begun."""
+        return replace(self, oldest_version=None, rollouts=(Rollout(),) * len(self.rollouts))
 
 
 @dataclass(frozen=True)
 class Carried:
     """What is carried from one step to the next, on one host or on all hosts together."""
 
-    next_steps: dict[int, int]  # by index of a problem in its step: the first step whose problem there has not begun
-    groups: tuple[Group, ...] = ()  # begun and not trained, in order
+    next_step: int  # the first of whose problems none has a group
+    groups: tuple[Group, ...] = ()  # in order
 
-    def share(self, hosts: Hosts) -> Carried:
-        """What one of the hosts carries: the groups of a contiguous share of the problems of a step."""
-        numbers = hosts.share(len(self.next_steps))
-        groups = tuple(group for group in self.groups if group.index in numbers)
-        return Carried({number: self.next_steps[number] for number in numbers}, groups)
-
-    def restarted(self, step: int) -> Carried:
-        """The same problems, none of whose rollouts has begun, as if the rollout of `step` had taken them up."""
-        fresh = [
-            replace(group, oldest_version=step, rollouts=(PausedWorkflow(),) * len(group.rollouts))
-            for group in self.groups
-        ]
-        return replace(self, groups=tuple(fresh))
-
-
-def nothing_carried(step: int, prompts: int) -> Carried:
-    """The state of all hosts before `step`, if no trajectory is under way."""
-    return Carried(dict.fromkeys(range(prompts), step))
+    def share(self, indices: Container[int]) -> Carried:
+        """The groups of some problems of each step, which are one host's."""
+        return replace(self, groups=tuple(group for group in self.groups if group.index in indices))
 
 
 @dataclass
@@ -104,54 +94,51 @@ class CarryOver(Collector):
         super().commit()
         self.carried = self.unfinished
 
-    def restart(self, step: int) -> None:
-        self.carried = self.carried.restarted(step)
+    def restart(self) -> None:
+        self.carried = replace(self.carried, groups=tuple(group.restarted() for group in self.carried.groups))
 
     def meta(self) -> dict[str, Any]:
         return super().meta() | {"carried": to_text(self.carried, self.hosts.exchange)}
 
     def _rollout(self, state: RunState, timer: Timer) -> tuple[list[Trajectory], Carried, RolloutStats]:
         settings, first = self.run.config.rl, state.step
+        count = settings.prompts_per_step
 
-        @lru_cache(maxsize=2 * settings.carry_over + 1)
         def problems(step: int) -> list[Problem]:
-            count = settings.prompts_per_step
             return self.loader.batch(self.position + (step - first) * count, count)
 
         # All steps have the same key, and each rollout a number of its own: see `rollout`.
-        key = named_key(self.run.config.seed, "rollout", 0)
-        return rollout(self.driver, self.carried, problems, state.params, key, first, settings, timer.notify)
+        key, indices = named_key(self.run.config.seed, "rollout", 0), self.hosts.share(count)
+        return rollout(self.driver, self.carried, problems, indices, state.params, key, first, settings, timer.notify)
 
 
 def rollout(
     driver: RolloutDriver,
     carried: Carried,
     problems: Callable[[int], Sequence[Problem]],
+    indices: Sequence[int],
     params: Any,
     key: Any,
     step: int,
     settings: RLConfig,
     notify: Callable[[str], None],
 ) -> tuple[list[Trajectory], Carried, RolloutStats]:
-    """The trajectories that a step trains, what it carries on, and what it took; `problems` gives those of a step."""
-    # Groups may begin in order, none of a step after the run's last. Where other hosts had other shares before a
-    # resume, some of an earlier step may be among them.
-    last = min(step + settings.carry_over, settings.steps - 1)
-    groups = [*carried.groups]
-    groups += [
-        Group(number, index, step, problems(number)[index], (PausedWorkflow(),) * settings.group_size)
-        for number in range(min(carried.next_steps.values(), default=step), last + 1)
-        for index, first in carried.next_steps.items()
-        if first <= number
-    ]
-    needs = _needs(groups, len(carried.next_steps), step, settings)
+    """The trajectories that a step trains, what it carries on, and what it took.
+
+    `problems` gives those of a step, of which those at `indices` are this host's.
+    """
+    # None of a step after the run's last.
+    next_step, groups = min(step + settings.carry_over + 1, settings.steps), list(carried.groups)
+    for number in range(carried.next_step, next_step):
+        batch = problems(number)
+        groups += [Group(number, index, batch[index], (Rollout(),) * settings.group_size) for index in indices]
     complete = {position for position, group in enumerate(groups) if group.complete}
-    step_rollout = _StepRollout(groups, step, needs, complete)
+    step_rollout = _StepRollout(groups, step, _needs(groups, len(indices), step, settings), complete)
     positions: dict[int, int] = {}  # of the groups, by the numbers of their jobs
     jobs = []
     for position, group in enumerate(groups):
         for copy, one in enumerate(group.rollouts):
-            if isinstance(one, PausedWorkflow):
+            if one.outcome is None:
                 # Seeds the draws: the same in every step that samples the rollout, and unique among all.
                 number = (group.step * settings.prompts_per_step + group.index) * settings.group_size + copy
                 positions[number] = position
@@ -163,26 +150,22 @@ def rollout(
 
     stats = driver.run(jobs, params, key, on_end, version=step, should_continue=step_rollout.should_continue)
     trained, kept = step_rollout.split_trained()
-    next_steps = dict(carried.next_steps)
-    for group in (*trained, *kept):
-        next_steps[group.index] = max(next_steps[group.index], group.step + 1)
     trajectories = [
         driver.trajectory(Job(0, group.problem, copy), one)
         for group in trained
         for copy, one in enumerate(group.rollouts)
     ]
-    return trajectories, Carried(next_steps, tuple(kept)), stats
+    return trajectories, Carried(max(next_step, carried.next_step), tuple(kept)), stats
 
 
 @dataclass
 class _StepRollout:
-    """The groups of one step's rollout: all that have begun, then those that may."""
+    """The groups of one step's rollout."""
 
     groups: list[Group]
     step: int
     needs: list[tuple[set[int], int]]  # see `_needs`
     complete: set[int]  # positions of groups that are
-    begun: set[int] = field(default_factory=set)  # positions of groups that held slots in this rollout
     finished: int = 0
 
     @property
@@ -199,26 +182,19 @@ class _StepRollout:
         group = self.groups[position]
         rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
         versions = (context.version for rollout in rollouts for context in rollout.contexts)
-        self.groups[position] = replace(
-            group, rollouts=rollouts, oldest_version=min(versions, default=group.oldest_version)
-        )
-        self.begun.add(position)
-        if self.groups[position].complete:
+        opened = self.step if group.oldest_version is None else group.oldest_version
+        group = replace(group, rollouts=rollouts, oldest_version=min(versions, default=opened))
+        self.groups[position] = group
+        if group.complete:
             self.complete.add(position)
-        self.finished += isinstance(one, FinishedWorkflow)
+        self.finished += one.outcome is not None
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
         """The groups to train, which are those with the oldest contexts, and those to carry on."""
-        complete = [self.groups[position] for position in self.complete]
-        oldest_first = sorted(complete, key=lambda group: (group.oldest_version, group.step, group.index))
-        trained = sorted(oldest_first[: self.quota], key=lambda group: (group.step, group.index))
-        numbers = {(group.step, group.index) for group in trained}
-        kept = [
-            group
-            for position, group in enumerate(self.groups)
-            if (group.step, group.index) not in numbers and (position in self.begun or group.oldest_version < self.step)
-        ]
-        return trained, kept
+        positions = sorted(self.complete, key=lambda position: (self.groups[position].oldest_version, position))
+        trained = set(positions[: self.quota])
+        kept = [group for position, group in enumerate(self.groups) if position not in trained]
+        return [self.groups[position] for position in sorted(trained)], kept
 
 
 def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
@@ -230,14 +206,15 @@ def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -
     bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
     needs = [(set(range(len(groups))), quota)]
     for later in range(bound + 1):
-        old = {position for position, group in enumerate(groups) if group.oldest_version <= step - bound + later}
+        ages = (step if group.oldest_version is None else group.oldest_version for group in groups)
+        old = {position for position, version in enumerate(ages) if version <= step - bound + later}
         needs.append((old, len(old) - later * quota))
     return needs
 
 
 def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -> str:
     """What all hosts carry, as text for a checkpoint: compressed JSON. All hosts must call it."""
-    groups = [
+    local = [
         {
             "step": group.step,
             "index": group.index,
@@ -247,19 +224,14 @@ def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -
         }
         for group in carried.groups
     ]
-    local = {"next_steps": list(carried.next_steps.items()), "groups": groups}
-    contents = list(map(json.loads, exchange(json.dumps(local).encode()) or ()))
-    groups = sorted((one for share in contents for one in share["groups"]), key=lambda one: (one["step"], one["index"]))
-    together = {"next_steps": [pair for share in contents for pair in share["next_steps"]], "groups": groups}
+    groups = [one for share in exchange(json.dumps(local).encode()) or () for one in json.loads(share)]
+    groups.sort(key=lambda one: (one["step"], one["index"]))
+    together = {"next_step": carried.next_step, "groups": groups}
     return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
 
 
 def from_text(
-    text: str,
-    problems: Sequence[Problem],
-    driver: RolloutDriver,
-    settings: RLConfig,
-    changed: Sequence[tuple[str, Any, Any]] = (),
+    text: str, problems: Sequence[Problem], driver: RolloutDriver, changed: Sequence[tuple[str, Any, Any]] = ()
 ) -> Carried:
     """The inverse of `to_text`, of all hosts: workflows are run again on their responses.
 
@@ -267,21 +239,12 @@ def from_text(
     since. Raises ValueError if the carried groups cannot go on with these.
     """
     content = json.loads(zlib.decompress(base64.b64decode(text)))
-    next_steps, groups = dict(map(tuple, content["next_steps"])), content["groups"]
-    group_size = len(groups[0]["rollouts"]) if groups else settings.group_size
-    if (len(next_steps), group_size) != (settings.prompts_per_step, settings.group_size):
-        raise ValueError(
-            f"the checkpoint carries trajectories of steps with rl.prompts_per_step {len(next_steps)} and "
-            f"rl.group_size {group_size}: leave them"
-        )
-    # Without groups under way, problems of the next steps may be trained already.
-    carries = groups or len(set(next_steps.values())) > 1
-    for name, old, new in changed if carries else ():
+    for name, old, new in changed if content["groups"] else ():
         if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
             )
-    ids = {group["problem"]["id"] for group in groups}
+    ids = {group["problem"]["id"] for group in content["groups"]}
     found = {problem_name(problem)["sha256"]: problem for problem in problems if problem.id in ids}
 
     def restored(fields: dict[str, Any]) -> Group:
@@ -292,9 +255,9 @@ def from_text(
                 "as it was: restore the data that the run began with"
             )
         rollouts = tuple(_from_json(one, problem, driver) for one in fields["rollouts"])
-        return Group(fields["step"], fields["index"], fields["oldest_version"], problem, rollouts)
+        return Group(fields["step"], fields["index"], problem, rollouts, fields["oldest_version"])
 
-    return Carried(next_steps, tuple(map(restored, groups)))
+    return Carried(content["next_step"], tuple(map(restored, content["groups"])))
 
 
 def problem_name(problem: Problem) -> dict[str, str]:
@@ -305,21 +268,19 @@ def problem_name(problem: Problem) -> dict[str, str]:
 
 def _to_json(one: Rollout) -> dict[str, Any]:
     """An outcome that the workflow did not return is stored; the others it returns again."""
-    fields: dict[str, Any] = {
+    outcome = one.outcome
+    lost = outcome is not None and outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE)
+    return {
         "contexts": [encode_context(context) for context in one.contexts],
         "responses": list(map(encode_response, one.responses)),
-        "finished": isinstance(one, FinishedWorkflow),
+        "finished": outcome is not None,
+        "fault": {"stop": outcome.stop.value, "error": outcome.error} if outcome and lost else None,
     }
-    if isinstance(one, FinishedWorkflow) and one.outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE):
-        fields["fault"] = {"stop": one.outcome.stop.value, "error": one.outcome.error}
-    return fields
 
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = tuple(map(decode_context, fields["contexts"]))
     responses = tuple(map(decode_response, fields["responses"]))
-    if not fields["finished"]:
-        return PausedWorkflow(contexts, responses)
-    if fault := fields.get("fault"):
-        return FinishedWorkflow(Outcome(StopReason(fault["stop"]), error=fault["error"]), contexts, responses)
-    return FinishedWorkflow(driver.outcome(problem, responses), contexts, responses)
+    if fault := fields["fault"]:
+        return Rollout(contexts, responses, Outcome(StopReason(fault["stop"]), error=fault["error"]))
+    return Rollout(contexts, responses, driver.outcome(problem, responses) if fields["finished"] else None)

@@ -48,8 +48,8 @@ class Collector:
         """The step under way has trained its batch."""
         self.position, self.taken = self.position + self.taken, 0
 
-    def restart(self, step: int) -> None:
-        """Forgets what other weights have sampled, before `step`."""
+    def restart(self) -> None:
+        """Forgets what other weights have sampled."""
 
     def meta(self) -> dict[str, Any]:
         """What a checkpoint stores, as plain JSON. Every host must call it."""

@@ -24,7 +24,7 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Params, Rollout, RolloutDriver
+from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
@@ -52,8 +52,8 @@ class EngineCompleter:
         completions: dict[int, Completion] = {}
 
         def on_end(job: Job, ended: Rollout) -> None:
-            assert isinstance(ended, FinishedWorkflow), "nothing pauses these workflows"
             outcome = ended.outcome
+            assert outcome is not None, "nothing pauses these workflows"
             answered = outcome.stop is StopReason.ANSWERED
             completions[job.number] = Completion(
                 outcome.answer, error="" if answered else outcome.error or str(outcome.stop.value)
@@ -198,7 +198,7 @@ def open_openai_completer(
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
     extra = parse_object(f"{section}.extra_body", (config.extra_body or "{}").encode())
-    service = ChatService(config.url, config.timeout, max_attempts=1, headers=headers)
+    service = ChatService(config.url, config.timeout, headers)
     return OpenAICompleter(service, config, max_tokens, temperature, extra, check)
 
 

@@ -36,6 +36,6 @@ def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: 
                 state.step += 1
                 if recovery.check(state.step - 1, metrics):
                     recovery.restore_best(state, timer)
-                    collector.restart(state.step - 1)
+                    collector.restart()
                 metrics |= evaluator.if_due(state, recovery, timer)
                 recorder.save_if_due(state, collector, recovery, timer)

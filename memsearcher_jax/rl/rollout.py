@@ -52,23 +52,12 @@ Response = Completion | tuple[SearchResult, ...] | ToolResult
 
 
 @dataclass(frozen=True)
-class FinishedWorkflow:
-    """What a workflow returned, and the contexts that it opened."""
+class Rollout:
+    """A workflow that ended, or that is about to open a context; by default one that is to begin."""
 
-    outcome: Outcome
-    contexts: tuple[Context, ...]
-    responses: tuple[Response, ...] = ()  # to all of its requests, in order
-
-
-@dataclass(frozen=True)
-class PausedWorkflow:
-    """A workflow that is about to open a context; without contexts, one that is to begin."""
-
-    contexts: tuple[Context, ...] = ()
-    responses: tuple[Response, ...] = ()
-
-
-Rollout = FinishedWorkflow | PausedWorkflow
+    contexts: tuple[Context, ...] = ()  # that are complete
+    responses: tuple[Response, ...] = ()  # to all of its requests until then, in order
+    outcome: Outcome | None = None  # None: it goes on
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ class Job:
     number: int  # seeds its draws; unique in a call, on all hosts
     problem: Any  # what the driver's `start` takes
     rollout: int = 0  # which of the problem's G copies
-    paused: PausedWorkflow = PausedWorkflow()  # where it goes on
+    begun: Rollout = Rollout()  # where it goes on
 
 
 def make_jobs(problems: Sequence[Problem], group_size: int, first: int = 0) -> list[Job]:
@@ -173,8 +162,8 @@ class RolloutDriver:
                     if slot not in active and queue:
                         job = queue.popleft()
                         workflow = _begin(self.start, job.problem)
-                        active[slot] = _Active(job, workflow, slot, version, list(job.paused.contexts))
-                        resume(active[slot], job.paused)
+                        active[slot] = _Active(job, workflow, slot, version, list(job.begun.contexts))
+                        resume(active[slot], job.begun)
                 tools.start()
                 if tools.pending:
                     tools.wait(self._patience(tools, len(active), step_seconds))
@@ -189,7 +178,7 @@ class RolloutDriver:
                         resume(active[generation.slot], generation)
             for one in active.values():
                 kept_tokens += one.kept_tokens
-                on_end(one.job, PausedWorkflow(tuple(one.contexts), tuple(one.responses[: one.complete_responses])))
+                on_end(one.job, Rollout(tuple(one.contexts), tuple(one.responses[: one.complete_responses])))
         finally:
             stats = self.engine.stop()
         memory = device_memory([device.memory_stats() for device in jax.local_devices()])
@@ -211,7 +200,7 @@ class RolloutDriver:
 
     def trajectory(self, job: Job, finished: Rollout) -> Trajectory:
         """A finished workflow as one of the problem's rollouts."""
-        assert isinstance(finished, FinishedWorkflow), "only `should_continue` pauses workflows"
+        assert finished.outcome is not None, "only `should_continue` pauses workflows"
         last_ids = finished.contexts[-1].ids if finished.contexts else ()
         transcript = self.tokenizer.transcript(last_ids)
         results = tuple(one for one in finished.responses if isinstance(one, ToolResult))
@@ -249,7 +238,7 @@ class RolloutDriver:
             if isinstance(answer, FinishedGeneration):
                 one.end_tokens = int(answer.ids[-1] in self.tokenizer.stop_ids)
                 answer = self.tokenizer.completion(answer.ids, found_stop=answer.found_stop)
-            if isinstance(answer, PausedWorkflow):
+            if isinstance(answer, Rollout):
                 answer = _replay(one, answer.responses)
             while True:
                 one.responses += [] if answer is None else [answer]
@@ -308,11 +297,11 @@ class RolloutDriver:
             one.kept_tokens += sum(context.sampled)
         one.has_context = False
 
-    def _finish(self, one: _Active, outcome: Outcome) -> FinishedWorkflow:
+    def _finish(self, one: _Active, outcome: Outcome) -> Rollout:
         self._close_context(one)
         if outcome.stop is StopReason.NOT_FINITE:
             one.contexts.pop()  # a trainer's forward pass over it would not be finite either
-        return FinishedWorkflow(outcome, tuple(one.contexts), tuple(one.responses))
+        return Rollout(tuple(one.contexts), tuple(one.responses), outcome)
 
 
 def _begin(start: Callable[[Any], Workflow], problem: Any) -> Workflow:

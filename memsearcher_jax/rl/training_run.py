@@ -10,7 +10,7 @@ from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl import carry_over, loop
-from memsearcher_jax.rl.carry_over import CarryOver
+from memsearcher_jax.rl.carry_over import Carried, CarryOver
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
@@ -63,8 +63,8 @@ def _make_collector(
     loader = ProblemLoader(problems.train, run.config.seed)
     parts = run, driver, reward_fn, loader, hosts, start.position
     if rl.carry_over:
-        carried = carry_over.nothing_carried(state.step, rl.prompts_per_step)
+        carried = Carried(state.step)
         if start.carried:
-            carried = carry_over.from_text(start.carried, problems.train, driver, rl, start.changed)
-        return CarryOver(*parts, carried=carried.share(hosts))
+            carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
+        return CarryOver(*parts, carried=carried.share(hosts.share(rl.prompts_per_step)))
     return DynamicSampling(*parts) if rl.refill else Collector(*parts)

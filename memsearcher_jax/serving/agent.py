@@ -26,7 +26,7 @@ from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key
-from memsearcher_jax.rl.rollout import FinishedWorkflow, Job, Rollout
+from memsearcher_jax.rl.rollout import Job, Rollout
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import (
@@ -73,7 +73,7 @@ class _Request:
     workflow: Workflow
     params: RequestParams
     loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[Event | FinishedWorkflow | Exception] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Event | Rollout | Exception] = field(default_factory=asyncio.Queue)
     tokens: int = 0  # generated so far
     cancelled: bool = False
 
@@ -81,7 +81,7 @@ class _Request:
     def tokens_left(self) -> float:
         return (self.params.max_tokens or math.inf) - self.tokens
 
-    def notify(self, event: Event | FinishedWorkflow | Exception) -> None:
+    def notify(self, event: Event | Rollout | Exception) -> None:
         """Called in the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the server has stopped
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
@@ -101,7 +101,7 @@ class AgentService:
         # Clients wait for answers: a service that is down is an error at once, not after minutes as in training.
         config = replace(
             config,
-            rl=replace(config.rl, max_search_outage=0.0),
+            rl=replace(config.rl, max_search_outage=SEARCH_OUTAGE),
             answerer=replace(config.answerer, max_outage=0.0),
         )
         run = replace(run, config=config)
@@ -145,13 +145,13 @@ class AgentService:
         if tokens > limit:
             raise ValueError(f"the question has {tokens} tokens: at most {limit} are allowed")
 
-    def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
+    def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | Rollout]:
         """The events of a search agent; the last item is what its workflow returned."""
         return self._events(self._start(Problem("asked", question, ())), params)
 
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams
-    ) -> AsyncGenerator[Event | FinishedWorkflow]:
+    ) -> AsyncGenerator[Event | Rollout]:
         """The events of reading the texts, in chunks, into a memory, None for a new one; `remembered` gives the new one
         of what its workflow returned."""
         agent, tokenizer = self.run.agent, self.run.tokenizer
@@ -188,7 +188,7 @@ class AgentService:
         finally:
             self._recalls -= 1
 
-    async def _events(self, workflow: Workflow, params: RequestParams) -> AsyncGenerator[Event | FinishedWorkflow]:
+    async def _events(self, workflow: Workflow, params: RequestParams) -> AsyncGenerator[Event | Rollout]:
         """Runs a workflow. The consumer's end, or a timeout, cancels it and frees its slot after the engine's step.
 
         Raises Overloaded, TimeoutError, or RuntimeError if the engine fails.
@@ -208,7 +208,7 @@ class AgentService:
                 if isinstance(event, Exception):
                     raise event
                 yield event
-                if isinstance(event, FinishedWorkflow):
+                if isinstance(event, Rollout):
                     return
         finally:
             request.cancelled = True
@@ -233,7 +233,6 @@ class AgentService:
                     self._driver.engine.release()
 
     def _finish(self, job: Job, ended: Rollout) -> None:
-        assert isinstance(ended, FinishedWorkflow), "nothing pauses requests"
         self._requests.pop(job.number).notify(ended)
 
     def _observed(self, request: _Request) -> Workflow:

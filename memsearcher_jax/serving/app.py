@@ -33,7 +33,7 @@ from memsearcher_jax.report.console import sources_of
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
-from memsearcher_jax.rl.rollout import FinishedWorkflow
+from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.serving.tools import make_tools
 from memsearcher_jax.types import StopReason
@@ -243,7 +243,7 @@ class _ChatCompletion:
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
-                    yield await self._end(event, question) if isinstance(event, FinishedWorkflow) else event
+                    yield await self._end(event, question) if isinstance(event, Rollout) else event
         except Overloaded as error:
             raise HTTPException(503, f"overloaded: {error}; retry later", {"Retry-After": "1"}) from None
         except TimeoutError:
@@ -251,8 +251,9 @@ class _ChatCompletion:
         except (RuntimeError, ConnectionError) as error:
             raise HTTPException(500, str(error)) from None
 
-    async def _end(self, finished: FinishedWorkflow, question: str) -> Event:
+    async def _end(self, finished: Rollout, question: str) -> Event:
         outcome, answered = finished.outcome, ""
+        assert outcome is not None, "nothing pauses requests"
         if outcome.stop is StopReason.STREAM_READ:
             completion = await self.agent.recall(question, self.agent.remembered(outcome))
             stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from memsearcher_jax.report.console import sources_of
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Overloaded
-from memsearcher_jax.rl.rollout import FinishedWorkflow
+from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.types import Outcome, StopReason
 
@@ -101,11 +101,12 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError(str(error)) from None
 
 
-async def _finish(events: AsyncGenerator[Event | FinishedWorkflow], context: Context) -> Outcome:
+async def _finish(events: AsyncGenerator[Event | Rollout], context: Context) -> Outcome:
     """What the workflow returns; searches and memories are reported as progress."""
     async with contextlib.aclosing(events):
         async for event in events:
-            if isinstance(event, FinishedWorkflow):
+            if isinstance(event, Rollout):
+                assert event.outcome is not None, "nothing pauses requests"
                 return event.outcome
             turn = event["turn"]
             if event["type"] == "search":
