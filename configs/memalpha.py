@@ -8,7 +8,7 @@ from dataclasses import replace
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.configs.qwen import qwen3_4b, qwen3b
+from memsearcher_jax.configs.qwen import qwen3_4b
 from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.training.config import TrainingConfig
@@ -42,13 +42,3 @@ def memalpha_4b() -> RunConfig:
         ),
         rl=RLConfig(steps=85, prompts_per_step=32, group_size=8, advantage_scope="pooled"),
     )
-
-
-def memalpha_qwen3b() -> RunConfig:
-    """Qwen2.5-3B, the model of the search agents, on 16 devices of 16 GB by default.
-
-    The original's 30,000 tokens of memory per answer and its answers of 2,048 tokens together exceed the model's 32,768
-    positions: `--memalpha.answer_memory_tokens 28000` fits.
-    """
-    base, search = memalpha_4b(), qwen3b()
-    return replace(base, model=search.model, sampling=replace(base.sampling, tensor=search.sampling.tensor))

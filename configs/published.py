@@ -50,7 +50,6 @@ def memalpha_4b_original() -> RunConfig:
         agent=replace(base.agent, prompts="original_memalpha"),
         memalpha=replace(
             base.memalpha,
-            memory_format="tags",
             chunk_tokens=8_192,
             answer_memory_tokens=30_000,
             answer_temperature=0.7,

@@ -19,55 +19,28 @@ from memsearcher_jax.data.problems import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.sft.config import SFTConfig
 
-UPDATE = {"minibatch_rows": 8, "grad_accum_steps": 4, "adam_b2": 0.98}
-
 
 def tiny_warmstart() -> RunConfig:
     """Makes `package:tiny`, of about a million parameters, from random weights: MemSearcher and ReAct, 400 steps, a new
     encyclopedia for each; 44 minutes on one CPU core that was shared."""
-    base = tiny()
-    return replace(
-        base,
-        model=replace(base.model, path=""),
-        data=DataConfig(),
-        training=replace(
-            base.training, **UPDATE, learning_rate=2e-3, warmup_steps="50 updates", decay_steps="4200 updates"
-        ),
-        rl=RLConfig(checkpoint_every=50),
-        sft=SFTConfig(trajectories_per_step=0),
-    )
+    return warmstart(replace(tiny(), data=DataConfig()), "", 2e-3, warmup=50, decay=4_200)
 
 
 def tiny_baselines_warmstart() -> RunConfig:
     """Makes `package:tiny_baselines` in 100 steps: `package:tiny`, which can copy, learns the protocols of Search-R1,
     RAG and direct, from demonstrations with the same faults."""
-    base, warmstart = tiny_search_r1(), tiny_warmstart()
-    return replace(
-        base,
-        model=replace(base.model, path="package:tiny"),
-        sampling=warmstart.sampling,
-        data=warmstart.data,
-        training=replace(warmstart.training, learning_rate=1e-3, warmup_steps="20 updates", decay_steps="1200 updates"),
-        rl=warmstart.rl,
-        sft=warmstart.sft,
-    )
+    base = replace(tiny_search_r1(), sampling=tiny().sampling, data=DataConfig(), training=tiny().training)
+    return warmstart(base, "package:tiny", 1e-3, warmup=20, decay=1_200)
 
 
 def tiny_memagent_warmstart() -> RunConfig:
     """Makes `package:tiny_memagent` in 220 steps, with a new encyclopedia for each: `package:tiny`, which reads
     passages, learns to compare titles, and the protocol of MemAgent from single contexts with errors; 12 minutes on one
     CPU core, and export_hf.py --dtype bfloat16."""
-    base, warmstart = tiny_memagent(), tiny_warmstart()
+    base = tiny_memagent()
     encyclopedia = replace(base.data.encyclopedia, train_people=64, test_people=16, other_people=0)
-    update = {"learning_rate": 1e-3, "warmup_steps": "50 updates", "decay_steps": "3400 updates"}
-    return replace(
-        base,
-        model=replace(base.model, path="package:tiny"),
-        data=replace(base.data, encyclopedia=encyclopedia),
-        training=replace(warmstart.training, **update),
-        rl=warmstart.rl,
-        sft=warmstart.sft,
-    )
+    base = replace(base, data=replace(base.data, encyclopedia=encyclopedia), training=tiny().training)
+    return warmstart(base, "package:tiny", 1e-3, warmup=50, decay=3_400)
 
 
 def tiny_memalpha_warmstart() -> RunConfig:
@@ -76,32 +49,37 @@ def tiny_memalpha_warmstart() -> RunConfig:
 
     python -m examples.warmstart.tokenizers extend BASE
     """
-    base, update = tiny_memalpha(), UPDATE | {"seq_len": 384, "logit_chunk": 96, "learning_rate": 1.5e-3}
-    return replace(
-        base,
-        model=replace(base.model, path=""),
-        data=replace(base.data, streams=replace(base.data.streams, train_streams=400, test_streams=40, questions=8)),
-        training=replace(base.training, **update, warmup_steps="50 updates", decay_steps="1600 updates"),
-        rl=RLConfig(advantage_scope="position", checkpoint_every=20),
-        sft=SFTConfig(trajectories_per_step=0),
-    )
+    base = tiny_memalpha()
+    streams = replace(base.data.streams, train_streams=400, test_streams=40, questions=8)
+    base = replace(base, data=replace(base.data, streams=streams))
+    config = warmstart(base, "", 1.5e-3, warmup=50, decay=1_600, seq_len=384, logit_chunk=96)
+    return replace(config, rl=RLConfig(advantage_scope="position", checkpoint_every=20))
 
 
 def smollm2_warmstart() -> RunConfig:
     """Makes the adapters of `smollm2` in 30 steps of 12 questions, and of one step of every second one as a question of
-    its own; a step has several mini-batches.
+    its own; a step has several mini-batches. The learning rate is 0 after 93 updates; 30 steps made 85.
 
     --data.train FILE --data.test FILE --retrieval.corpus FILE, for both commands. Questions of data.test are only
     measured, so give those to tune on. All weights learn at a lower rate than adapters: --model.lora_rank 0
     --training.learning_rate 2e-4.
     """
     base = smollm2()
-    update = UPDATE | {"minibatch_rows": 4, "learning_rate": 1.5e-3}
+    base = replace(base, model=replace(base.model, adapter=""))
+    config = warmstart(base, "smollm2", 1.5e-3, warmup=8, decay=85, minibatch_rows=4)
+    return replace(config, rl=RLConfig(checkpoint_every=15), sft=replace(config.sft, measure_every=5))
+
+
+def warmstart(
+    base: RunConfig, path: str, learning_rate: float, *, warmup: int, decay: int, **training: int
+) -> RunConfig:
+    """`base` with supervised learning of the weights in `path`, one file in each step; the rate changes by updates."""
+    update = {"minibatch_rows": 8, "grad_accum_steps": 4, "adam_b2": 0.98, "learning_rate": learning_rate, **training}
+    rate = {"warmup_steps": f"{warmup} updates", "decay_steps": f"{decay} updates"}
     return replace(
         base,
-        model=replace(base.model, adapter=""),
-        # The rate is 0 after 93 updates; 30 steps made 85.
-        training=replace(base.training, **update, warmup_steps="8 updates", decay_steps="85 updates"),
-        rl=RLConfig(checkpoint_every=15),
-        sft=SFTConfig(trajectories_per_step=0, measure_every=5),
+        model=replace(base.model, path=path),
+        training=replace(base.training, **update, **rate),
+        rl=RLConfig(checkpoint_every=50),
+        sft=SFTConfig(trajectories_per_step=0),
     )

@@ -42,7 +42,7 @@ DEVICES = {
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
     "qwen05b": [(4, 4), (8, 8)],
-    **dict.fromkeys(("qwen3b", "qwen3_4b", "memalpha_4b", "memalpha_qwen3b"), SLICE_16),
+    **dict.fromkeys(("qwen3b", "qwen3_4b", "memalpha_4b"), SLICE_16),
     **dict.fromkeys(("search_r1_3b", "memsearcher_3b", "search_r1_3b_it", "memalpha_4b_original"), SLICE_16),
     **dict.fromkeys(("qwen7b", "mem1_7b", "memagent_7b"), SLICE_32),
 }
@@ -209,7 +209,6 @@ def test_settings_for_the_weights_of_mem_alpha_equal_those_of_its_evaluation(sha
     services |= {f"{name}.extra_body": no_thoughts for name in ("answerer", "judge")}
     assert {name: value for name, _, value in differences(cli.load_preset("memalpha_4b"), preset)} == services | {
         "agent.prompts": "original_memalpha",
-        "memalpha.memory_format": "tags",
         "memalpha.chunk_tokens": 8_192,
         "memalpha.answer_memory_tokens": 30_000,
         "memalpha.answer_temperature": 0.7,
@@ -217,8 +216,6 @@ def test_settings_for_the_weights_of_mem_alpha_equal_those_of_its_evaluation(sha
         "training.seq_len": 16_384,
     }
     assert (preset.memalpha.shown_items, preset.memalpha.answer_tokens, preset.evaluation.temperature) == (5, 2_048, 0)
-    with pytest.raises(ValueError, match=r"describes a memory in tags: set memalpha\.memory_format tags"):
-        check(replace(preset, memalpha=replace(preset.memalpha, memory_format="plain")))
     tokenizer = ChatTokenizer.load(shared / "tokenizer" / "qwen2.5")
     served = replace(preset, answerer=replace(preset.answerer, backend="openai"), judge=preset.judge)
     setup.check_contexts(served, agent_of(served), tokenizer)
