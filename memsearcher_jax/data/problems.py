@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ import numpy as np
 
 from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.data.questions import QuestionKind, of_kind
-from memsearcher_jax.data.readers import CHUNK_WORDS
+from memsearcher_jax.data.readers import CHUNK_WORDS, read_problems, with_source
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_streams
@@ -68,30 +68,36 @@ class ProblemSplits:
 
 
 def load(config: DataConfig, directory: Path) -> ProblemSplits:
-    """Read and check every row. Problems are stored as datasets under `directory`, which later calls reuse.
+    """Read and check every row. Problems are stored as a dataset under `directory`, which later calls reuse.
 
     Raises:
       FileNotFoundError, ValueError: a one-line message that names the file, and the row if there is one.
     """
     # Imported here because it takes most of a second and reading a config must be fast.
-    from memsearcher_jax.data.tfds_builder import FILE_SPLIT, open_split, write_file, write_splits
+    from memsearcher_jax.data.tfds_builder import store
 
     skipped = list[str]()
-    if config.is_synthetic:
-        dataset = write_splits(make_problems(config), directory)
-        train, test = open_split([dataset], "train"), open_split([dataset], "test")
-    else:
-        entries = [("train", entry) for entry in config.train] + [("test", entry) for entry in config.test]
-        # Every entry is resolved before the first file is read.
-        files = [resolve(entry, split, config.root) for split, entry in entries]
-        on_malformed = skipped.append if config.malformed == "skip" else None
-        datasets = [write_file(*file, directory, on_malformed, config.chunk_words) for file in files]
-        train = open_split(datasets[: len(config.train)], FILE_SPLIT)
-        test = open_split(datasets[len(config.train) :], FILE_SPLIT)
+    splits: Mapping[str, Sequence[Problem]] = make_problems(config) if config.is_synthetic else _read(config, skipped)
+    stored = store(splits, directory)
+    train, test = (stored.get(split, ()) for split in ("train", "test"))
     excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
     if excluded and not any(one.id in excluded for one in train):
         raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
     return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
+
+
+def _read(config: DataConfig, skipped: list[str]) -> dict[str, list[Problem]]:
+    """The problems of all files of both splits. With data.malformed skip, `skipped` gets a message for each bad row."""
+    on_malformed = skipped.append if config.malformed == "skip" else None
+    entries = {"train": config.train, "test": config.test}
+    # Every entry is resolved before the first file is read.
+    files = {split: [resolve(one, split, config.root) for one in listed] for split, listed in entries.items()}
+    problems: dict[str, list[Problem]] = {split: [] for split in files}
+    for split, resolved in files.items():
+        for path, benchmark in resolved:
+            read = read_problems(path, on_malformed, config.chunk_words)
+            problems[split] += [with_source(one, benchmark) if benchmark else one for one in read]
+    return problems
 
 
 def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from memsearcher_jax.data.problems import DataConfig, load
-from memsearcher_jax.data.tfds_builder import FlashRag, open_split, write_splits
+from memsearcher_jax.data.tfds_builder import FlashRag, open_splits, store
 from memsearcher_jax.types import Problem
 
 ROWS = [Problem(f"q{row}", f"Qué {row}?", ("a", "b")[: 1 + row % 2], {"hops": row}) for row in range(25)]
@@ -17,27 +17,23 @@ def record_times(directory):
 
 
 def test_stored_problems_are_a_sequence_in_the_order_of_the_rows(tmp_path):
-    dataset = write_splits({"train": ROWS, "test": ROWS[:3], "dev": []}, tmp_path)
-    assert set(dataset.info.splits) == {"train", "test"}
-    assert list(open_split([dataset], "test")) == ROWS[:3]
-    assert list(open_split([dataset], "dev")) == []
-    stored = open_split([dataset, dataset], "train")
-    assert list(stored) == [*ROWS, *ROWS]
-    assert len(stored) == 50
-    assert stored[-1] == stored[24] == ROWS[-1] and stored[25] == ROWS[0]
-    assert stored[20:27] == (*ROWS[20:], *ROWS[:2]) and stored[45:60] == tuple(ROWS[20:])
-    assert ROWS[7] in stored
+    stored = store({"train": ROWS, "test": ROWS[:3], "dev": []}, tmp_path)
+    assert set(stored) == {"train", "test"} and list(stored["test"]) == ROWS[:3]
+    rows = stored["train"]
+    assert list(rows) == ROWS and len(rows) == 25
+    assert rows[-1] == rows[24] == ROWS[-1] and rows[20:40] == tuple(ROWS[20:])
+    assert ROWS[7] in rows
     with pytest.raises(IndexError):
-        stored[50]
+        rows[25]
 
 
 def test_same_rows_are_written_once(tmp_path):
-    write_splits({"train": ROWS}, tmp_path)
+    store({"train": ROWS}, tmp_path)
     before = record_times(tmp_path)
     assert len(before) == 1
-    assert list(open_split([write_splits({"train": list(ROWS)}, tmp_path)], "train")) == ROWS
+    assert list(store({"train": list(ROWS)}, tmp_path)["train"]) == ROWS
     assert record_times(tmp_path) == before
-    write_splits({"test": ROWS}, tmp_path)
+    store({"test": ROWS}, tmp_path)
     assert len(record_times(tmp_path)) == 2, "the split is part of the fingerprint"
 
 
@@ -79,4 +75,4 @@ def test_the_benchmarks_are_registered(tmp_path):
         "flash_rag/nq", split="test", data_dir=tmp_path, download_and_prepare_kwargs={"download_config": download}
     )
     assert [row["id"].decode() for row in source] == [f"nq/{row}" for row in range(4)]
-    assert list(open_split([FlashRag(config="nq", data_dir=tmp_path)], "test"))[1].question == "nq 1?"
+    assert open_splits(FlashRag(config="nq", data_dir=tmp_path))["test"][1].question == "nq 1?"
