@@ -296,34 +296,39 @@ def test_the_kernels_fill_and_read_the_cache_as_xla_does(
     platform, interpreted, int8, base, make_params, make_rows, monkeypatch
 ):
     """Two prefill chunks of each context, then two tokens that only the decode buffer holds."""
-    base = replace(base, head_size=16)
+    base = replace(base, head_size=16, layers=2)
     params, rows = make_params(base), Rows.empty(base, 3, 64, 16, int8)
     ids_BT, _, _ = make_rows(base, 3, 40)
-    table_BN = jnp.asarray(rows.table_BN)
+    table_BN, real_B = jnp.asarray(rows.table_BN), np.array([19, 5, 0])
 
     def run(cache: Cache, params: dict):
-        outputs, buffer = [], DecodeBuffer.empty(base, 3, 4)
-        length_B, real_B = jnp.zeros(3, jnp.int32), jnp.array([19, 5, 0])
-        for first in (0, 19):
-            position_BT = length_B[:, None] + jnp.arange(19)
+        @jax.jit
+        def prefill(cache, ids_BT, length_B):
             segment_BT = (jnp.arange(19) < real_B[:, None]).astype(jnp.int32)
-            view, ids = CacheView.of(cache, table_BN, length_B, length_B), ids_BT[:, first : first + 19]
-            hidden, cache = qwen.forward(params, base, ids, position_BT, segment_BT, view, output="hidden")
-            outputs.append(jnp.where(segment_BT[..., None] > 0, hidden, 0))
-            length_B += real_B
-        for token in (38, 39):
-            view = CacheView.of(cache, table_BN, length_B, length_B)
-            position_B1, segment_B1 = length_B[:, None] + token - 38, jnp.ones((3, 1), jnp.int32)
-            arguments = (ids_BT[:, token : token + 1], position_B1, segment_B1, DecodeCache(view, buffer))
-            hidden, buffer = qwen.forward(params, base, *arguments, output="hidden")
+            position_BT, view = length_B[:, None] + jnp.arange(19), CacheView.of(cache, table_BN, length_B, length_B)
+            hidden, cache = qwen.forward(params, base, ids_BT, position_BT, segment_BT, view, output="hidden")
+            return jnp.where(segment_BT[..., None] > 0, hidden, 0), cache
+
+        @jax.jit
+        def decode(cache, buffer, ids_B1, length_B, token):
+            position_B1, segment_B1 = length_B[:, None] + token, jnp.ones((3, 1), jnp.int32)
+            view = DecodeCache(CacheView.of(cache, table_BN, length_B, length_B), buffer)
+            return qwen.forward(params, base, ids_B1, position_B1, segment_B1, view, output="hidden")
+
+        outputs, buffer = [], DecodeBuffer.empty(base, 3, 4)
+        for chunk in range(2):
+            hidden, cache = prefill(cache, ids_BT[:, 19 * chunk : 19 * (chunk + 1)], chunk * real_B)
+            outputs.append(hidden)
+        for token in range(2):
+            hidden, buffer = decode(cache, buffer, ids_BT[:, 38 + token : 39 + token], 2 * real_B, token)
             outputs.append(hidden)
         return outputs, cache, buffer
 
-    expected = jax.jit(run)(rows.cache, params)
+    expected = run(rows.cache, params)
     monkeypatch.setattr(kv_cache, "platform", lambda: platform)
     for module, names in interpreted.items():
         for name in names:
             function = getattr(getattr(kv_cache, module), name)
             monkeypatch.setattr(getattr(kv_cache, module), name, partial(function, interpret=True))
-    actual = jax.jit(lambda *arguments: run(*arguments))(rows.cache, qwen.publish(params, base, platform, "float32"))
+    actual = run(rows.cache, qwen.publish(params, base, platform, "float32"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

@@ -56,6 +56,12 @@ def attention_to_pages(q_AKGWH, k_LPKHE, v_LPKEH, page_table_AN, length_A):
     return partial_attention(q_AKGWH, k_AKHC, v_AKCH, mask_AWC)
 
 
+@jax.jit
+def attention_to_others_too(softmax, q_AKGWH, k_AKHC, v_AKCH):
+    mask_AWC = jnp.ones((*q_AKGWH.shape[:1], q_AKGWH.shape[3], k_AKHC.shape[3]), bool)
+    return normalize(combine([softmax, partial_attention(q_AKGWH, k_AKHC, v_AKCH, mask_AWC)]))
+
+
 def with_unread_pages_unknown(page_table_AN, length_A):
     return np.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AN, 10**6)
 
@@ -65,11 +71,12 @@ def pools(random, chunks, K, H):
     return random(LAYERS, pages, K, H, PAGE), random(LAYERS, pages, K, PAGE, H)
 
 
+@jax.jit
 def in_int8(keys, values):
     """(pools in int8, with their scales; what they stand for), of pools or of new tokens."""
     axis = 3 if keys.shape[3:] != values.shape[3:] else 4
     (k, key_scale), (v, value_scale) = quantize(keys, [axis]), quantize(values, [4])
-    exact = np.float32(k) * np.expand_dims(key_scale, axis), np.float32(v) * value_scale[..., None]
+    exact = jnp.float32(k) * jnp.expand_dims(key_scale, axis), jnp.float32(v) * value_scale[..., None]
     return (k, v, jnp.stack([key_scale, value_scale], axis=axis)), exact
 
 
@@ -89,12 +96,9 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, a
         np.testing.assert_allclose(actual, plain, rtol=1e-4, atol=atol)
 
     # Combined with other keys, a chunk without entries has no weight.
-    @jax.jit
-    def with_others(softmax, *keys):
-        return normalize(combine([softmax, partial_attention(q_AKGWH, *keys, jnp.ones((A, W, 4), bool))]))
-
     keys = random(A, K, H, 4), random(A, K, 4, H)
-    np.testing.assert_allclose(with_others(softmax, *keys), with_others(expected, *keys), rtol=1e-4, atol=1e-5)
+    outputs = [attention_to_others_too(one, q_AKGWH, *keys) for one in (softmax, expected)]
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -108,9 +112,9 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
     rotation = rope_rotation(length_A[:, None], H, 10_000.0)
     buffer[0][:, :, :, used:] = np.nan  # a key that is NaN says nothing to those who do not see it
     stored, pool = in_int8(*pool) if int8 else (pool, pool)
-    k_AK1H, v_AK1H = np.array(apply_rope(own[0], rotation)), own[1].copy()
+    k_AK1H, v_AK1H = np.array(jax.jit(apply_rope)(own[0], rotation)), own[1].copy()
     if int8:
-        k_AK1H, v_AK1H = np.array(rounded(k_AK1H)), np.array(rounded(v_AK1H))
+        k_AK1H, v_AK1H = np.array(jax.jit(rounded)(k_AK1H)), np.array(jax.jit(rounded)(v_AK1H))
     k_AK1H[2], v_AK1H[2] = np.nan, 0
 
     @jax.jit
