@@ -19,7 +19,7 @@ from memsearcher_jax.retrieval.index import open_index
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
-from memsearcher_jax.rl.completers import ChatService, open_openai_completer
+from memsearcher_jax.rl.completers import OpenAICompleter, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.runtime import run_dir
 from memsearcher_jax.types import Passage
@@ -208,7 +208,7 @@ def test_an_api_key_is_not_in_any_repr(monkeypatch):
     monkeypatch.setenv("THE_KEY", "s3cret")
     config = CompleterConfig(backend="openai", url="http://host", model="m", api_key_env="THE_KEY")
     completer = open_openai_completer(config, section="judge", max_tokens=1, temperature=0)
-    assert completer.service.headers == {"Authorization": "Bearer s3cret"}
+    assert completer.headers == {"Authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(completer) + repr(config)
 
 
@@ -229,13 +229,13 @@ def test_a_key_given_as_variable_name_is_not_repeated(monkeypatch):
 
 
 def test_a_key_repeated_by_a_service_is_masked(monkeypatch):
-    service = ChatService("http://host", headers={"Authorization": "Bearer s3cret"})
+    service = OpenAICompleter("http://host", headers={"Authorization": "Bearer s3cret"})
     body = b'{"error": "Incorrect API key provided: s3cret, header Bearer s3cret"}'
 
     async def send(self, *request):
         return 401, body
 
-    monkeypatch.setattr(ChatService, "_send", send)
+    monkeypatch.setattr(OpenAICompleter, "_send", send)
     with pytest.raises(RequestRejected) as error:
         service.request("POST", "/chat/completions", {})
     assert "Incorrect API key provided: ***" in str(error.value)

@@ -81,7 +81,7 @@ class Collector:
         """The trajectories of this host, rewarded, and their contexts with advantages."""
         self.driver.engine.release()  # rewards and the update have the memory of the sampler's cache
         with timer("rewards"):
-            # One key for all steps: what an answerer has cached is what a resumed run, without its cache, samples.
+            # One key for all steps: equal memories earn equal rewards.
             scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
         hints = hint_ids(scored, self.run.tokenizer) if self.run.config.teacher.hint else None
         return make_rollout_batch(scored, stats, self.run.config.rl, hints)

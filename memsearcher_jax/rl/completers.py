@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,15 +21,12 @@ from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.server.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
-
-CACHED_COMPLETIONS = 20_000  # the least recently used are evicted
 
 
 class Completer(Protocol):
@@ -47,108 +44,59 @@ class EngineCompleter:
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around."""
-        numbers = _distinct([int.from_bytes(_digest(prompt)[:4]) for prompt in prompts])
-        jobs = [Job(number, prompt) for number, prompt in zip(numbers, prompts, strict=True)]
+        jobs = [Job(_seed(prompt), prompt, index) for index, prompt in enumerate(prompts)]
         completions: dict[int, Completion] = {}
 
         def on_end(job: Job, ended: Rollout) -> None:
             outcome = ended.outcome
             assert outcome is not None, "nothing pauses these workflows"
             answered = outcome.stop is StopReason.ANSWERED
-            completions[job.number] = Completion(
-                outcome.answer, error="" if answered else outcome.error or str(outcome.stop.value)
-            )
+            error = "" if answered else outcome.error or str(outcome.stop.value)
+            completions[job.rollout] = Completion(outcome.answer, error=error)
 
         try:
             self.driver.run(jobs, self.params, key, on_end)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        return [completions[number] for number in numbers]
-
-
-def _distinct(numbers: Sequence[int]) -> list[int]:
-    """The numbers, of 32 bits; one that occurred before is replaced by the next that did not."""
-    seen: dict[int, None] = {}  # an ordered set
-    for number in numbers:
-        while number in seen:
-            number = (number + 1) % 2**32
-        seen[number] = None
-    return list(seen)
+        return [completions[index] for index in range(len(prompts))]
 
 
 @dataclass(frozen=True)
-class ChatService(JsonClient):
-    """A service with OpenAI's chat completions."""
+class OpenAICompleter(JsonClient):
+    """A service with OpenAI's chat completions, which gets up to `max_concurrency` requests at a time."""
 
     setting: ClassVar[str] = "answerer.url or judge.url"
 
-    def complete(self, body: dict[str, Any]) -> str:
-        """The text of one completion. Raises ServiceUnavailable or RequestRejected; an empty text is rejected."""
-        answer = self.request("POST", "/chat/completions", body)
-        try:
-            text = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise RequestRejected(f"{self.url} did not return a chat completion") from error
-        if not isinstance(text, str) or not text.strip():
-            raise RequestRejected(f"{self.url} answered with an empty text")
-        return text
-
-
-@dataclass(frozen=True)
-class OpenAICompleter:
-    """A chat service that gets up to `config.max_concurrency` requests at a time."""
-
-    service: ChatService
-    config: CompleterConfig
-    max_tokens: int
-    temperature: float
-    extra: dict[str, Any]  # further fields of a request
+    body: Mapping[str, Any] = field(default_factory=dict)  # of every request, besides its messages
+    max_concurrency: int = 16
+    max_outage: float = 0.0  # seconds for which a request is repeated while the service is down
     check: Callable[[], None] = lambda: None  # called before every request; what it raises ends the call
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
-        with ThreadPoolExecutor(self.config.max_concurrency) as pool:
+        with ThreadPoolExecutor(self.max_concurrency) as pool:
             return list(pool.map(self._complete, prompts))
 
     def _complete(self, prompt: Prompt) -> Completion:
         contents = zip(("system", "user"), chat_messages(prompt), strict=True)
-        body = {
-            "model": self.config.model,
-            "messages": [{"role": role, "content": content} for role, content in contents if content],
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            **self.extra,
-        }
-        deadline = time.monotonic() + self.config.max_outage
+        messages = [{"role": role, "content": content} for role, content in contents if content]
+        deadline = time.monotonic() + self.max_outage
         while True:
             self.check()
             try:
-                return Completion(self.service.complete(body))
+                answer = self.request("POST", "/chat/completions", {"messages": messages, **self.body})
+                text = answer["choices"][0]["message"]["content"]
             except RequestRejected as error:
                 return Completion(error=str(error))
+            except (KeyError, IndexError, TypeError):
+                return Completion(error=f"{self.url} did not return a chat completion")
             except ServiceUnavailable as error:
                 if time.monotonic() >= deadline:
                     return Completion(error=str(error))
                 time.sleep(1.0)
-
-
-@dataclass(frozen=True)
-class CachedCompleter:
-    """Completes the same prompt once: rollouts with equal memories ask equal questions. Failures are not kept."""
-
-    completer: Completer
-    texts: LRUCache[bytes, str] = field(compare=False)
-
-    def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
-        sampled_with = jax.random.key_data(key).tobytes()
-        digests = [sampled_with + _digest(prompt) for prompt in prompts]
-        known = {digest: Completion(text) for digest in digests if (text := self.texts.get(digest)) is not None}
-        new = {digest: prompt for digest, prompt in zip(digests, prompts, strict=True) if digest not in known}
-        if new:
-            for digest, completion in zip(new, self.completer.complete(list(new.values()), key), strict=True):
-                known[digest] = completion
-                if not completion.error:
-                    self.texts.put(digest, completion.text)
-        return [known[digest] for digest in digests]
+                continue
+            if not isinstance(text, str) or not text.strip():
+                return Completion(error=f"{self.url} answered with an empty text")
+            return Completion(text)
 
 
 def open_completers(
@@ -174,11 +122,10 @@ def open_completers(
         engine_completer = EngineCompleter(RolloutDriver(engine, tokenizer, start, check=check), initial_params())
 
     def open_completer(section: str, backend: CompleterConfig) -> Completer | None:
-        completer: Completer | None = engine_completer if backend.backend == "initial_policy" else None
         if backend.backend == "openai":
             limits = {"max_tokens": settings.answer_tokens, "temperature": settings.answer_temperature}
-            completer = open_openai_completer(backend, section=section, check=check, **limits)
-        return CachedCompleter(completer, LRUCache(CACHED_COMPLETIONS)) if completer else None
+            return open_openai_completer(backend, section=section, check=check, **limits)
+        return engine_completer if backend.backend == "initial_policy" else None
 
     return open_completer("answerer", config.answerer), open_completer("judge", config.judge)
 
@@ -198,12 +145,14 @@ def open_openai_completer(
     if config.api_key_env:
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
     extra = parse_object(f"{section}.extra_body", (config.extra_body or "{}").encode())
-    service = ChatService(config.url, config.timeout, headers)
-    return OpenAICompleter(service, config, max_tokens, temperature, extra, check)
+    body = {"model": config.model, "max_tokens": max_tokens, "temperature": temperature, **extra}
+    limits = {"max_concurrency": config.max_concurrency, "max_outage": config.max_outage}
+    return OpenAICompleter(config.url, config.timeout, headers=headers, body=body, check=check, **limits)
 
 
-def _digest(prompt: Prompt) -> bytes:
-    """A key of the cache: prompts themselves may be long. The lengths keep segments apart."""
+def _seed(prompt: Prompt) -> int:
+    """32 bits of a hash of the text. The lengths keep segments apart."""
     texts = [segment.text for segment in prompt.segments]
     lengths = ",".join(str(len(text)) for text in texts)
-    return hashlib.sha256("".join((lengths, *texts)).encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256("".join((lengths, *texts)).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:4])

@@ -39,7 +39,7 @@ class RewardFn:
 
         Raises ConnectionError where one of them completes nothing at all.
         """
-        answerer, judge = _with_key(self.answerer, key), _with_key(self.judge, key)
+        answerer, judge = completing_once(self.answerer, key), completing_once(self.judge, key)
         scored = self.agent.rewards(
             trajectories, Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
         )
@@ -48,7 +48,7 @@ class RewardFn:
     def answer(self, pairs: Sequence[tuple[Any, str]], key: jax.Array) -> list[Completion]:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
         assert isinstance(self.agent, ReadingAgent), "only agents that read answer from a memory"
-        return self.agent.answer(pairs, Scoring(self.tokenizer, _with_key(self.answerer, key)))
+        return self.agent.answer(pairs, Scoring(self.tokenizer, completing_once(self.answerer, key)))
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
@@ -91,11 +91,15 @@ def _lost(scored: ScoredTrajectory, error: str) -> ScoredTrajectory:
     return ScoredTrajectory(replace(trajectory, outcome=outcome), math.nan, error, {}, nothing)
 
 
-def _with_key(completer: Completer | None, key: jax.Array) -> Complete | None:
+def completing_once(completer: Completer | None, key: jax.Array) -> Complete | None:
+    """Completes equal prompts once: rollouts with equal memories ask equal questions."""
     if completer is None:
         return None
 
     def complete(prompts: Sequence[Prompt], draws: int) -> list[Completion]:
-        return completer.complete(prompts, jax.random.fold_in(jax.random.fold_in(key, REWARD_DRAWS), draws))
+        distinct = list(dict.fromkeys(prompts))
+        key_of_draws = jax.random.fold_in(jax.random.fold_in(key, REWARD_DRAWS), draws)
+        completions = dict(zip(distinct, completer.complete(distinct, key_of_draws), strict=True))
+        return [completions[prompt] for prompt in prompts]
 
     return complete

@@ -24,7 +24,7 @@ from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.data.documents import WORD_TOKENS, join_texts, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
-from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
+from memsearcher_jax.rl.completers import EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key
 from memsearcher_jax.rl.rollout import Job, Rollout
 from memsearcher_jax.rl.setup import Run
@@ -98,10 +98,10 @@ class AgentService:
         self._changed, self._closed = threading.Condition(), False
         self._recalls = 0  # questions that wait for an answer
         config = run.config
-        # Clients wait for answers: a service that is down is an error at once, not after minutes as in training.
+        # Clients wait for answers: a service that is down is an error after seconds, not minutes as in training.
         config = replace(
             config,
-            rl=replace(config.rl, max_search_outage=SEARCH_OUTAGE),
+            rl=replace(config.rl, max_search_outage=5.0),
             answerer=replace(config.answerer, max_outage=0.0),
         )
         run = replace(run, config=config)
@@ -115,9 +115,8 @@ class AgentService:
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
         notify("compiling the programs")
         self._driver.engine.warm_up(self._params)
-        cached = self._reward_fn.answerer
-        if isinstance(cached, CachedCompleter) and isinstance(cached.completer, EngineCompleter):
-            cached.completer.driver.engine.warm_up(cached.completer.params)
+        if isinstance(answerer := self._reward_fn.answerer, EngineCompleter):
+            answerer.driver.engine.warm_up(answerer.params)
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     @property

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,10 @@ import pytest
 
 from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import fill
-from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.rl import completers
-from memsearcher_jax.rl.completers import CachedCompleter, EngineCompleter
+from memsearcher_jax.rl.completers import EngineCompleter
 from memsearcher_jax.rl.config import CompleterConfig
+from memsearcher_jax.rl.rewards import completing_once
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.types import Completion, Prompt
@@ -74,7 +75,7 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
     busy, good, *failed = completer.complete(list(map(prompt, questions)), KEY)
     assert (busy, good) == (Completion("at last"), Completion("fine"))
     reasons = [
-        'returned status 500: {"error": "no luck"} (attempt 1 of 1)',
+        'returned status 500: {"error": "no luck"}',
         "rejected the request with status 400",
         "answered with an empty text",
         "did not return a chat completion",
@@ -116,36 +117,17 @@ def test_incomplete_settings_are_errors(settings, message):
         open_openai_completer(**settings)
 
 
-class EchoCompleter:
-    """Repeats questions, fails at prompts whose memory is in `failing`, and records the memories of all prompts."""
+def test_equal_prompts_are_completed_once():
+    received = []
 
-    def __init__(self, *failing):
-        self.failing, self.received = set(failing), []
+    def complete(prompts, key):
+        received.extend(prompt["memory"] for prompt in prompts)
+        return [Completion(str(prompt)) for prompt in prompts]
 
-    def complete(self, prompts, key):
-        self.received += [prompt["memory"] for prompt in prompts]
-        return [
-            Completion(error="no")
-            if prompt["memory"] in self.failing
-            else Completion(f"{prompt['question']}:{prompt['memory']}")
-            for prompt in prompts
-        ]
-
-
-def test_completions_are_cached_and_failures_are_retried():
-    echo = EchoCompleter("b")
-    completer = CachedCompleter(echo, LRUCache(100))
     prompts = [prompt("a"), prompt("b"), prompt("a"), prompt("a", memory="other")]
-    assert completer.complete(prompts, KEY) == [
-        Completion("m:a"),
-        Completion(error="no"),
-        Completion("m:a"),
-        Completion("other:a"),
-    ]
-    assert echo.received == ["a", "b", "a"]
-    echo.failing.clear()
-    assert completer.complete(prompts, KEY)[1] == Completion("m:b")
-    assert echo.received == ["a", "b", "a", "b"]
+    expected = [Completion(str(one)) for one in prompts]
+    assert completing_once(SimpleNamespace(complete=complete), KEY)(prompts, 0) == expected
+    assert received == ["a", "b", "a"]
 
 
 @pytest.fixture
@@ -160,7 +142,7 @@ def test_engine_completions_are_reproducible_and_independent_of_the_batch(driver
     assert not any(reply.error for reply in completions) and len({reply.text for reply in completions}) > 1
     assert completer.complete(prompts, KEY) == completions and driver.engine.scheduler.free_slots == [0, 1, 2]
     assert completer.complete(prompts[4:5], KEY) == completions[4:5]
-    assert completer.complete([prompts[2]] * 2, KEY)[0] == completions[2]
+    assert completer.complete([prompts[2]] * 2, KEY) == [completions[2]] * 2
 
 
 def test_too_long_prompts_and_nonfinite_weights_are_errors(driver, params):
