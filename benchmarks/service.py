@@ -1,4 +1,4 @@
-"""The search service, or a served agent, under load: concurrent clients over loopback, without the query cache.
+"""The search service, or a served agent, under load: concurrent clients over loopback, each query another one.
 
 python benchmarks/service.py                                                # 64 clients, 60 s, synthetic encyclopedia
 python benchmarks/service.py --seconds 10 --serve="--retrieval.corpus FILE"
@@ -35,7 +35,6 @@ from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make
 
 WEIGHTS = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
 AGENT = ["--config", "tiny", "--checkpoint", str(WEIGHTS), "--name", "agent"]
-NEW_SERVICE = ["--port", "0", "--retrieval.query_cache_size", "0"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def main(load: Load) -> int:
 def serving(load: Load) -> Iterator[str]:
     """The address of the service in a subprocess."""
     program = common.REPOSITORY / "launch" / ("serve_agent.py" if load.agent else "serve_search.py")
-    flags = [*NEW_SERVICE, *(AGENT if load.agent else []), *shlex.split(load.serve)]
+    flags = ["--port", "0", *(AGENT if load.agent else []), *shlex.split(load.serve)]
     command = [sys.executable, str(program), *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -118,7 +117,7 @@ def run_client(
             connection.close()
             return seconds, errors
         question = questions[row % len(questions)]
-        path, body = "/search", {"query": question, "top_n": 5}
+        path, body = "/search", {"query": f"{question} {row}", "top_n": 5}  # not in the cache
         if load.agent:
             message = {"role": "user", "content": question}
             path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}

@@ -26,7 +26,6 @@ import tyro
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.ranges import Count
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index
@@ -46,8 +45,6 @@ class BuildIndex(cli.Command):
     """Directory to write; the same command continues an interrupted build."""
     embeddings: cli.File = None
     """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index."""
-    shard_rows: Count = 16_384
-    """Passages in one file of vectors; a kill loses the work on one file at most."""
     shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
     verify: bool = False
@@ -129,7 +126,7 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
 
         model = text_encoder.load(config)  # before the corpus, which takes longer to validate
     with BuildProgress() as progress:
-        options = {"shard_rows": flags.shard_rows, "precomputed": precomputed, "shard": shard, "on_progress": progress}
+        options = {"precomputed": precomputed, "shard": shard, "on_progress": progress}
         build_index(config, Path(config.corpus), out, model, **options)
     if shard.index:
         done = f"shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
@@ -140,7 +137,7 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
     if manifest.get("tree"):
         quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes"
     if vectors := manifest["vectors"]:
-        about = f"of {vectors['dimensions']} dimensions by {vectors['encoder']}, {quality}"
+        about = f"of {vectors['size']} dimensions by {vectors['encoder']}, {quality}"
     print(f"{out}: {manifest['passages']:,} passages {about}; search it with {search_flags(flags.run.retrieval, out)}")
     return manifest
 

@@ -112,7 +112,7 @@ def test_the_payload_runs_when_unpickled(tmp_path):
 
 
 def test_embeddings_are_never_unpickled(tmp_path, created):
-    shards = EmbeddingShards(tmp_path, rows=1, size=1, dtype="float32", shard_rows=1)
+    shards = EmbeddingShards(tmp_path, rows=1, size=1, dtype="float32")
     shards.path(0).write_bytes(npy(PicklePayload(created)))
     with pytest.raises(ValueError):
         shards[:]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memsearcher_jax.analyzer import SPACELESS, fold
+from memsearcher_jax.retrieval.config import MAX_BATCH
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Passage, Problem
 
@@ -68,8 +69,8 @@ def audit(
     titles = {title: _normal(title) for problem in problems for title in problem.supporting_titles}
     held, present = (set(), set()) if passages is None else _scan(passages, needles, set(titles.values()), on_passages)
     audited = []
-    for start in range(0, len(problems), searcher.max_batch_size):
-        batch = problems[start : start + searcher.max_batch_size]
+    for start in range(0, len(problems), MAX_BATCH):
+        batch = problems[start : start + MAX_BATCH]
         found = [
             searcher.search([problem.question for problem in batch], DEPTHS[-1]),
             searcher.search([oracle_query(problem) for problem in batch], DEPTHS[-1]),

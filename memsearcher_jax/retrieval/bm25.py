@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import tempfile
 from array import array
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memsearcher_jax import analyzer
-from memsearcher_jax.retrieval.builder.build_dir import open_derived
+from memsearcher_jax.retrieval.builder.build_dir import explain_disk_full, read_manifest, write_manifest
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bm25s import BM25
 
 Field = Literal["passage", "title"]
+BM25_FORMAT = 5 + analyzer.VERSION  # of the folder; incremented when older readers would misread it
 CONTRACTED = re.compile(r"['’](?<=\w['’])[stdm]\b", re.IGNORECASE)
 
 
@@ -50,37 +52,52 @@ class Bm25Retriever:
 def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25Retriever:
     """Open the folder, and build it first if it does not exist; that needs about 30 bytes per word of the corpus.
 
-    Raises as `open_derived` does.
+    Raises ValueError, in one line, for a folder of another corpus or a damaged one, OSError for a full disk.
     """
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
+    if not directory.exists():
+        _build(corpus, directory, field)
+    try:
+        manifest = read_manifest(directory, BM25_FORMAT)
+        if manifest["field"] != field:
+            raise ValueError(f"it is one of each {manifest['field']}")
+        if manifest["checksum"] == corpus.checksum:
+            return Bm25Retriever(bm25s.BM25.load(directory, mmap=True))
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{directory}: cannot be read as a BM25 index of each {field} ({error}); delete it to rebuild it"
+        ) from error
+    raise ValueError(f"{directory}: was built from another corpus (checksum differs); delete it to rebuild it")
+
+
+def _build(corpus: Corpus, directory: Path, field: Field) -> None:
+    """Write the folder under a temporary name first."""
     import bm25s
     from bm25s.tokenization import Tokenized
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
-
-    def build(staging: Path) -> None:
-        # With numba, the first search would wait for compilation.
-        model = bm25s.BM25(backend="numpy")
-        vocabulary: dict[str, int] = {}
-        texts = (passage.contents if field == "passage" else passage.title for passage in corpus)
-        word_ids: Any = []  # arrays of 4 bytes a word: lists of integers need several times that
-        for text in texts:
-            word_ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in _terms(text)]))
-        if not vocabulary:
-            raise ValueError(f"no {field} of the corpus contains a word: set retrieval.method to dense")
-        model.index(Tokenized(word_ids, vocabulary), show_progress=False)
+    vocabulary: dict[str, int] = {}
+    word_ids: Any = []  # arrays of 4 bytes a word: lists of integers need several times that
+    for passage in corpus:
+        words = _terms(passage.contents if field == "passage" else passage.title)
+        word_ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words]))
+    if not vocabulary:
+        raise ValueError(f"no {field} of the corpus contains a word: set retrieval.method to dense")
+    model = bm25s.BM25(backend="numpy")  # with numba, the first search would wait for compilation
+    model.index(Tokenized(word_ids, vocabulary), show_progress=False)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent)
+    with explain_disk_full(directory), temporary as folder:
+        staging = Path(folder, "bm25")
         model.save(staging, show_progress=False)
         try:
             bm25s.BM25.load(staging, mmap=True)
         except ValueError as error:  # bm25s saves with NumPy, see `save_array`
             raise OSError(errno.ENOSPC, str(error)) from error
-
-    def load(folder: Path) -> Bm25Retriever:
-        model = bm25s.BM25.load(folder, mmap=True)
-        if model.scores["num_docs"] != len(corpus):
-            raise ValueError(f"{model.scores['num_docs']} passages")
-        return Bm25Retriever(model)
-
-    return open_derived(directory, f"a BM25 index of each {field}", corpus.checksum, build, load)
+        write_manifest(staging, {"format": BM25_FORMAT, "field": field, "checksum": corpus.checksum})
+        if not directory.exists():  # another process may have built it meanwhile
+            staging.rename(directory)
 
 
 @cache

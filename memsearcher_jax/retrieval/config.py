@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memsearcher_jax.ranges import Count, CountOrZero, LargeCount, Positive, PositiveFraction
+from memsearcher_jax.ranges import Count, LargeCount, Positive, PositiveFraction
 
 HASHING = "hashing"
 MAX_TOP_N = 100
 """Results per query up to which an approximate search considers the same candidates."""
+MAX_BATCH = 1_024
+"""Texts that are encoded or searched in one call."""
 MAX_QUERY_CHARS = 4_000
 """Characters of a query that are searched: encoders read less."""
 
@@ -51,14 +53,8 @@ class RetrievalConfig:
     """Type of the stored embeddings."""
     target_recall: PositiveFraction = 0.98
     """Share of the exact top five that ScaNN must find when an index is built, on probes that did not tune it."""
-    max_batch_size: Count = 1_024
-    """Texts that are encoded or searched in one call, at most."""
-    query_cache_size: CountOrZero = 20_000
-    """Queries whose results are cached (LRU); 0: no cache."""
     timeout: Positive = 10.0
     """Seconds that one request to a search service may take."""
-    max_attempts: Count = 4
-    """Attempts per request before the search fails, with growing pauses."""
     max_concurrency: Count = 16
     """Concurrent requests of a rollout to a search service. Searches that are asked for meanwhile share the next
     request. An index in this process is searched by one batch at a time."""

@@ -18,10 +18,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.build_dir import DERIVED_FORMAT, MANIFEST, read_manifest, verify_files
+from memsearcher_jax.retrieval.bm25 import BM25_FORMAT
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, read_manifest, verify_files
 from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
-from memsearcher_jax.retrieval.vector_files import Dtype, EmbeddingShards, Vectors
+from memsearcher_jax.retrieval.vector_files import EmbeddingShards, Vectors
 
 FORMAT = 6  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
@@ -76,19 +77,6 @@ class ExactIndex:
 
 
 @dataclass(frozen=True)
-class StoredVectors:
-    """What the manifest says of the vectors."""
-
-    encoder: str  # its name
-    dimensions: int
-    dtype: Dtype  # on disk
-    shard_rows: int  # passages per file: the most work that an interruption of a build loses
-
-    def shards(self, directory: Path, rows: int) -> EmbeddingShards:
-        return EmbeddingShards(directory / EMBEDDINGS, rows, self.dimensions, self.dtype, self.shard_rows)
-
-
-@dataclass(frozen=True)
 class StoredIndex:
     corpus: Corpus
     index: Index
@@ -106,14 +94,15 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
       FileNotFoundError, ValueError: one line with the reason and the way out.
     """
     manifest = read_index_manifest(directory)
-    if manifest["vectors"] is None:
+    vectors = manifest["vectors"]
+    if vectors is None:
         raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or rebuild the index")
-    vectors = StoredVectors(**manifest["vectors"])
-    if vectors.encoder != encoder:
-        raise ValueError(f'{directory}: was built with encoder "{vectors.encoder}", not "{encoder}"; rebuild it')
+    if vectors["encoder"] != encoder:
+        raise ValueError(f'{directory}: was built with encoder "{vectors["encoder"]}", not "{encoder}"; rebuild it')
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search; rebuild it, or set retrieval.index_type to exact")
-    corpus, shards = open_index_corpus(directory), vectors.shards(directory, manifest["passages"])
+    corpus = open_index_corpus(directory)
+    shards = EmbeddingShards(directory / EMBEDDINGS, manifest["passages"], vectors["size"], vectors["dtype"])
     with _explain_damage(directory):
         state = dict(np.load(directory / STATE)) if (directory / STATE).exists() else {}
         if len(corpus) != shards.rows or shards.missing():
@@ -132,7 +121,7 @@ def open_index_corpus(directory: Path) -> Corpus:
 
 
 def verify_index(directory: Path) -> int:
-    """Compare all files of an index folder, and of the folders derived from it, with their checksums.
+    """Compare all files of an index folder, and of the indexes of words in it, with their checksums.
 
     Returns the number of bytes. Raises FileNotFoundError or ValueError, in one line.
     """
@@ -140,7 +129,7 @@ def verify_index(directory: Path) -> int:
     read_index_manifest(directory)
     for path in sorted(directory.rglob(MANIFEST)):
         with _explain_damage(path.parent):
-            total += verify_files(path.parent, FORMAT if path.parent == directory else DERIVED_FORMAT)
+            total += verify_files(path.parent, FORMAT if path.parent == directory else BM25_FORMAT)
     return total
 
 

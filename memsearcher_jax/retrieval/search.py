@@ -14,12 +14,11 @@ from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.bm25 import Bm25Retriever, Field, open_bm25
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
 from memsearcher_jax.retrieval.builder.index_builder import build_index
-from memsearcher_jax.retrieval.config import HASHING, MAX_TOP_N, RetrievalConfig
+from memsearcher_jax.retrieval.config import HASHING, MAX_BATCH, MAX_TOP_N, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_checksum
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
 from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, hashing_name
 from memsearcher_jax.retrieval.index import open_index, open_index_corpus, read_index_manifest
-from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import SearchClient
 from memsearcher_jax.types import Passage
@@ -27,7 +26,7 @@ from memsearcher_jax.types import Passage
 BM25, TITLES = "bm25", "bm25/titles"  # folders of the indexes of words, in that of the index
 WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, BM25 and BM25 of titles in the hybrid ranking
 LINKS, LINK_WORDS = 6, 128  # passages to which a passage links at most, by its first words
-MAX_CACHED_CHARS = 1_000  # longer queries are not cached
+CACHED_QUERIES = 20_000  # with more, the cache is emptied
 
 
 class Source(Protocol):
@@ -59,8 +58,7 @@ class LocalSource:
 @dataclass(frozen=True)
 class Searcher:
     source: Source
-    max_batch_size: int = 1_024
-    cache: LRUCache[tuple[str, int], list[Passage]] = field(default_factory=partial(LRUCache, 0), repr=False)
+    cache: dict[tuple[str, int], list[Passage]] = field(default_factory=dict, repr=False)
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         """Return up to `top_n` passages with their scores for each query, in order, best first.
@@ -73,14 +71,14 @@ class Searcher:
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
+        if len(self.cache) > CACHED_QUERIES:
+            self.cache.clear()
         results = {query: self.cache.get((query, top_n)) for query in queries}
         new = [query for query, passages in results.items() if passages is None and query.strip()]
-        for start in range(0, len(new), self.max_batch_size):
-            batch = new[start : start + self.max_batch_size]
+        for start in range(0, len(new), MAX_BATCH):
+            batch = new[start : start + MAX_BATCH]
             for query, passages in zip(batch, self.source.search(batch, top_n), strict=True):
-                results[query] = passages
-                if len(query) <= MAX_CACHED_CHARS:
-                    self.cache.put((query, top_n), passages)
+                results[query] = self.cache[query, top_n] = passages
         return [list(results[query] or ()) for query in queries]
 
 
@@ -113,7 +111,7 @@ def open_searcher(
             raise ValueError(
                 "retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index"
             )
-        source = SearchClient(config.url, config.timeout, config.max_attempts)
+        source = SearchClient(config.url, config.timeout)
         source.check(max_outage)
     else:
         model = None
@@ -126,7 +124,7 @@ def open_searcher(
             source = SearchProcess(index, directory, model, search_timeout)
         else:
             source = open_source(index, directory, model)
-    return Searcher(source, config.max_batch_size, LRUCache(config.query_cache_size))
+    return Searcher(source)
 
 
 def _built_index(

@@ -18,21 +18,19 @@ import numpy as np
 from memsearcher_jax.retrieval.builder.build_dir import save_array
 
 Dtype = Literal["float32", "float16"]
-FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")  # first bytes of FAISS's uncompressed vectors: inner product, L2, either
+SHARD_ROWS = 4_096  # passages in one file of vectors: the most work that an interruption of a build loses
+FLAT_KIND = b"IxFI"  # first bytes of FAISS's uncompressed vectors that are compared by inner product
 FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # kind, D, rows, two unused, trained, metric, number of floats
-METRIC_L2 = 1
-NORM_SAMPLE = 1_000  # rows whose norms are checked
 
 
 @dataclass(frozen=True)
 class EmbeddingShards:
-    """The vectors of `rows` passages in files of `shard_rows` each. Slices are float32 for both stored types."""
+    """The vectors of `rows` passages in files of SHARD_ROWS each. Slices are float32 for both stored types."""
 
     directory: Path
     rows: int
     size: int  # D
     dtype: Dtype
-    shard_rows: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,13 +38,13 @@ class EmbeddingShards:
 
     @property
     def count(self) -> int:
-        return -(-self.rows // self.shard_rows)
+        return -(-self.rows // SHARD_ROWS)
 
     def path(self, shard: int) -> Path:
         return self.directory / f"{shard:06d}.npy"
 
     def row_range(self, shard: int) -> range:
-        return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.rows))
+        return range(shard * SHARD_ROWS, min((shard + 1) * SHARD_ROWS, self.rows))
 
     def missing(self) -> list[int]:
         """The numbers of the missing shards. Raises ValueError for a shard of another size."""
@@ -74,15 +72,15 @@ class EmbeddingShards:
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.rows)
         out_BD = np.empty((max(stop - start, 0), self.size), np.float32)
-        for shard in range(start // self.shard_rows, -(-stop // self.shard_rows)):
-            first = shard * self.shard_rows
-            low, high = max(start, first), min(stop, first + self.shard_rows)
+        for shard in range(start // SHARD_ROWS, -(-stop // SHARD_ROWS)):
+            first = shard * SHARD_ROWS
+            low, high = max(start, first), min(stop, first + SHARD_ROWS)
             out_BD[low - start : high - start] = self._load(shard)[low - first : high - first]
         return out_BD
 
     def blocks(self) -> Iterator[np.ndarray]:
-        for start in range(0, self.rows, self.shard_rows):
-            yield self[start : start + self.shard_rows]
+        for start in range(0, self.rows, SHARD_ROWS):
+            yield self[start : start + SHARD_ROWS]
 
     def _load(self, shard: int) -> np.ndarray:
         try:
@@ -125,22 +123,20 @@ def read_embeddings(path: Path) -> np.ndarray:
 def _read_flat_index(path: Path, header: bytes) -> np.ndarray:
     """Map the vectors of a file written by `faiss.write_index`: a header, then the floats.
 
-    Other FAISS indexes reorder or compress their vectors and are rejected.
+    Other FAISS indexes reorder or compress their vectors, or compare them otherwise, and are rejected.
     """
-    if header[:4] not in FLAT_KINDS:
-        raise ValueError(f"{path}: is neither a .npy array nor a flat FAISS index (it begins with {header[:4]!r})")
+    if header[:4] != FLAT_KIND:
+        raise ValueError(
+            f"{path}: is neither a .npy array nor FAISS's IndexFlatIP (it begins with {header[:4]!r}): write the "
+            "vectors to a .npy file"
+        )
     if len(header) < FLAT_HEADER.size:
         raise ValueError(f"{path}: is truncated")
-    _, size, rows, _, _, _, metric, floats = FLAT_HEADER.unpack(header)
+    _, size, rows, *_, floats = FLAT_HEADER.unpack(header)
     expected = FLAT_HEADER.size + 4 * rows * size
     if floats != rows * size or path.stat().st_size != expected:
         raise ValueError(
             f"{path}: has {path.stat().st_size} bytes, but {rows} x {size} vectors need {expected}; "
             "join the parts of a file that is published in parts"
         )
-    vectors_RD = np.memmap(path, "<f4", mode="r", offset=FLAT_HEADER.size, shape=(rows, size))
-    # L2 and inner products order alike only if all norms are 1.
-    sample = np.linspace(0, rows - 1, NORM_SAMPLE).astype(int)
-    if metric == METRIC_L2 and not np.allclose(np.linalg.norm(vectors_RD[sample], axis=1), 1, atol=1e-2):
-        raise ValueError(f"{path}: compares by L2 and its vectors do not have norm 1; only inner product is supported")
-    return vectors_RD
+    return np.memmap(path, "<f4", mode="r", offset=FLAT_HEADER.size, shape=(rows, size))

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.launch import build_index, cli, serve_search
+from memsearcher_jax.retrieval import vector_files
 from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 
-FLAGS = ["--retrieval.encoder_size", "64", "--shard_rows", "7"]
+FLAGS = ["--retrieval.encoder_size", "64"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,8 @@ def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
     assert results[0].title == "Town 13"
 
 
-def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, capsys):
+def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(vector_files, "SHARD_ROWS", 7)
     texts = [passage.contents for _, passage in read_passages(corpus)]
     np.save(tmp_path / "vectors.npy", fit_hashing(texts, 64)(texts))
     argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]

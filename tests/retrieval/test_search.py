@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from memsearcher_jax.retrieval import search
 from memsearcher_jax.retrieval.bm25 import open_bm25
 from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.fusion import DenseRetriever
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex
-from memsearcher_jax.retrieval.lru_cache import LRUCache
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, linked_rows, open_searcher, open_source
 from memsearcher_jax.types import Passage
 from tests.retrieval.samples import make_corpus
@@ -36,12 +36,12 @@ class RecordingEncoder:
         return self.encoder(texts)
 
 
-def make_searcher(max_batch_size=1_024, query_cache_size=0):
+def make_searcher():
     corpus = make_corpus(PASSAGES)
     encoder = fit_hashing(corpus.texts(range(4)), 256)
     recorder = RecordingEncoder(encoder)
     retriever = DenseRetriever(recorder, ExactIndex(encoder(corpus.texts(range(4)))))
-    return Searcher(LocalSource(corpus, retriever), max_batch_size, LRUCache(query_cache_size)), recorder
+    return Searcher(LocalSource(corpus, retriever)), recorder
 
 
 def test_duplicate_and_blank_queries_are_not_searched():
@@ -53,19 +53,17 @@ def test_duplicate_and_blank_queries_are_not_searched():
     assert found[3], "equal queries must not share a list"
 
 
-def test_cached_queries_are_not_searched_again():
-    searcher, recorder = make_searcher(query_cache_size=2)
+def test_cached_queries_are_not_searched_again(monkeypatch):
+    monkeypatch.setattr(search, "CACHED_QUERIES", 3)
+    searcher, recorder = make_searcher()
     first = searcher.search(["Oslo", "Lyon"], 2)
     assert searcher.search(["Lyon", "Oslo"], 2) == first[::-1]
     assert first[0][0].title == "Oslo" and first[0][0].score > first[0][1].score
     assert recorder.batches == [["Oslo", "Lyon"]]
     assert len(searcher.search(["Oslo"], 3)[0]) == 3, "the cache key contains top_n"
-    searcher.search(["Bari"], 2)  # evicts "Lyon"
-    searcher.search(["Oslo", "Bari"], 2)
-    assert recorder.batches[1:] == [["Oslo"], ["Bari"], ["Oslo"]]
-    searcher.search(["x" * 1_001], 1)
-    searcher.search(["x" * 1_001], 1)
-    assert recorder.batches[4:] == [["x" * 1_001]] * 2, "long queries are not cached"
+    searcher.search(["Bari"], 2)
+    searcher.search(["Oslo"], 2)
+    assert recorder.batches[1:] == [["Oslo"], ["Bari"], ["Oslo"]], "a full cache is emptied"
 
 
 def test_edge_cases():
@@ -153,10 +151,10 @@ def test_a_passage_links_to_the_first_passages_of_the_pages_that_it_names(tmp_pa
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_results_do_not_depend_on_the_batch(tmp_path, method):
-    searcher = open_searcher(replace(SMALL, method=method, query_cache_size=0), tmp_path / "index", PASSAGES)
+    searcher = open_searcher(replace(SMALL, method=method), tmp_path / "index", PASSAGES)
     queries = ["Lyon lies in France", "Italy", "", "zzz", "lies", "France Italy Norway"]
     together = searcher.search(queries, 3)
-    assert together == [searcher.search([query], 3)[0] for query in queries]
+    assert together == [Searcher(searcher.source).search([query], 3)[0] for query in queries]
     assert together[0][0].title == "Lyon" and together[2] == []
 
 

@@ -1,10 +1,9 @@
 """Vectors on disk: their types, missing and damaged shards, and precomputed embeddings."""
 
-import struct
-
 import numpy as np
 import pytest
 
+from memsearcher_jax.retrieval import vector_files
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards, read_embeddings
 
 VECTORS = np.random.default_rng(0).standard_normal((25, 6)).astype(np.float32)
@@ -16,8 +15,13 @@ FLAT = bytes.fromhex(
 )
 
 
-def shards(directory, dtype="float32", shard_rows=10):
-    return EmbeddingShards(directory, 25, 6, dtype, shard_rows)
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(vector_files, "SHARD_ROWS", 10)
+
+
+def shards(directory, dtype="float32"):
+    return EmbeddingShards(directory, 25, 6, dtype)
 
 
 def write_all(stored):
@@ -82,12 +86,11 @@ def test_reads_a_flat_index(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is neither a .npy array nor a flat FAISS index"),
-        (b"IwFl" + FLAT[4:], r"is neither a .npy array nor a flat FAISS index \(it begins with b'IwFl'\)"),
+        (b"", "is neither a .npy array nor FAISS's IndexFlatIP"),
+        (b"IxF2" + FLAT[4:], r"is neither a .npy array nor FAISS's IndexFlatIP \(it begins with b'IxF2'\)"),
         (FLAT[:30], "is truncated"),
         (FLAT[:-1], "has 68 bytes, but 3 x 2 vectors need 69; join the parts"),
         (FLAT + b"x", "has 70 bytes, but 3 x 2 vectors need 69"),
-        (FLAT.replace(struct.pack("<?i", True, 0), struct.pack("<?i", True, 1), 1), "its vectors do not have norm 1"),
         (b"\x93NUMPY\x01\x00", "is truncated, or not an array"),
     ],
 )

@@ -9,23 +9,18 @@ import json
 import math
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from memsearcher_jax import analyzer, file_lock
+from memsearcher_jax import file_lock
 
 MANIFEST = "manifest.json"
 FILES, OWN_CHECKSUM = "files", "manifest_checksum"  # in a manifest
-DERIVED_FORMAT = 4 + analyzer.VERSION  # of folders that `open_derived` writes: they hold words
 NUMPY_DISK_FULL = re.compile(r"\d+ requested and \d+ written")  # the error of `np.save` on a full disk
-
-T = TypeVar("T")
 
 
 def staging_dir(directory: Path) -> Path:
@@ -131,36 +126,3 @@ def file_sha256(path: Path) -> str:
 
 def _json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def open_derived(
-    directory: Path, kind: str, checksum: str, build: Callable[[Path], None], load: Callable[[Path], T]
-) -> T:
-    """Return `load(directory)`: a folder of this kind that is derived from the corpus with this checksum.
-
-    If it does not exist, `build` writes its files to a temporary folder first, which is then renamed.
-
-    Raises:
-      ValueError: one line with the reason why the folder cannot serve this corpus, and the way out.
-    """
-    if not directory.exists():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
-        try:
-            with explain_disk_full(directory):
-                build(staging)
-                write_manifest(staging, {"format": DERIVED_FORMAT, "kind": kind, "checksum": checksum})
-            staging.chmod(0o755)  # mkdtemp creates folders that only their owner can read
-            if not directory.exists():  # another process may have built it meanwhile
-                staging.rename(directory)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    try:
-        manifest = read_manifest(directory, DERIVED_FORMAT)
-        if manifest["kind"] != kind:
-            raise ValueError(f"it contains {manifest['kind']}")
-        if manifest["checksum"] == checksum:
-            return load(directory)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{directory}: cannot be read as {kind} ({error}); delete it to rebuild it") from error
-    raise ValueError(f"{directory}: was built from another corpus (checksum differs); delete it to rebuild it")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from memsearcher_jax.retrieval.builder.build_dir import (
     write_json,
     write_manifest,
 )
-from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.config import MAX_BATCH, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
-from memsearcher_jax.retrieval.hashing_encoder import Encoder, TextEncoder, fit_hashing, hashing_name
-from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex, StoredVectors
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing, hashing_name
+from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
 BUILD, CORPUS, MEASURED, FLOATS = "build.json", "corpus.json", "tree.json", "float32.bin"
@@ -90,7 +91,6 @@ def build_index(
     directory: Path,
     model: TextEncoder | None = None,
     *,
-    shard_rows: int = 16_384,
     precomputed: np.ndarray | None = None,
     shard: BuildShard = BuildShard(),
     on_progress: ProgressFn = lambda step, done, total: None,
@@ -99,7 +99,6 @@ def build_index(
 
     Args:
       model: embeds the texts, unless the encoder is the hashing encoder, which is fitted to the passages.
-      shard_rows: passages in one file of vectors.
       precomputed: vectors [R, D] to use instead of embedding, in the order of the passages.
       shard: the share of this process. Shard 0 waits for the others and then builds the tree; the others return when
         their embeddings are written.
@@ -115,7 +114,18 @@ def build_index(
     with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
         if config.method != "bm25":
-            vectors = _build_vectors(staging, corpus, config, model, shard_rows, precomputed, shard, on_progress)
+            state: dict[str, np.ndarray] = {}
+            if model is None:
+                hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
+                model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
+            build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
+            vectors = build.start()
+            build.write_shards(shard)
+            if shard.index == 0:
+                build.wait_for_shards()
+                if state:
+                    np.savez(staging / STATE, allow_pickle=False, **state)
+                vectors |= build.tree()
         if shard.index:
             return
         on_progress("computing checksums", 0, 0)
@@ -126,150 +136,135 @@ def build_index(
         staging.rename(directory)  # which may exist, but is empty
 
 
-def _build_vectors(
-    staging: Path,
-    corpus: Corpus,
-    config: RetrievalConfig,
-    model: TextEncoder | None,
-    shard_rows: int,
-    precomputed: np.ndarray | None,
-    shard: BuildShard,
-    on_progress: ProgressFn,
-) -> dict[str, Any]:
-    """Return the entries of the manifest about vectors; of a shard other than 0 they are not complete."""
-    state: dict[str, np.ndarray] = {}
-    if model is None:
-        hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
-        model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
-    if precomputed is not None:
-        _check_precomputed(precomputed, corpus, model.passages)
-    size = (model.passages(corpus.texts([0])) if precomputed is None else precomputed).shape[1]
-    vectors = StoredVectors(model.name, size, config.embedding_dtype, shard_rows)
-    shards = _start(staging, corpus, vectors, precomputed is not None)
-    _write_shards(shards, model.passages, precomputed, corpus, config.max_batch_size, shard, on_progress)
-    entries = {"vectors": asdict(vectors), "index_type": config.index_type}
-    if shard.index:
-        return entries
-    while missing := shards.missing():
-        on_progress("waiting for the shards of other processes", shards.count - len(missing), shards.count)
-        time.sleep(POLL_SECONDS)
-    if state:
-        np.savez(staging / STATE, allow_pickle=False, **state)
-    return entries | _build_tree(staging, shards, corpus, model.queries, config, on_progress)
+@dataclass(frozen=True)
+class _VectorBuild:
+    """The steps of a build that make vectors, and a tree over them."""
 
+    staging: Path
+    corpus: Corpus
+    config: RetrievalConfig
+    model: TextEncoder
+    precomputed: np.ndarray | None
+    on_progress: ProgressFn
 
-def _start(staging: Path, corpus: Corpus, vectors: StoredVectors, precomputed: bool) -> EmbeddingShards:
-    """Record which vectors are made, or check that they are the same."""
-    build = {"checksum": corpus.checksum, "precomputed": precomputed, **asdict(vectors)}
-    if (staging / BUILD).exists():
-        stored = json.loads((staging / BUILD).read_text())
-        for name, value in build.items():
-            if stored.get(name) != value:
-                raise ValueError(
-                    f"{staging} was started with {name} {stored.get(name)!r}, not {value!r}: use the same settings, or "
-                    "delete that folder to restart"
-                )
-    (staging / EMBEDDINGS).mkdir(exist_ok=True)
-    write_json(staging / BUILD, build)
-    return vectors.shards(staging, len(corpus))
+    @cached_property
+    def shards(self) -> EmbeddingShards:
+        size = (self.model.passages(self.corpus.texts([0])) if self.precomputed is None else self.precomputed).shape[1]
+        return EmbeddingShards(self.staging / EMBEDDINGS, len(self.corpus), size, self.config.embedding_dtype)
 
+    def start(self) -> dict[str, Any]:
+        """Record which vectors are made, or check that they are the same; return their entries of the manifest."""
+        if self.precomputed is not None:
+            self._check_precomputed(self.precomputed)
+        vectors = {"encoder": self.model.name, "size": self.shards.size, "dtype": self.shards.dtype}
+        build = {"checksum": self.corpus.checksum, "precomputed": self.precomputed is not None, **vectors}
+        if (self.staging / BUILD).exists():
+            stored = json.loads((self.staging / BUILD).read_text())
+            for name, value in build.items():
+                if stored.get(name) != value:
+                    raise ValueError(
+                        f"{self.staging} was started with {name} {stored.get(name)!r}, not {value!r}: use the same "
+                        "settings, or delete that folder to restart"
+                    )
+        self.shards.directory.mkdir(exist_ok=True)
+        write_json(self.staging / BUILD, build)
+        return {"vectors": vectors, "index_type": self.config.index_type}
 
-def _check_precomputed(precomputed: np.ndarray, corpus: Corpus, encoder: Encoder) -> None:
-    if len(precomputed) != len(corpus):
-        raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(corpus)} passages")
-    rows = np.unique(np.linspace(0, len(corpus) - 1, COMPARED_ROWS).astype(int))
-    encoded_BD = encoder(corpus.texts(rows.tolist()))
-    given_BD = np.asarray(precomputed[rows], np.float32)
-    sizes = given_BD.shape[1], encoded_BD.shape[1]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the precomputed vectors have {sizes[0]} dimensions, the encoder's {sizes[1]}")
-    finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
-    encoded_BD, given_BD = encoded_BD[finite_B], given_BD[finite_B]
-    norms_B = np.linalg.norm(encoded_BD, axis=1) * np.linalg.norm(given_BD, axis=1)
-    cosine = float(np.median(np.sum(encoded_BD * given_BD, axis=1) / np.maximum(norms_B, 1e-12)))
-    if not cosine >= MIN_COSINE:
-        raise ValueError(
-            f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with this "
-            f"encoder's is {cosine:.3f}; check the encoder, its prompts and the order of the corpus"
-        )
+    def _check_precomputed(self, precomputed: np.ndarray) -> None:
+        if len(precomputed) != len(self.corpus):
+            raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(self.corpus)} passages")
+        rows = np.unique(np.linspace(0, len(self.corpus) - 1, COMPARED_ROWS).astype(int))
+        encoded_BD = self.model.passages(self.corpus.texts(rows.tolist()))
+        given_BD = np.asarray(precomputed[rows], np.float32)
+        sizes = given_BD.shape[1], encoded_BD.shape[1]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the precomputed vectors have {sizes[0]} dimensions, the encoder's {sizes[1]}")
+        finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
+        encoded_BD, given_BD = encoded_BD[finite_B], given_BD[finite_B]
+        norms_B = np.linalg.norm(encoded_BD, axis=1) * np.linalg.norm(given_BD, axis=1)
+        cosine = float(np.median(np.sum(encoded_BD * given_BD, axis=1) / np.maximum(norms_B, 1e-12)))
+        if not cosine >= MIN_COSINE:
+            raise ValueError(
+                f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with "
+                f"this encoder's is {cosine:.3f}; check the encoder, its prompts and the order of the corpus"
+            )
 
+    def write_shards(self, share: BuildShard) -> None:
+        """Write the missing shards of this process."""
+        shards = self.shards
+        ranges = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
+        missing = {number: rows for number, rows in ranges.items() if not shards.exists(number)}
+        total = sum(map(len, ranges.values()))
+        done = total - sum(map(len, missing.values()))
+        self.on_progress("embedding", done, total)
+        with ThreadPoolExecutor(PREFETCH) as pool:
+            for number, rows in missing.items():
+                batches = []
+                parts = (rows[start : start + MAX_BATCH] for start in range(0, len(rows), MAX_BATCH))
+                for batch_BD in pool.map(self._embed, parts):
+                    batches.append(batch_BD)
+                    done += len(batch_BD)
+                    self.on_progress("embedding", done, total)
+                vectors_BD = np.concatenate(batches)
+                finite_B = np.isfinite(vectors_BD).all(axis=1)
+                if not finite_B.all():
+                    passage = self.corpus.passage(rows[int(np.argmin(finite_B))])
+                    raise ValueError(f'the embedding of passage "{passage.id}" is not finite; check the encoder')
+                shards.write(number, vectors_BD)
 
-def _write_shards(
-    shards: EmbeddingShards,
-    encoder: Encoder,
-    precomputed: np.ndarray | None,
-    corpus: Corpus,
-    batch_size: int,
-    build_shard: BuildShard,
-    on_progress: ProgressFn,
-) -> None:
-    def embed(rows: range) -> np.ndarray:
-        if precomputed is not None:
-            return np.asarray(precomputed[rows.start : rows.stop], np.float32)
-        vectors_BD = encoder(corpus.texts(rows))
-        if vectors_BD.shape != (len(rows), shards.size):
+    def _embed(self, rows: range) -> np.ndarray:
+        if self.precomputed is not None:
+            return np.asarray(self.precomputed[rows.start : rows.stop], np.float32)
+        vectors_BD = self.model.passages(self.corpus.texts(rows))
+        if vectors_BD.shape != (len(rows), self.shards.size):
             raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")
         return vectors_BD
 
-    ranges = {number: shards.row_range(number) for number in range(build_shard.index, shards.count, build_shard.count)}
-    missing = {number: rows for number, rows in ranges.items() if not shards.exists(number)}
-    total = sum(map(len, ranges.values()))
-    done = total - sum(map(len, missing.values()))
-    on_progress("embedding", done, total)
-    with ThreadPoolExecutor(PREFETCH) as pool:
-        for number, rows in missing.items():
-            batches = []
-            for batch_BD in pool.map(embed, (rows[at : at + batch_size] for at in range(0, len(rows), batch_size))):
-                batches.append(batch_BD)
-                done += len(batch_BD)
-                on_progress("embedding", done, total)
-            vectors_BD = np.concatenate(batches)
-            finite_B = np.isfinite(vectors_BD).all(axis=1)
-            if not finite_B.all():
-                passage = corpus.passage(rows[int(np.argmin(finite_B))]).id
-                raise ValueError(f'the embedding of passage "{passage}" is not finite; check the encoder')
-            shards.write(number, vectors_BD)
+    def wait_for_shards(self) -> None:
+        """Return when the other processes have written theirs."""
+        while missing := self.shards.missing():
+            count = self.shards.count
+            self.on_progress("waiting for the shards of other processes", count - len(missing), count)
+            time.sleep(POLL_SECONDS)
 
+    def tree(self) -> dict[str, Any]:
+        """The tree's entries of the manifest: its settings, and its recall on held-out probes and their number."""
+        shards, config = self.shards, self.config
+        if config.index_type != "scann" or shards.rows < scann_index.MIN_TREE_ROWS:
+            return {"tree": None, "recall": 1.0, "measured_on": 0}
+        if not (self.staging / MEASURED).exists():
+            self.on_progress("building the tree", 0, 0)
+            shutil.rmtree(self.staging / TREE, ignore_errors=True)
+            with (self.staging / FLOATS).open("wb") as file:
+                for vectors_BD in shards.blocks():
+                    file.write(vectors_BD.data)
+            # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
+            vectors_RD = np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape)
+            tree = scann_index.build_tree(vectors_RD, scann_index.untuned_settings(*shards.shape))
+            self.on_progress("measuring recall", 0, 0)
+            tuned, recall, probes = self._tuned(tree)
+            scann_index.save_tree(tuned, self.staging / TREE)
+            measured = {"tree": asdict(tuned.settings), "recall": recall, "measured_on": probes}
+            write_json(self.staging / MEASURED, measured)
+        return json.loads((self.staging / MEASURED).read_text())
 
-def _build_tree(
-    staging: Path,
-    shards: EmbeddingShards,
-    corpus: Corpus,
-    encoder: Encoder,
-    config: RetrievalConfig,
-    on_progress: ProgressFn,
-) -> dict[str, Any]:
-    """Return the tree's entries of the manifest: its settings, and its recall on held-out probes and their number."""
-    if config.index_type != "scann" or shards.rows < scann_index.MIN_TREE_ROWS:
-        return {"tree": None, "recall": 1.0, "measured_on": 0}
-    if not (staging / MEASURED).exists():
-        on_progress("building the tree", 0, 0)
-        shutil.rmtree(staging / TREE, ignore_errors=True)
-        with (staging / FLOATS).open("wb") as file:
-            for vectors_BD in shards.blocks():
-                file.write(vectors_BD.data)
-        # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
-        vectors_RD = np.memmap(staging / FLOATS, np.float32, mode="r", shape=shards.shape)
-        tree = scann_index.build_tree(vectors_RD, scann_index.untuned_settings(*shards.shape))
-        on_progress("measuring recall", 0, 0)
+    def _tuned(self, tree: scann_index.ScannIndex) -> tuple[scann_index.ScannIndex, float, int]:
+        """The tree tuned to the target recall, with its recall on probes that did not tune it, and their number."""
         # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
-        rows = np.linspace(0, len(corpus) - 1, 2 * PROBES).astype(int)
-        probes_QD = encoder([" ".join(text.split()[-PROBE_WORDS:]) for text in corpus.texts(rows.tolist())])
+        rows, target = np.linspace(0, len(self.corpus) - 1, 2 * PROBES).astype(int), self.config.target_recall
+        texts = [" ".join(text.split()[-PROBE_WORDS:]) for text in self.corpus.texts(rows.tolist())]
+        probes_QD = self.model.queries(texts)
         probes_QD = probes_QD[probes_QD.any(axis=1)]
-        exact_QN, _ = ExactIndex(shards).search(probes_QD, scann_index.TOP)
+        exact_QN, _ = ExactIndex(self.shards).search(probes_QD, scann_index.TOP)
+        recall = 0.0
         for share in AIM_SHARES:
-            aim = config.target_recall + share * (1 - config.target_recall)
-            tuned = scann_index.tune(tree, probes_QD[::2], exact_QN[::2], aim)
+            tuned = scann_index.tune(tree, probes_QD[::2], exact_QN[::2], target + share * (1 - target))
             # Recall is higher on the probes that tuned the tree than on the others.
             ids_QN, _ = tuned.search(probes_QD[1::2], scann_index.TOP)
             recall = scann_index.recall_at_n(ids_QN, exact_QN[1::2])
-            if recall >= config.target_recall:
-                break
-        else:
-            raise ValueError(
-                f"ScaNN reaches a recall of {recall:.3f} on {len(ids_QN)} held-out probes: "
-                f"lower retrieval.target_recall from {config.target_recall}"
-            )
-        scann_index.save_tree(tuned, staging / TREE)
-        write_json(staging / MEASURED, {"tree": asdict(tuned.settings), "recall": recall, "measured_on": len(ids_QN)})
-    return json.loads((staging / MEASURED).read_text())
+            if recall >= target:
+                return tuned, recall, len(ids_QN)
+        raise ValueError(
+            f"ScaNN reaches a recall of {recall:.3f} on {len(probes_QD) // 2} held-out probes: "
+            f"lower retrieval.target_recall from {target}"
+        )

@@ -1,8 +1,7 @@
-"""Clients of the search service and of any JSON service: retries with exponential backoff.
+"""Clients of the search service and of any JSON service. Who calls them decides whether a request is repeated.
 
-Transient failures are retried: no connection, a timeout, a truncated response, a response that is not JSON (such as a
-proxy's error page), status 429 and 5xx. The pauses grow and are drawn at random, so that many clients do not retry at
-the same moment. Any other status is an error without a retry.
+A failure may be temporary (`ServiceUnavailable`): no connection, a timeout, a truncated response, a response that is
+not JSON (such as a proxy's error page), status 429 and 5xx. Any other status is not.
 """
 
 from __future__ import annotations
@@ -10,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import random
 import re
 import ssl
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS
 from memsearcher_jax.types import Passage
-
-FIRST_PAUSE, MAX_PAUSE = 0.4, 10.0  # seconds between attempts, at most
 
 
 class ServiceUnavailable(ConnectionError):
@@ -41,10 +37,8 @@ class JsonClient:
     setting: ClassVar[str] = "url"  # the setting that holds the address, for error messages
 
     url: str
-    timeout: float = 10.0  # seconds of one attempt: connection, headers and body together
-    max_attempts: int = 4  # of one call
+    timeout: float = 10.0  # seconds of a request: connection, headers and body together
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if re.search(r"//[^/]*@|[?#]", self.url):  # the message must not repeat it
@@ -63,18 +57,8 @@ class JsonClient:
     def request(self, method: str, path: str, body: Any) -> Any:
         """Return the JSON of the response.
 
-        Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address.
+        Raises ServiceUnavailable or RequestRejected, in one line with the address.
         """
-        for attempt in range(1, self.max_attempts + 1):
-            try:
-                return self.request_once(method, path, body)
-            except ServiceUnavailable as error:
-                if attempt == self.max_attempts:
-                    raise ServiceUnavailable(f"{error} (attempt {attempt} of {attempt})") from error
-                self.sleep(random.random() * min(MAX_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1)))
-
-    def request_once(self, method: str, path: str, body: Any) -> Any:
-        """As `request`, without retries."""
         import httpx2  # which takes a tenth of a second, and most commands send nothing
 
         try:
@@ -124,7 +108,7 @@ class SearchClient(JsonClient):
     setting: ClassVar[str] = "retrieval.url"
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        """Raises ServiceUnavailable (after all attempts) or RequestRejected, in one line with the address."""
+        """Raises ServiceUnavailable or RequestRejected, in one line with the address."""
         body = {"query": list(map(clean_query, queries)), "top_n": top_n, "return_score": True}
         response = self.request("POST", "/batch_search", body)
         try:
@@ -146,7 +130,7 @@ class SearchClient(JsonClient):
         deadline = time.monotonic() + max_outage
         while True:
             try:
-                return self.request_once("GET", "/health", None)
+                return self.request("GET", "/health", None)
             except ServiceUnavailable:
                 if time.monotonic() >= deadline:
                     raise

@@ -27,7 +27,7 @@ def test_an_index_of_words_is_built_once_moves_and_is_checked(tmp_path):
     with pytest.raises(ValueError, match="was built from another corpus"):
         open_bm25(make_corpus([Passage("0", "Oslo")]), folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    changes = [json.dumps(manifest | change) for change in ({"kind": "other"}, {"format": 4})]
+    changes = [json.dumps(manifest | change) for change in ({"field": "title"}, {"format": 4})]
     damage = [("manifest.json", content) for content in ("{", "[]", *changes)]
     files = ("vocab.index.json", "data.csc.index.npy")
     for name, content in [*damage, *((name, content) for name in files for content in ("damaged", ""))]:
@@ -56,8 +56,8 @@ corpus = make_corpus(made)
 
 def shards(folder):
     folder.mkdir()
-    EmbeddingShards(folder, 60, 8, "float32", 60).write(0, np.ones((60, 8), np.float32))
-    EmbeddingShards(folder, 60, 8, "float32", 60).missing()
+    EmbeddingShards(folder, 60, 8, "float32").write(0, np.ones((60, 8), np.float32))
+    EmbeddingShards(folder, 60, 8, "float32").missing()
 
 def passages(folder):
     folder.mkdir()

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval import scann_index, vector_files
 from memsearcher_jax.retrieval.builder import index_builder
 from memsearcher_jax.retrieval.builder.build_dir import locked, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index, prepare_corpus
@@ -20,12 +20,18 @@ PASSAGES = [Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') f
 TEXTS = [passage.contents for passage in PASSAGES]
 ENCODER = fit_hashing(TEXTS, 32)
 NAME = "hashed"
-CONFIG = RetrievalConfig(max_batch_size=8)
+CONFIG = RetrievalConfig()
 reopen = partial(open_index, encoder=NAME)
 
 
-def build(folder, encoder=ENCODER, config=CONFIG, passages=PASSAGES, name=NAME, shard_rows=16, **options):
-    build_index(config, passages, folder, TextEncoder(name, encoder, encoder), shard_rows=shard_rows, **options)
+def build(folder, encoder=ENCODER, config=CONFIG, passages=PASSAGES, name=NAME, **options):
+    build_index(config, passages, folder, TextEncoder(name, encoder, encoder), **options)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(vector_files, "SHARD_ROWS", 16)
+    monkeypatch.setattr(index_builder, "MAX_BATCH", 8)
 
 
 @pytest.fixture
@@ -79,7 +85,6 @@ def test_a_build_with_other_settings_is_an_error(tmp_path):
     for options, message in [
         ({"passages": changed}, "the made corpus changed since the build"),
         ({"name": "another"}, f"was started with encoder '{NAME}', not 'another'"),
-        ({"shard_rows": 8}, "was started with shard_rows 16"),
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "i", **options)
