@@ -168,8 +168,6 @@ def _model_errors(config: RunConfig) -> Iterator[str]:
         yield "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
     if not model.lora_targets or len(set(model.lora_targets)) < len(model.lora_targets):
         yield "model.lora_targets is empty or names a projection twice: name each projection once"
-    if model.head_size % 2:
-        yield f"model.head_size {model.head_size} is odd: rotary positions need pairs"
     if context_tokens > model.max_positions:
         yield (
             f"sampling.context_tokens {context_tokens} is more than model.max_positions {model.max_positions}: the "
@@ -231,11 +229,6 @@ def _teacher_errors(config: RunConfig) -> Iterator[str]:
         return
     if not teacher.path and not teacher.hint:
         yield (f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True")
-    if training.importance_sampling_level != "token":
-        yield (
-            f"training.objective {training.objective} has an advantage for each token: set "
-            "training.importance_sampling_level to token"
-        )
     if not config.rl.keep_constant_reward_groups or config.rl.refill:
         yield (
             f"training.objective {training.objective} learns also where all rewards of a group are equal: set "

@@ -17,7 +17,6 @@ from memsearcher_jax.ranges import (
 )
 
 Objective = Literal["grpo", "distill", "grpo+distill"]
-ImportanceLevel = Literal["token", "sequence"]
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -61,9 +60,6 @@ class TrainingConfig:
     """See clip_low."""
     dual_clip: AboveOne = 3.0
     """Dual clip: bound of the loss for negative advantages, as a multiple of the advantage."""
-    importance_sampling_level: ImportanceLevel = "token"
-    """The policy ratio is per token, or per sequence: the geometric mean over the sampled tokens of a context (GSPO,
-    whose clip ranges are a thousand times narrower)."""
     aggregate: Aggregate = "token-mean"
     """How the token losses of a mini-batch are averaged: over tokens, or over contexts after summing or averaging
     within each. seq-mean-token-sum-norm sums all of them and divides by norm_tokens (Dr. GRPO)."""

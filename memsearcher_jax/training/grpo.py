@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.config import Aggregate, ImportanceLevel, TrainingConfig
+from memsearcher_jax.training.config import Aggregate, TrainingConfig
 
 # Bound on log-ratios before exp. A ratio of e^20 is far outside every clip range, so the bound changes neither the
 # loss nor its gradient; without it exp overflows, and the gradient of a clipped inf is NaN.
@@ -62,7 +62,6 @@ def surrogate(
     old_logprob_BT: jax.Array,
     advantage_BT: jax.Array,
     mask_BT: jax.Array,
-    segment_BT: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """PPO's clipped loss (Schulman et al. 2017, equation 7) with the dual clip (Ye et al. 2020, equation 5).
 
@@ -71,17 +70,11 @@ def surrogate(
 
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), bounded by -A dual_clip where A < 0.
-
-    `importance_sampling_level` "sequence": r is the exp of the mean log-ratio over the trained tokens of the token's
-    sequence, in which the advantage must be constant (GSPO: Zheng et al. 2025, arXiv 2507.18071, section 4.1).
     """
     mask_BT = mask_BT != 0
     log_ratio_BT = jnp.where(mask_BT, logprob_BT - old_logprob_BT, 0)
     advantage_BT = jnp.where(mask_BT, advantage_BT, 0)
-    if config.importance_sampling_level == "sequence":
-        ratio_BT = policy_ratio(masked.segment_means(log_ratio_BT, mask_BT, segment_BT))
-    else:
-        ratio_BT = policy_ratio(log_ratio_BT)
+    ratio_BT = policy_ratio(log_ratio_BT)
 
     unclipped_BT = -advantage_BT * ratio_BT
     clipped_BT = -advantage_BT * jnp.clip(ratio_BT, 1 - config.clip_low, 1 + config.clip_high)
@@ -112,26 +105,18 @@ def policy_loss(
     clip_high: float,
     dual_clip: float,
     aggregate: Aggregate,
-    importance_sampling_level: ImportanceLevel = "token",
     norm_tokens: int | None = None,
-    segment_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped policy loss over a batch, and its metrics.
+    """The clipped policy loss over a batch of one sequence per row, and its metrics.
 
     logprob_BT, old_logprob_BT, advantage_BT: float [B, T]; only entries where mask_BT is set matter.
-    aggregate, norm_tokens, segment_BT: see `masked.token_weights`; without segments each row is a sequence. The other
-    settings: see `surrogate`.
+    aggregate, norm_tokens: see `masked.token_weights`. The other settings: see `surrogate`.
     Returns the scalar loss and the metrics of `surrogate`. Raises ValueError for an unknown aggregate.
     """
-    segment_BT = jnp.ones(mask_BT.shape, jnp.int32) if segment_BT is None else segment_BT
+    segment_BT = jnp.ones(mask_BT.shape, jnp.int32)
     weight_BT = masked.token_weights(mask_BT, aggregate, segment_BT, norm_tokens=norm_tokens)
-    config = TrainingConfig(
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-        importance_sampling_level=importance_sampling_level,
-    )
-    loss_BT, metrics = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT, segment_BT)
+    config = TrainingConfig(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    loss_BT, metrics = surrogate(config, logprob_BT, old_logprob_BT, advantage_BT, mask_BT)
     return masked.weighted_sum(loss_BT, weight_BT), metrics
 
 

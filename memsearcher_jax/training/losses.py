@@ -27,9 +27,7 @@ def grpo_loss(
 
     The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
     """
-    loss_BT, metrics = grpo.surrogate(
-        config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT, batch.segment_BT
-    )
+    loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT)
     if config.tis_cap:
         assert batch.tis_weight_BT is not None, "old_logprobs is trainer"
         loss_BT *= batch.tis_weight_BT

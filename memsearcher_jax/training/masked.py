@@ -28,13 +28,6 @@ def maximum(x: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.max(x, initial=0, where=mask != 0)
 
 
-def segment_means(x_BT: jax.Array, mask_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """mean_BT: at every token the mean of x over the mask within its segment (`token_weights`); 0 if there is none."""
-    sum_BC = _sum_per_segment(jnp.where(mask_BT != 0, x_BT, 0), segment_BT)
-    count_BC = _sum_per_segment((mask_BT != 0).astype(jnp.float32), segment_BT)
-    return jnp.take_along_axis(sum_BC / jnp.maximum(count_BC, 1), segment_BT, axis=1)
-
-
 def token_weights(
     mask_BT: jax.Array, aggregate: Aggregate, segment_BT: jax.Array, *, norm_tokens: int | None = None
 ) -> jax.Array:
