@@ -30,7 +30,6 @@ from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
-from memsearcher_jax.retrieval.index import verify_index
 from memsearcher_jax.retrieval.vector_files import read_embeddings
 from memsearcher_jax.runtime import hub
 
@@ -47,8 +46,6 @@ class BuildIndex(cli.Command):
     """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index."""
     shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
-    verify: bool = False
-    """Build nothing: compare the files of the index in --out with their checksums."""
     audit: Annotated[tuple[str, ...], tyro.conf.arg(metavar="QUESTIONS")] = ()
     """Search for the answers of these questions with the settings of a run, and write hopeless.jsonl to --out: the
     questions that the passages cannot answer. Entries as in data.test; train or test: those of the settings."""
@@ -88,18 +85,12 @@ def main(argv: Sequence[str]) -> None:
         if config.index_type == "scann":
             scann_index.check_installed()
         if flags.out is None:
-            raise ValueError(
-                f"--out is missing: give the {'index to verify' if flags.verify else 'directory to write'}"
-            )
+            raise ValueError("--out is missing: give the directory to write")
         if flags.audit:
             from memsearcher_jax.launch.corpus_audit import audit_questions
 
             with BuildProgress() as progress:
                 result: dict[str, Any] = audit_questions(hub.local(flags.run), flags.audit, flags.out, progress)
-        elif flags.verify:
-            size = verify_index(flags.out)
-            print(f"{flags.out}: all checksums agree ({size / 1e9:,.3g} GB)")
-            result = {"verified_bytes": size}
         else:
             if not config.corpus:
                 raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
@@ -144,7 +135,7 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
 
 def search_flags(config: RetrievalConfig, index: Path) -> str:
     """The settings of a run that searches the index, quoted for a shell. Settings with default values are omitted."""
-    same = ("method", "encoder_size", "encoder_prompts", "encoder_dtype", "index_type", "max_query_tokens")
+    same = ("method", "encoder_size", "encoder_prompts", "index_type", "max_query_tokens")
     values = {"index": index, "encoder": config.encoder}
     values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
     return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())

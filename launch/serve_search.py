@@ -89,7 +89,7 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     """Opens the index that the settings name, or builds it in --out or `scratch`."""
     config = hub.local(flags.run).retrieval
     directory = preconditions.reusable_index(flags.run) or (flags.out or scratch) / INDEX
-    if config.encoder == HASHING or config.encoder_device == "cpu":
+    if config.encoder == HASHING:
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     passages, load_encoder = make_encyclopedia(flags.run.data.encyclopedia).passages, None

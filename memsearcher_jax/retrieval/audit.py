@@ -30,25 +30,24 @@ _WORD, _SPACELESS, _ARTICLE = re.compile(r"\w+"), re.compile(f"[{SPACELESS}]"), 
 
 @dataclass(frozen=True)
 class Audited:
-    """Where one question's answer and titles are. Ranks count from 0; None: not among the first `DEPTHS[-1]`."""
+    """Where one question's answer and titles are.
+
+    Places are "corpus" and the first results of a query, "question@5" to "oracle@100". None: of a place that is not
+    known, of the answers yes and no, and of a question without titles.
+    """
 
     problem: Problem
-    in_corpus: bool | None  # whether a passage holds a golden answer; None: the corpus is not known, or yes and no
-    missing_titles: tuple[str, ...]  # that no passage has; () too where the corpus is not known
-    answer_rank: dict[str, int | None]  # by query
-    title_ranks: dict[str, tuple[int | None, ...]]
+    answers: dict[str, float | None]  # by place: 1 if a golden answer is in it
+    titles: dict[str, float | None]  # the share of the supporting titles that are titles in it
+    missing_titles: tuple[str, ...]  # that no passage has
 
     @property
     def is_hopeless(self) -> bool:
-        return self.in_corpus is False or bool(self.missing_titles)
-
-    @property
-    def has_worded_answer(self) -> bool:
-        return bool(_needles(self.problem))
+        return self.answers["corpus"] == 0 or bool(self.missing_titles)
 
     def row(self) -> dict[str, Any]:
         """A line of the file of hopeless questions, which `data.exclude` reads."""
-        reasons = ["no passage holds an answer"] * (self.in_corpus is False)
+        reasons = ["no passage holds an answer"] * (self.answers["corpus"] == 0)
         reasons += [f"no passage has the title {title!r}" for title in self.missing_titles]
         golden = list(self.problem.golden_answers)
         return {"id": self.problem.id, "question": self.problem.question, "golden_answers": golden, "reasons": reasons}
@@ -67,7 +66,8 @@ def audit(
     """
     needles = {needle for problem in problems for needle in _needles(problem)}
     titles = {title: _normal(title) for problem in problems for title in problem.supporting_titles}
-    held, present = (set(), set()) if passages is None else _scan(passages, needles, set(titles.values()), on_passages)
+    is_known = passages is not None
+    held, present = _scan(passages or (), needles, set(titles.values()), on_passages)
     audited = []
     for start in range(0, len(problems), MAX_BATCH):
         batch = problems[start : start + MAX_BATCH]
@@ -76,20 +76,21 @@ def audit(
             searcher.search([oracle_query(problem) for problem in batch], DEPTHS[-1]),
         ]
         for problem, *rankings in zip(batch, *found, strict=True):
-            wanted = _needles(problem)
-            missing = () if passages is None else problem.supporting_titles
-            audited.append(
-                Audited(
-                    problem,
-                    None if passages is None or not wanted else bool(held & set(wanted)),
-                    tuple(title for title in missing if titles[title] not in present),
-                    {query: _answer_rank(wanted, hits) for query, hits in zip(QUERIES, rankings, strict=True)},
-                    {
-                        query: tuple(_title_rank(titles[title], hits) for title in problem.supporting_titles)
-                        for query, hits in zip(QUERIES, rankings, strict=True)
-                    },
-                )
-            )
+            wanted, named = _needles(problem), [titles[title] for title in problem.supporting_titles]
+            missing = tuple(one for one in problem.supporting_titles if is_known and titles[one] not in present)
+            answers: dict[str, float | None] = {"corpus": None}
+            shares: dict[str, float | None] = {"corpus": None}
+            if is_known:
+                answers["corpus"] = float(bool(held & set(wanted))) if wanted else None
+                shares["corpus"] = 1 - len(missing) / len(named) if named else None
+            for query, hits in zip(QUERIES, rankings, strict=True):
+                for depth in DEPTHS:
+                    texts = [_normal(passage.contents) for passage in hits[:depth]]
+                    answered = any(needle in text for text in texts for needle in wanted)
+                    answers[f"{query}@{depth}"] = float(answered) if wanted else None
+                    found_titles = {_normal(passage.title) for passage in hits[:depth]}
+                    shares[f"{query}@{depth}"] = _mean([float(title in found_titles) for title in named])
+            audited.append(Audited(problem, answers, shares, missing))
         on_questions(len(audited))
     return audited
 
@@ -100,26 +101,15 @@ def oracle_query(problem: Problem) -> str:
 
 
 def summarize(audited: Sequence[Audited]) -> dict[str, Any]:
-    """Counts of questions, and for answers and titles the shares that are in the corpus and in the first results.
-
-    Shares of titles are means over the questions that have titles. None: there is no such question.
-    """
-    worded = [one for one in audited if one.has_worded_answer]
-    known = [one for one in worded if one.in_corpus is not None]
-    titled = [one for one in audited if one.problem.supporting_titles]
-    answers = {"corpus": _mean([bool(one.in_corpus) for one in known])}
-    titles = {"corpus": _mean([1 - len(one.missing_titles) / len(one.problem.supporting_titles) for one in titled])}
-    for query in QUERIES:
-        for depth in DEPTHS:
-            name = f"{query}@{depth}"
-            answers[name] = _mean([_within(one.answer_rank[query], depth) for one in worded])
-            ranks = [one.title_ranks[query] for one in titled]
-            titles[name] = _mean([_mean([_within(rank, depth) for rank in each]) or 0.0 for each in ranks])
-    if not known:  # of a search service
-        titles["corpus"] = None
-    hopeless = sum(one.is_hopeless for one in audited)
-    counts = {"questions": len(audited), "with_titles": len(titled), "hopeless": hopeless}
-    return {**counts, "answers": answers, "titles": titles}
+    """Counts of questions, and by place the means of what is known of them; None: nothing is."""
+    answers, titles = [one.answers for one in audited], [one.titles for one in audited]
+    return {
+        "questions": len(audited),
+        "with_titles": sum(bool(one.problem.supporting_titles) for one in audited),
+        "hopeless": sum(one.is_hopeless for one in audited),
+        "answers": {place: _mean([one[place] for one in answers]) for place in answers[0]},
+        "titles": {place: _mean([one[place] for one in titles]) for place in titles[0]},
+    }
 
 
 def _scan(
@@ -157,18 +147,6 @@ def _needles(problem: Problem) -> list[str]:
     return [answer.strip() if _SPACELESS.search(answer) else answer for answer in worded]
 
 
-def _answer_rank(needles: Sequence[str], hits: Sequence[Passage]) -> int | None:
-    texts = (_normal(passage.contents) for passage in hits)
-    return next((rank for rank, text in enumerate(texts) if any(needle in text for needle in needles)), None)
-
-
-def _title_rank(title: str, hits: Sequence[Passage]) -> int | None:
-    return next((rank for rank, passage in enumerate(hits) if _normal(passage.title) == title), None)
-
-
-def _within(rank: int | None, depth: int) -> bool:
-    return rank is not None and rank < depth
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -93,7 +93,7 @@ def _build(corpus: Corpus, directory: Path, field: Field) -> None:
         model.save(staging, show_progress=False)
         try:
             bm25s.BM25.load(staging, mmap=True)
-        except ValueError as error:  # bm25s saves with NumPy, see `save_array`
+        except ValueError as error:  # bm25s saves with NumPy, which can miss a full disk
             raise OSError(errno.ENOSPC, str(error)) from error
         write_manifest(staging, {"format": BM25_FORMAT, "field": field, "checksum": corpus.checksum})
         if not directory.exists():  # another process may have built it meanwhile

@@ -41,10 +41,6 @@ class RetrievalConfig:
     encoder_prompts: Literal["auto", "e5", "none"] = "auto"
     """Prefixes of queries and passages: `query: ` and `passage: ` (e5), none, or those in the encoder's folder (auto),
     which are E5's if the folder defines none and has the name of a published E5, such as e5-base-v2."""
-    encoder_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Computation type of an encoder from a folder; its vectors are float32 in any case."""
-    encoder_device: Literal["default", "cpu"] = "default"
-    """Where such an encoder runs: on the policy's accelerators, or on the host's CPU."""
     max_query_tokens: Count = 128
     """Queries are truncated to this many of the encoder's tokens, prefix included."""
     max_passage_tokens: Count = 512
@@ -78,14 +74,10 @@ class ConnectionLimits:
 class ServiceLimits(ConnectionLimits):
     """Limits of the search service."""
 
-    max_queries_per_request: LargeCount = 8_192
-    """Queries of one request."""
-    max_top_n: LargeCount = MAX_TOP_N
-    """Passages per query."""
     max_batch_queries: LargeCount = 256
     """Queries of concurrent requests that are searched in one call."""
     max_waiting_queries: LargeCount = 8_192
-    """Queries that may wait; further requests are rejected with status 503."""
+    """Queries of one request, with status 400, and queries that may wait; further requests get status 503."""
     search_timeout: Positive = 10.0
     """Seconds until the process that searches has answered 64 queries; else they have failed, and it is replaced."""
     request_timeout: Positive = 30.0

@@ -18,13 +18,12 @@ from zipfile import BadZipFile
 import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.bm25 import BM25_FORMAT
-from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, read_manifest, verify_files
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, read_manifest
 from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards, Vectors
 
-FORMAT = 6  # of the folder; incremented when older readers would misread it
+FORMAT = 7  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
 MAX_BLOCK_SCORES = 1 << 26  # scores that exact search keeps in memory
 MAX_BLOCK_FLOATS = 1 << 26  # floats of vectors that it reads from disk at a time
@@ -120,19 +119,6 @@ def open_index_corpus(directory: Path) -> Corpus:
         return open_corpus(directory, manifest["checksum"])
 
 
-def verify_index(directory: Path) -> int:
-    """Compare all files of an index folder, and of the indexes of words in it, with their checksums.
-
-    Returns the number of bytes. Raises FileNotFoundError or ValueError, in one line.
-    """
-    total = 0
-    read_index_manifest(directory)
-    for path in sorted(directory.rglob(MANIFEST)):
-        with _explain_damage(path.parent):
-            total += verify_files(path.parent, FORMAT if path.parent == directory else BM25_FORMAT)
-    return total
-
-
 def read_index_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of an index folder. Raises FileNotFoundError or ValueError, in one line."""
     if not (directory / MANIFEST).is_file():
@@ -145,5 +131,5 @@ def read_index_manifest(directory: Path) -> dict[str, Any]:
 def _explain_damage(directory: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, BadZipFile) as error:
         raise ValueError(f"{directory}: is damaged or of another version ({error}); rebuild the index") from error

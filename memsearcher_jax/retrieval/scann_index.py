@@ -43,7 +43,6 @@ class TreeSettings:
     """How a tree is built and searched."""
 
     leaves: int
-    block_size: int  # dimensions per quantised code
     leaves_searched: int
     candidates: int = CANDIDATES[-1]  # rows per query that are rescored with full vectors
 
@@ -63,12 +62,8 @@ class ScannIndex:
             "pre_reorder_num_neighbors": max(self.settings.candidates, 2 * n),
         }
         queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
-        threads = len(os.sched_getaffinity(0))
-        if threads > 1 and len(queries_QD) > MIN_THREAD_QUERIES:
-            batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // threads))
-            ids_QN, scores_QN = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=batch_size)
-        else:
-            ids_QN, scores_QN = self.searcher.search_batched(queries_QD, n, **limits)
+        batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // len(os.sched_getaffinity(0))))
+        ids_QN, scores_QN = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=batch_size)
         # ScaNN pads a short result with row 0 and score NaN.
         empty_QN = np.isnan(scores_QN)
         return np.where(empty_QN, -1, ids_QN.astype(np.int64)), np.where(empty_QN, np.float32(-np.inf), scores_QN)
@@ -80,47 +75,47 @@ def check_installed() -> None:
         raise ValueError("ScaNN is not installed (it has wheels for Linux only): set retrieval.index_type to exact")
 
 
-def untuned_settings(rows: int, size: int) -> TreeSettings:
-    """The tree for `rows` vectors of `size` dimensions, with a search of every leaf, which `tune` reduces.
+def leaves_for(rows: int) -> int:
+    """How many leaves a tree of so many vectors has.
 
     More leaves mean more centres and fewer rows to score. Measured on 50,000 to 1,000,000 rows, 4 sqrt(rows) leaves
     give up to twice the queries/s of sqrt(rows). On 9,002 rows 2 sqrt(rows) are a quarter faster, since centres are
-    then a larger part of the work. Codes of two dimensions are the finest that ScaNN's fast path supports well.
+    then a larger part of the work.
     """
-    leaves = max(1, math.isqrt((4 if rows < SMALL_TREE_ROWS else 16) * rows))
-    return TreeSettings(leaves, max(2, -(-size // MAX_BLOCKS)), leaves_searched=leaves)
+    return max(1, math.isqrt((4 if rows < SMALL_TREE_ROWS else 16) * rows))
 
 
-def build_tree(vectors_RD: np.ndarray, settings: TreeSettings) -> ScannIndex:
-    """Train and fill a tree.
+def build_tree(vectors_RD: np.ndarray) -> ScannIndex:
+    """Train and fill a tree, of which every leaf is searched: `tune` reduces that.
 
     `vectors_RD`, float32 and contiguous, may be memory-mapped; no reference to it is kept.
     """
     import scann
 
-    rows = len(vectors_RD)
-    samples = min(rows, SAMPLES_PER_LEAF * settings.leaves)
+    rows, size = vectors_RD.shape
+    leaves = leaves_for(rows)
+    samples = min(rows, SAMPLES_PER_LEAF * leaves)
     sample_norms = np.linalg.norm(vectors_RD[:: max(1, rows // 1_000)], axis=1)
     builder: Any = scann.scann_ops_pybind.builder(vectors_RD, TOP, "dot_product")
     searcher = (
         builder.tree(
-            num_leaves=settings.leaves,
-            num_leaves_to_search=settings.leaves_searched,
+            num_leaves=leaves,
+            num_leaves_to_search=leaves,
             training_sample_size=samples,
             # ScaNN dissolves leaves with less of the sample. Its default equals the average leaf here, so that half of
             # the leaves would be dissolved and a query would need several times as many.
-            min_partition_size=max(1, samples // settings.leaves // 5),
+            min_partition_size=max(1, samples // leaves // 5),
             spherical=bool(np.allclose(sample_norms, 1, atol=0.01)),
         )
         .score_ah(
-            settings.block_size,
+            max(2, -(-size // MAX_BLOCKS)),  # codes of two dimensions are the finest that the fast path supports well
             anisotropic_quantization_threshold=0.2,
             training_sample_size=min(rows, CODEBOOK_ROWS),
         )
         .reorder(CANDIDATES[-1], quantize=scann.ReorderType.BFLOAT16)
         .build()
     )
-    return ScannIndex(searcher, rows, settings)
+    return ScannIndex(searcher, rows, TreeSettings(leaves, leaves_searched=leaves))
 
 
 def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target_recall: float) -> ScannIndex:

@@ -1,7 +1,7 @@
 """Search in a process of its own: a search that hangs in a library or on a disk ends only with its process.
 
 The child opens the index and searches 64 queries at a time. Its answers are its heartbeat: when one does not come in
-time, or the child dies, the search fails, and another child opens the index. The text encoder stays in the parent,
+time, or the child dies, the search fails once another child has opened the index. The text encoder stays in the parent,
 which has the accelerators, and the child gets vectors. A child ends when its parent does. Messages are lines of JSON
 over a socket, whose number is the child's argument.
 """
@@ -55,7 +55,6 @@ class SearchProcess:
         self._model, self._timeout = model, timeout
         self._working_dir = Path.cwd()  # to which paths of the settings are relative
         self._lock = threading.Lock()
-        self._opening: threading.Thread | None = None
         self._processes: list[subprocess.Popen] = []
         self._end = weakref.finalize(self, _kill, self._processes)  # called at the end of the parent, too
         self._open(None)
@@ -72,17 +71,15 @@ class SearchProcess:
         """As `Source.search`.
 
         Raises:
-          TimeoutError: the child did not answer in time, or died.
-          ConnectionError: the child is being replaced, or is busy with another search.
+          TimeoutError: the child did not answer in time, or died; another one has opened the index.
+          ConnectionError: the child is busy with another search, or being replaced.
         """
         vectors_QD = self._model.queries(queries) if self._model else None
         if not self._lock.acquire(timeout=self._timeout):
             raise ConnectionError(f"the search process has been busy for {self._timeout:g} s")
         try:
             if not self.is_healthy:
-                self._replace().join(self._timeout)
-                if not self.is_healthy:
-                    raise ConnectionError("the search process is being restarted")
+                self._open(REOPEN_TIMEOUT)
             found: list[list[Passage]] = []
             for start in range(0, len(queries), QUERIES_PER_MESSAGE):
                 part = slice(start, start + QUERIES_PER_MESSAGE)
@@ -93,34 +90,21 @@ class SearchProcess:
                 found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
             return found
         except TimeoutError:
-            self._is_open = False
-            _kill(self._processes)
-            self._replace()
+            self._open(REOPEN_TIMEOUT)
             raise
         finally:
             self._lock.release()
 
     def _open(self, timeout: float | None) -> None:
-        child = _Child(self._working_dir)
-        self._processes[:] = [child.process]
-        self.info: dict[str, Any] = child.call(self._request, timeout)
-        self._child, self._is_open = child, True
-
-    def _replace(self) -> threading.Thread:
-        """Start another child, unless one is starting, and return the thread that waits for it."""
+        """Start a child that opens the index, in place of the one there is."""
+        self._is_open = False
+        _kill(self._processes)
         if not self._end.alive:
             raise ConnectionError("the search is closed")
-        if self._opening is None or not self._opening.is_alive():
-            self._opening = threading.Thread(target=self._reopen, daemon=True)
-            self._opening.start()
-        return self._opening
-
-    def _reopen(self) -> None:
-        try:
-            self._open(REOPEN_TIMEOUT)
-        except (OSError, ValueError, RuntimeError) as error:  # the next search tries again
-            log.error("the search process did not open the index: %s", error)
-            _kill(self._processes)
+        self._child = _Child(self._working_dir)
+        self._processes[:] = [self._child.process]
+        self.info: dict[str, Any] = self._child.call(self._request, timeout)
+        self._is_open = True
 
 
 class _Child:

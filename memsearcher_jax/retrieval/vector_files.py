@@ -7,6 +7,7 @@ never mapped for writing: on a full disk a mapped write kills the process, and a
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from memsearcher_jax.retrieval.builder.build_dir import save_array
+from memsearcher_jax.retrieval.builder.build_dir import write_file
 
 Dtype = Literal["float32", "float16"]
 SHARD_ROWS = 4_096  # passages in one file of vectors: the most work that an interruption of a build loses
@@ -65,9 +66,9 @@ class EmbeddingShards:
             stored_BD = vectors_BD.astype(self.dtype)
         if not np.isfinite(stored_BD).all():
             raise ValueError(f"a number is too large for {self.dtype}: store these vectors as float32")
-        partial = self.path(shard).with_suffix(".partial")
-        save_array(partial, stored_BD)
-        partial.rename(self.path(shard))
+        content = io.BytesIO()  # `np.save` to a file misses a disk that becomes full during the last kilobytes
+        np.save(content, stored_BD, allow_pickle=False)
+        write_file(self.path(shard), content.getbuffer())
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.rows)

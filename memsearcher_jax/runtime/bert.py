@@ -109,7 +109,6 @@ class EncoderConfig:
     lower_case: bool = False  # applied before the tokenizer, which may lower-case too
     query_prompt: str = ""  # prepended to every query; empty where the folder states none
     passage_prompt: str = ""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def param_specs(config: EncoderConfig) -> Params:
@@ -179,7 +178,7 @@ def read_config(directory: str | Path) -> EncoderConfig:
 
 
 def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
-    """hidden_BTD in compute_dtype. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding.
+    """hidden_BTD, float32. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding.
 
     The output at padding is undefined. T may be at most `config.positions - config.first_position`.
     """
@@ -187,9 +186,8 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
     D, N, T = c.embed_size, c.heads, ids_BT.shape[1]
     mask_BT = jnp.arange(T) < length_B[:, None]
 
-    def layer(x_BTD: Array, weights: Params) -> tuple[Array, None]:
+    def layer(x_BTD: Array, w: Params) -> tuple[Array, None]:
         """Attention, add, norm, feed-forward, add, norm."""
-        w = {name: x.astype(c.compute_dtype) for name, x in weights.items()}
         qkv = (
             jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{i}"].reshape(N, -1, D)) + w[f"b{i}"].reshape(N, -1) for i in "qkv"
         )
@@ -200,15 +198,14 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
         x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, w["down"]) + w["down_bias"]
         return layer_norm(x_BTD, w["ffn_scale"], w["ffn_shift"], c.norm_eps), None
 
-    w = {name: x.astype(c.compute_dtype) for name, x in params.items() if name != "layers"}
-    position_TD = w["position"][c.first_position : c.first_position + T]
+    w, position_TD = params, params["position"][c.first_position : c.first_position + T]
     x_BTD = layer_norm(w["word"][ids_BT] + position_TD + w["type"][0], w["embed_scale"], w["embed_shift"], c.norm_eps)
     return jax.lax.scan(layer, x_BTD, params["layers"])[0]
 
 
 def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
     """vector_BD, float32, of length 1: the pooled `hidden_states` of each row."""
-    hidden_BTD = hidden_states(params, config, ids_BT, length_B).astype(jnp.float32)
+    hidden_BTD = hidden_states(params, config, ids_BT, length_B)
     if config.pooling == "cls":
         pooled_BD = hidden_BTD[:, 0]
     else:
@@ -218,11 +215,10 @@ def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array
 
 
 def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Array:
-    """(x - mean) / sqrt(variance + eps) * scale + shift, normalised in float32. Ba et al. 2016, eq. 4."""
-    wide_BTD = x_BTD.astype(jnp.float32)
-    centred_BTD = wide_BTD - jnp.mean(wide_BTD, axis=-1, keepdims=True)
+    """(x - mean) / sqrt(variance + eps) * scale + shift. Ba et al. 2016, eq. 4."""
+    centred_BTD = x_BTD - jnp.mean(x_BTD, axis=-1, keepdims=True)
     inverse_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(centred_BTD), axis=-1, keepdims=True) + eps)
-    return (centred_BTD * inverse_BT1).astype(x_BTD.dtype) * scale_D + shift_D
+    return centred_BTD * inverse_BT1 * scale_D + shift_D
 
 
 def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:

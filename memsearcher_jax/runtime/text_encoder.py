@@ -2,8 +2,7 @@
 
 The texts of a call are sorted by length and encoded in blocks of a few fixed shapes, so that a short text is not padded
 to a long one and few programs are compiled. The rows of a block are split over the devices, each of which stores all
-weights. In float32 a vector depends on the shape of its block in its last bits; in bfloat16 in its third digit, which
-may exchange results that are close to each other.
+weights. A vector depends on the shape of its block in its last bits.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
     shape, params = bert.load(config.encoder)
     folder = Path(config.encoder)
-    shape = replace(with_prompts(shape, folder, config.encoder_prompts), compute_dtype=config.encoder_dtype)
+    shape = with_prompts(shape, folder, config.encoder_prompts)
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
@@ -122,8 +121,7 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     if largest >= shape.vocab_size:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
-    devices = jax.local_devices(backend="cpu" if config.encoder_device == "cpu" else None)
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices)
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
     embedder = TextEmbedder(
         config=shape,
         params=jax.device_put(params, sharding.named_sharding(mesh, ())),
@@ -166,7 +164,7 @@ def _truncating_tokenizer(tokenizer_json: str, tokens: int) -> Tokenizer:
 
 def _encoder_name(config: EncoderConfig, params: Params, tokenizer_json: str) -> str:
     """Identify stored vectors by a hash of weights, tokenizer and config, without what hardly changes them."""
-    relevant = asdict(replace(config, compute_dtype="float32", query_prompt="", max_tokens=0))
+    relevant = asdict(replace(config, query_prompt="", max_tokens=0))
     digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode() + tokenizer_json.encode())
     for path, weight in jax.tree.leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path).encode())

@@ -120,7 +120,6 @@ INVALID = {
         ),
     ],
     build_index: [
-        ("--verify", "--out is missing: give the index to verify"),
         ("--out i", "--retrieval.corpus is missing"),
         ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),

@@ -37,11 +37,11 @@ def searcher(tmp_path, passages):
 
 def test_answers_and_titles_are_found(tmp_path):
     found = audit(PROBLEMS, searcher(tmp_path, PASSAGES), PASSAGES)
-    assert [one.in_corpus for one in found] == [True, False, True, None, True]
+    assert [one.answers["corpus"] for one in found] == [1, 0, 1, None, 1]
     assert [one.missing_titles for one in found] == [(), (), ("Norway",), (), ()]
     assert [one.is_hopeless for one in found] == [False, True, True, False, False]
-    assert found[0].answer_rank == {"question": 0, "oracle": 0}
-    assert found[2].title_ranks["oracle"] == (0, None)
+    assert found[0].answers == dict.fromkeys(found[0].answers, 1) and found[3].answers["oracle@5"] is None
+    assert found[2].titles["oracle@5"] == 0.5
     assert found[2].row()["reasons"] == ["no passage has the title 'Norway'"]
     numbers = summarize(found)
     assert (numbers["questions"], numbers["with_titles"], numbers["hopeless"]) == (5, 3, 2)
@@ -79,7 +79,7 @@ def test_twenty_questions_that_were_checked_by_hand(shared, tmp_path):
         expected += checked.values()
     corpus = make_corpus(shared / "data" / "wiki_mini" / "corpus.jsonl")
     found = audit(problems, searcher(tmp_path, PASSAGES), corpus)
-    assert [one.in_corpus for one in found] == expected
+    assert [one.answers["corpus"] for one in found] == expected
 
 
 def test_the_command_writes_what_training_leaves_out(tmp_path, capsys):

@@ -8,7 +8,7 @@ from memsearcher_jax.retrieval import index, scann_index
 from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
-from memsearcher_jax.retrieval.index import ExactIndex, open_index, verify_index
+from memsearcher_jax.retrieval.index import ExactIndex, open_index
 from memsearcher_jax.types import Passage
 from tests.retrieval.samples import clustered
 
@@ -103,29 +103,21 @@ def test_an_index_that_was_built_otherwise_is_an_error(tmp_path, built, encoder,
         build_index(CONFIG, PASSAGES, tmp_path / "i")
 
 
-def test_every_change_of_an_index_is_one_line(tmp_path):
-    """A flipped byte in any file is found on request; cut files and an edited manifest when the index is opened."""
+def test_a_cut_file_and_another_format_are_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match="not an index folder"):
         open_index(tmp_path, encoder=NAME)
     build_index(CONFIG, PASSAGES, tmp_path / "whole")
-    assert verify_index(tmp_path / "whole") > 0
     files = sorted(path for path in (tmp_path / "whole").rglob("*") if path.is_file())
-    for number, path in enumerate(files):
-        copy = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
-        content = bytearray(path.read_bytes())
-        content[-9] ^= 0x10
-        changed = copy / path.relative_to(tmp_path / "whole")
-        changed.write_bytes(content)
-        with pytest.raises(ValueError, match=r"is damaged or of another version \(.*\); rebuild the index$"):
-            verify_index(copy)
-        changed.write_bytes(content[: len(content) // 2])
-        with pytest.raises(ValueError, match="is damaged or of another version") as error:
-            open_index(copy, encoder=NAME)
-        assert "\n" not in str(error.value)
     assert len(files) == 4
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+        with pytest.raises(ValueError, match=r"is damaged or of another version \(.*\); rebuild the index$") as error:
+            open_index(tmp_path / "whole", encoder=NAME)
+        assert "\n" not in str(error.value)
+        file.write_bytes(content)
     manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
-    edits = [{name: value} for name in manifest for value in (None, -1, [], {}, "x") if manifest[name] != value]
-    for edit in [*edits, {"format": 99}]:
+    for edit in ({"format": 99}, {"files": None}, {"files": {"gone": 1}}):
         (tmp_path / "whole" / "manifest.json").write_text(json.dumps(manifest | edit))
         with pytest.raises(ValueError, match="is damaged or of another version"):
             open_index(tmp_path / "whole", encoder=NAME)

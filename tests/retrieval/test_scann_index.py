@@ -13,7 +13,7 @@ VECTORS = clustered(8_000)
 
 @pytest.fixture(scope="module")
 def tree():
-    return scann_index.build_tree(VECTORS, scann_index.untuned_settings(*VECTORS.shape))
+    return scann_index.build_tree(VECTORS)
 
 
 def tuned(tree, recall, seed=2):
@@ -67,10 +67,6 @@ def test_short_results_are_padded(tree):
         assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize(
-    ("rows", "size", "leaves", "block_size"),
-    [(9_002, 384, 189, 2), (1_000_000, 384, 4_000, 2), (21_015_324, 768, 18_336, 3), (10_000, 1_024, 200, 4)],
-)
-def test_untuned_settings_depend_on_rows_and_size(rows, size, leaves, block_size):
-    settings = scann_index.untuned_settings(rows, size)
-    assert (settings.leaves, settings.block_size) == (leaves, block_size)
+@pytest.mark.parametrize(("rows", "leaves"), [(9_002, 189), (1_000_000, 4_000), (21_015_324, 18_336)])
+def test_leaves_depend_on_rows(rows, leaves):
+    assert scann_index.leaves_for(rows) == leaves

@@ -34,8 +34,9 @@ def embed(texts):
     return np.eye(4, dtype=np.float32)[[next((TOWNS.index(t) for t in TOWNS if t in text), 0) for text in texts]]
 
 
-@pytest.mark.parametrize("method", ["bm25", "hybrid"])
-@pytest.mark.parametrize("model", [None, TextEncoder("model", embed, embed)])
+@pytest.mark.parametrize(
+    ("method", "model"), [("bm25", None), ("hybrid", None), ("hybrid", TextEncoder("model", embed, embed))]
+)
 def test_results_are_those_of_a_search_in_this_process(tmp_path, method, model):
     rows = [{"id": str(row), "contents": f'"{town}"\n{town} lies by the sea.'} for row, town in enumerate(TOWNS)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -52,22 +53,20 @@ def test_results_are_those_of_a_search_in_this_process(tmp_path, method, model):
         searcher.search(["Rome"], 1)
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [(signal.SIGSTOP, "no answer within 0.3 s"), (signal.SIGKILL, "ended with status -9|is being restarted")],
-)
-def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path, number, message):
+def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path):
     source = SearchProcess(config, tmp_path / "index", timeout=30.0)
     found = source.search(["Oslo"], 1)
+    os.kill(source._child.process.pid, signal.SIGSTOP)
     source._timeout = 0.3
-    with pytest.raises((TimeoutError, ConnectionError), match=message):
-        os.kill(source._child.process.pid, number)
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.3 s"):
         source.search(["Oslo " * 100_000], 1)  # more than a socket holds
-    assert not source.is_healthy
-    source._opening.join(60)
     assert source.is_healthy
     source._timeout = 30.0
     assert source.search(["Oslo"], 1) == found
+    source._child.process.kill()
+    source._child.process.wait()
+    assert not source.is_healthy
+    assert source.search(["Oslo"], 1) == found and source.is_healthy
 
 
 def test_errors_of_opening_are_those_of_this_process(config, tmp_path):

@@ -148,16 +148,15 @@ def test_incomplete_weights_are_refused(tmp_path):
         bert.load(tmp_path)
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-6), ("bfloat16", 0.02)])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_padding_and_other_rows_change_a_vector_by_rounding_only(pooling, dtype, atol):
-    config, params = replace(SMALL, pooling=pooling, compute_dtype=dtype), make_params(SMALL)
+def test_padding_and_other_rows_change_a_vector_by_rounding_only(pooling):
+    config, params = replace(SMALL, pooling=pooling), make_params(SMALL)
     ids_BT, length_B = make_rows(5, 20)
     vector_BD = encode(params, config, ids_BT, length_B)
     np.testing.assert_allclose(jnp.linalg.norm(vector_BD, axis=1), 1, atol=1e-6)
     spoilt_BT = np.where(np.arange(20) < length_B[:, None], ids_BT, 63)
     wide_BT = np.pad(spoilt_BT, ((0, 0), (0, 12)), constant_values=7)
-    np.testing.assert_allclose(encode(params, config, wide_BT, length_B), vector_BD, atol=atol)
+    np.testing.assert_allclose(encode(params, config, wide_BT, length_B), vector_BD, atol=1e-6)
     shortest = int(length_B.argmin())
     alone_BD = encode(params, config, ids_BT[[shortest], : length_B[shortest]], length_B[[shortest]])
-    np.testing.assert_allclose(alone_BD[0], vector_BD[shortest], atol=atol)
+    np.testing.assert_allclose(alone_BD[0], vector_BD[shortest], atol=1e-6)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from memsearcher_jax import file_lock
 
 MANIFEST = "manifest.json"
-FILES, OWN_CHECKSUM = "files", "manifest_checksum"  # in a manifest
-NUMPY_DISK_FULL = re.compile(r"\d+ requested and \d+ written")  # the error of `np.save` on a full disk
+FILES = "files"  # in a manifest: the size of each
+NUMPY_DISK_FULL = re.compile(r"\d+ requested and \d+ written")  # the error of `np.save`, by which bm25s writes
 
 
 def staging_dir(directory: Path) -> Path:
@@ -57,42 +53,32 @@ def locked(directory: Path, name: str, *, wait: bool = False) -> Iterator[None]:
         yield
 
 
-def save_array(path: Path, array: np.ndarray) -> None:
-    """As `np.save`, which misses a disk that becomes full during the last few kilobytes.
-
-    NumPy writes to real files with C code that ignores the result of closing them; the namespace hides the file.
-    """
-    with path.open("wb") as file:
-        stream: Any = SimpleNamespace(write=file.write)
-        np.lib.format.write_array(stream, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())  # or a power cut after the file is renamed would leave it empty
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file that is complete or absent, also after a power cut or on a disk that becomes full."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w") as file:
-        file.write(json.dumps(value, indent=2) + "\n")
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # as in `save_array`
+        os.fsync(file.fileno())
     partial.rename(path)
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_file(path, f"{json.dumps(value, indent=2)}\n".encode())
+
+
 def write_manifest(directory: Path, content: dict[str, Any], omitted: Collection[str] = ()) -> None:
-    """Write the manifest of a complete folder: `content`, and size and checksum of every file but those `omitted`."""
-    files = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if path.is_file() and name not in omitted and name != MANIFEST:
-            files[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    content = content | {FILES: files}
-    write_json(directory / MANIFEST, content | {OWN_CHECKSUM: _json_sha256(content)})
+    """Write the manifest of a complete folder: `content`, and the size of every file but those `omitted`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    sizes = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
+    kept = {name: size for name, size in sizes.items() if name not in (*omitted, MANIFEST)}
+    write_json(directory / MANIFEST, content | {FILES: kept})
 
 
 def read_manifest(directory: Path, version: int) -> dict[str, Any]:
     """What `write_manifest` wrote, with the sizes of all files checked.
 
-    Raises OSError for a missing file, ValueError for a format other than `version`, a change or another size.
+    Raises OSError for a missing file, ValueError for a format other than `version` or another size.
     """
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
@@ -102,27 +88,7 @@ def read_manifest(directory: Path, version: int) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} is not a JSON object")
     if manifest.get("format") != version:
         raise ValueError(f"format {manifest.get('format')}, this version reads {version}")
-    if manifest.pop(OWN_CHECKSUM, None) != _json_sha256(manifest):
-        raise ValueError(f"{MANIFEST} was changed")
-    for name, file in manifest[FILES].items():
-        if (size := (directory / name).stat().st_size) != file["bytes"]:
-            raise ValueError(f"{name} has {size} bytes, not {file['bytes']}")
+    for name, size in manifest[FILES].items():
+        if (found := (directory / name).stat().st_size) != size:
+            raise ValueError(f"{name} has {found} bytes, not {size}")
     return manifest
-
-
-def verify_files(directory: Path, version: int) -> int:
-    """Compare every file of the folder with its checksum. Returns the bytes read; raises as `read_manifest`."""
-    files = read_manifest(directory, version)[FILES]
-    for name, file in files.items():
-        if file_sha256(directory / name) != file["sha256"]:
-            raise ValueError(f"the checksum of {name} differs")
-    return sum(file["bytes"] for file in files.values())
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _json_sha256(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -5,7 +5,7 @@ During the build, the folder for `wiki/` is `.wiki.building/` next to it:
 build.json     what is built; another corpus, encoder or vector type is rejected
 passages.arrow  the passages; complete when corpus.json exists
 embeddings/000000.npy ...  each complete or missing; several processes can build different ones
-scann/         the tree; complete when tree.json exists, which contains its measured recall
+scann/         the tree
 manifest.json  written last; then the folder is renamed
 """
 
@@ -38,8 +38,8 @@ from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing, 
 from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
-BUILD, CORPUS, MEASURED, FLOATS = "build.json", "corpus.json", "tree.json", "float32.bin"
-TEMPORARY = (BUILD, CORPUS, MEASURED, FLOATS)
+BUILD, CORPUS, FLOATS = "build.json", "corpus.json", "float32.bin"
+TEMPORARY = (BUILD, CORPUS, FLOATS)
 PREFETCH = 2  # batches in progress: the host tokenises one while the devices compute the other
 PROBES = 512  # texts used as queries to tune a tree, and as many others to verify its recall
 AIM_SHARES = (0, 0.25, 0.5, 0.75, 1)  # a tree is tuned this far from the target recall to 1 until it verifies
@@ -128,7 +128,8 @@ def build_index(
                 vectors |= build.tree()
         if shard.index:
             return
-        on_progress("computing checksums", 0, 0)
+        for partial in staging.rglob("*.partial"):  # of processes that were killed
+            partial.unlink()
         manifest = {"format": FORMAT, "checksum": corpus.checksum, "passages": len(corpus), **vectors}
         write_manifest(staging, manifest, omitted=TEMPORARY)
         for name in TEMPORARY:
@@ -232,21 +233,17 @@ class _VectorBuild:
         shards, config = self.shards, self.config
         if config.index_type != "scann" or shards.rows < scann_index.MIN_TREE_ROWS:
             return {"tree": None, "recall": 1.0, "measured_on": 0}
-        if not (self.staging / MEASURED).exists():
-            self.on_progress("building the tree", 0, 0)
-            shutil.rmtree(self.staging / TREE, ignore_errors=True)
-            with (self.staging / FLOATS).open("wb") as file:
-                for vectors_BD in shards.blocks():
-                    file.write(vectors_BD.data)
-            # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
-            vectors_RD = np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape)
-            tree = scann_index.build_tree(vectors_RD, scann_index.untuned_settings(*shards.shape))
-            self.on_progress("measuring recall", 0, 0)
-            tuned, recall, probes = self._tuned(tree)
-            scann_index.save_tree(tuned, self.staging / TREE)
-            measured = {"tree": asdict(tuned.settings), "recall": recall, "measured_on": probes}
-            write_json(self.staging / MEASURED, measured)
-        return json.loads((self.staging / MEASURED).read_text())
+        self.on_progress("building the tree", 0, 0)
+        shutil.rmtree(self.staging / TREE, ignore_errors=True)
+        with (self.staging / FLOATS).open("wb") as file:
+            for vectors_BD in shards.blocks():
+                file.write(vectors_BD.data)
+        # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
+        tree = scann_index.build_tree(np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape))
+        self.on_progress("measuring recall", 0, 0)
+        tuned, recall, probes = self._tuned(tree)
+        scann_index.save_tree(tuned, self.staging / TREE)
+        return {"tree": asdict(tuned.settings), "recall": recall, "measured_on": probes}
 
     def _tuned(self, tree: scann_index.ScannIndex) -> tuple[scann_index.ScannIndex, float, int]:
         """The tree tuned to the target recall, with its recall on probes that did not tune it, and their number."""

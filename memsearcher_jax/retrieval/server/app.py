@@ -32,7 +32,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from memsearcher_jax.retrieval.config import ServiceLimits
+from memsearcher_jax.retrieval.config import MAX_TOP_N, ServiceLimits
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import clean_query
 from memsearcher_jax.retrieval.server.connections import BodyLimit
@@ -89,10 +89,10 @@ def make_app(
     app.add_middleware(BodyLimit, limits=limits)
 
     async def search(queries: Sequence[str], top_n: int) -> list[list[Passage]]:
-        if len(queries) > (maximum := limits.max_queries_per_request):
+        if len(queries) > (maximum := limits.max_waiting_queries):
             raise HTTPException(400, f"{len(queries)} queries in one request: at most {maximum} are allowed")
-        if top_n > limits.max_top_n:
-            raise HTTPException(400, f"{top_n} passages per query: at most {limits.max_top_n} are allowed")
+        if top_n > MAX_TOP_N:
+            raise HTTPException(400, f"{top_n} passages per query: at most {MAX_TOP_N} are allowed")
         try:
             results = await batcher.search(list(map(clean_query, queries)), top_n)
             if not all(math.isfinite(passage.score) for passages in results for passage in passages):

@@ -20,8 +20,6 @@ from memsearcher_jax.retrieval.server.connections import limited_protocol
 from memsearcher_jax.types import Passage
 
 LIMITS = ServiceLimits(
-    max_queries_per_request=8,
-    max_top_n=20,
     max_body_bytes=5_000,
     max_waiting_queries=40,
     read_timeout=1.0,
@@ -164,7 +162,7 @@ def test_a_hung_search_is_in_the_health(port):
         call(port, "/search", {"query": query})
         status, answer = call(port, "/health", b"", "GET")
         assert (status, answer["status"], answer["passages"]) == (200, state, 7)
-        assert answer["limits"]["max_queries_per_request"] == 8
+        assert answer["limits"]["max_waiting_queries"] == 40
 
 
 def nested(values):
@@ -178,7 +176,7 @@ BAD = [
     ("/search", {"query": ""}, 400, "the query is empty"),
     ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
     ("/search", {"query": "Who?", "top_n": 0}, 422, "top_n: Input should be greater than or equal to 1"),
-    ("/search", {"query": "Who?", "top_n": 21}, 400, "21 passages per query: at most 20 are allowed"),
+    ("/search", {"query": "Who?", "top_n": 101}, 400, "101 passages per query: at most 100 are allowed"),
     ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
     ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
     ("/search", {"query": 5, "extra": [1]}, 422, "query: Input should be a valid string"),
@@ -189,7 +187,7 @@ BAD = [
     ("/batch_search", {"query": []}, 400, "there is no query"),
     ("/batch_search", {"query": ["Who?", ""]}, 400, "query 1 is empty"),
     ("/batch_search", {"query": ["Who?", 5]}, 422, "query.1: Input should be a valid string"),
-    ("/batch_search", {"query": ["x"] * 9}, 400, "9 queries in one request: at most 8 are allowed"),
+    ("/batch_search", {"query": ["x"] * 41}, 400, "41 queries in one request: at most 40 are allowed"),
     ("/retrieve", {"queries": ["Who?"], "topk": -1}, 422, "topk: "),
     ("/search", {"query": "nan"}, 500, "search failed (ValueError); see the server's log"),
 ]
