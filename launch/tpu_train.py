@@ -91,7 +91,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             from memsearcher_jax.rl import setup
             from memsearcher_jax.rl.state import initial_state, needs_initial_weights, restored_state
             from memsearcher_jax.rl.training_run import train_run
-            from memsearcher_jax.runtime.profiler import StepProfiler, check_step
+            from memsearcher_jax.runtime.profiler import check_step
             from memsearcher_jax.training import checkpoint
 
             own = with_own_inputs(out, config) if flags.resume else config
@@ -142,11 +142,10 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             cli.one_line_errors(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
             writer or contextlib.nullcontext(),
             bar as progress,
-            StepProfiler(out, flags.profile) as at_step,
         ):
             hosts.training.set()
             try:
-                train_run(state, start, out, writer, progress, hosts, at_step)
+                train_run(state, start, out, writer, progress, hosts, flags.profile)
             except RunEnded as end:
                 raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
         if hosts.first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
+from memsearcher_jax.runtime.profiler import profiled
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.training.checkpoint import Checkpoints
 
@@ -32,7 +33,7 @@ class Recorder:
     hosts: Hosts
     meta: Mapping[str, Any]  # of the run, for every checkpoint
     writer: MetricsWriter | None = None  # of the first host
-    at_step: Callable[[int], None] = lambda step: None  # called with the number of each step
+    profiled_step: int | None = None  # of which the first host writes a profile
     trajectories: dict[Path, bytes] = field(default_factory=dict)  # that are not written yet
     unsaved: OSError | None = None  # why a checkpoint that was due is not written
     noted: str = ""  # the last reason that was printed
@@ -41,9 +42,10 @@ class Recorder:
     def step(self, state: RunState) -> Iterator[tuple[Metrics, Timer]]:
         """Yields the metrics of a step, to be filled, and its timer; writes them when the step is over."""
         number, metrics, timer = state.step, Metrics(), Timer(self.progress.activity)
-        self.at_step(number)
+        is_profiled = number == self.profiled_step and self.hosts.first
         try:
-            yield metrics, timer
+            with profiled(self.out, number) if is_profiled else nullcontext():
+                yield metrics, timer
         except RunEnded:
             if state.step > number:
                 self._write_metrics(number, metrics | timer.metrics)

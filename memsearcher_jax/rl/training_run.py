@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +32,11 @@ def train_run(
     writer: MetricsWriter | None,
     progress: Progress,
     hosts: Hosts | None = None,
-    at_step: Callable[[int], None] = lambda step: None,
+    profiled_step: int | None = None,
 ) -> None:
     """Trains from `state` to step `rl.steps` and writes everything under `out`, first an evaluation that is missing.
 
-    On several hosts the first one writes, and only it has a writer. `at_step` is called with the number of each step.
+    On several hosts the first one writes, and only it has a writer; it writes a profile of `profiled_step`.
     Raises RunEnded where the run ends earlier, ValueError if carried trajectories cannot go on under changed settings.
     """
     run, hosts = state.run, hosts or Hosts()
@@ -51,7 +50,7 @@ def train_run(
     with Checkpoints(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step
     ) as checkpoints:
-        recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, at_step)
+        recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, profiled_step)
         loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)
 
 

@@ -11,7 +11,6 @@ from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.ranges import Count, NonNegative, Probability
 from memsearcher_jax.runtime.ending import EndReason, RunEnded
 
-MAX_SKIPPED_UPDATES = 8  # consecutive ones whose gradient is not finite
 MAX_ROLLBACKS = 3  # after which the next alarm ends the run
 ROLLBACK_LR_FACTOR = 0.3  # by which each rollback multiplies the learning rate
 
@@ -24,8 +23,8 @@ class HealthConfig:
     """What an alarm does: print a line on stderr (warn), end the run (stop), or restore the checkpoint with the best
     evaluation and go on with new problems and a lower learning rate (rollback)."""
     patience: Count = 5
-    """Consecutive training steps beyond a limit before the alarm, and steps over which the best mean reward is
-    taken."""
+    """Consecutive training steps beyond a limit before the alarm, consecutive steps without a finite gradient before
+    the run ends or rolls back, and steps over which the best mean reward is taken."""
     min_reward_fraction: Probability = 0.5
     """Alert when mean reward falls below this fraction of its best mean over `patience` steps."""
     max_entropy: NonNegative = 0.0
@@ -41,15 +40,14 @@ class HealthConfig:
 
 
 LIMITS = {"max_entropy": MetricName.ENTROPY, "max_kl": MetricName.KL}
+LOST, SKIPPED = "max_unscored", "skipped_updates"  # steps whose trajectories, or all of whose updates, were lost
 
 
 @dataclass
 class HealthState:
     """What a monitor remembers of earlier steps: plain JSON, for checkpoints."""
 
-    consecutive_skips: float = 0.0
-    consecutive_losses: int = 0
-    consecutive_steps: dict[str, int] = field(default_factory=dict)  # by limit, of steps beyond it
+    consecutive_steps: dict[str, int] = field(default_factory=dict)  # by limit, LOST and SKIPPED, of steps beyond it
     recent: dict[str, list[float]] = field(default_factory=dict)  # by metric, of `patience` steps since a rollback
     best_means: dict[str, float] = field(default_factory=dict)  # by metric, of `patience` steps
     rollbacks: int = 0
@@ -59,9 +57,7 @@ class HealthState:
 
     def without_rewards(self) -> HealthState:
         """The state for rewards of another measure: none of the earlier ones is compared with."""
-        return HealthState(
-            self.consecutive_skips, self.consecutive_losses, dict(self.consecutive_steps), rollbacks=self.rollbacks
-        )
+        return HealthState(dict(self.consecutive_steps), rollbacks=self.rollbacks)
 
 
 class HealthMonitor:
@@ -104,14 +100,28 @@ class HealthMonitor:
         if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
             self._rate_is_zero = True
             self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
-        must_roll_back = self._check_skipped(step, metrics)
-        if not self._check_outage(step, metrics):
-            must_roll_back = self._check_limits(step, metrics) or must_roll_back
+        if skipped := metrics.get("skipped_updates", 0.0):
+            self.notify(f"step {step}: skipped {skipped:.0f} updates: their gradient is not finite")
+        beyond = dict(self._faults(metrics))
+        if LOST not in beyond:
+            beyond |= dict(self._exceeded(metrics))
             self._update_means(metrics)
+        state, must_roll_back = self.state, False
+        unmeasured = set() if metrics.get("updates") else {SKIPPED}
+        if LOST in beyond:
+            unmeasured |= state.consecutive_steps.keys() - {LOST}
+        kept = {limit: count for limit, count in state.consecutive_steps.items() if limit in unmeasured}
+        state.consecutive_steps = kept | {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in beyond}
+        for limit, message in beyond.items():
+            count = state.consecutive_steps[limit]
+            if limit == LOST or (limit != SKIPPED and count % self._config.patience == 0):
+                self.notify(f"alarm at step {step}: {message}")
+            if count >= self._config.patience:
+                self._end(limit, f"step {step}: {message}")
+                must_roll_back = must_roll_back or self.rolls_back
         if must_roll_back:
-            state = self.state
             state.rollbacks += 1
-            state.consecutive_skips, state.consecutive_steps, state.recent = 0.0, {}, {}
+            state.consecutive_steps, state.recent = {}, {}
             self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
         return must_roll_back
 
@@ -123,52 +133,28 @@ class HealthMonitor:
     def _can_roll_back(self) -> bool:
         return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
 
-    def _check_skipped(self, step: int, metrics: Mapping[str, float]) -> bool:
-        names = ("skipped_updates", "trailing_skipped_updates", "updates")
-        skipped, trailing, updates = (metrics.get(name, 0.0) for name in names)
-        state = self.state
-        if not updates:
-            return False
-        if not skipped:
-            state.consecutive_skips = 0.0
-            return False
-        state.consecutive_skips = trailing + (state.consecutive_skips if trailing == updates else 0.0)
-        self.notify(f"step {step}: skipped {skipped:.0f} of {updates:.0f} updates: their gradient is not finite")
-        if state.consecutive_skips < MAX_SKIPPED_UPDATES:
-            return False
-        message = f"step {step}: {state.consecutive_skips:.0f} consecutive updates had a gradient that is not finite"
-        # Skipped updates leave the weights as they were, so these are not suspect.
-        if not self._can_roll_back:
-            raise RunEnded(EndReason.FAILURE, message)
-        return True
+    def _faults(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """(LOST or SKIPPED, message), where they are true of a step."""
+        if self.is_outage(metrics):
+            lost = metrics[MetricName.UNSCORED]
+            yield LOST, f"{lost:.0%} of the trajectories were lost to faults (health.{LOST})"
+        if (updates := metrics.get("updates")) and metrics.get("skipped_updates") == updates:
+            yield SKIPPED, f"no update had a finite gradient in {self._config.patience} consecutive steps"
 
-    def _check_outage(self, step: int, metrics: Mapping[str, float]) -> bool:
-        if not self.is_outage(metrics):
-            self.state.consecutive_losses = 0
-            return False
-        self.state.consecutive_losses += 1
-        unscored = metrics[MetricName.UNSCORED]
-        message = f"step {step}: {unscored:.0%} of the trajectories were lost to faults (health.max_unscored)"
-        self.notify(f"alarm at {message}")
-        if self.state.consecutive_losses >= self._config.patience:
+    def _end(self, limit: str, message: str) -> None:
+        """Raises RunEnded where `patience` steps beyond this limit end the run."""
+        if limit == LOST:
             raise RunEnded(EndReason.OUTAGE, message)
-        return True
-
-    def _check_limits(self, step: int, metrics: Mapping[str, float]) -> bool:
-        state, patience, exceeded = self.state, self._config.patience, dict(self._exceeded(metrics))
-        state.consecutive_steps = {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in exceeded}
-        lasting = [limit for limit, beyond in state.consecutive_steps.items() if beyond >= patience]
-        for limit in lasting:
-            message = exceeded[limit]
-            if state.consecutive_steps[limit] % patience == 0:
-                self.notify(f"alarm at step {step}: {message}")
-            if self._config.on_collapse == "stop":
-                raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}; health.on_collapse is stop")
-            if self.rolls_back and not self._can_roll_back:
-                never = "; no checkpoint was evaluated that could be restored"
-                why = never if state.best_step is None else f", after {state.rollbacks} rollbacks"
-                raise RunEnded(EndReason.COLLAPSE, f"step {step}: {message}{why}")
-        return self.rolls_back and bool(lasting)
+        if self._can_roll_back:
+            return
+        if limit == SKIPPED:  # skipped updates leave the weights as they were, so these are not suspect
+            raise RunEnded(EndReason.FAILURE, message)
+        if self._config.on_collapse == "stop":
+            raise RunEnded(EndReason.COLLAPSE, f"{message}; health.on_collapse is stop")
+        if self.rolls_back:
+            never = "; no checkpoint was evaluated that could be restored"
+            why = never if self.state.best_step is None else f", after {self.state.rollbacks} rollbacks"
+            raise RunEnded(EndReason.COLLAPSE, f"{message}{why}")
 
     def _update_means(self, metrics: Mapping[str, float]) -> None:
         state, patience = self.state, self._config.patience

@@ -133,12 +133,12 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
     hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
     if corpus.is_file():
         hashes["retrieval.corpus"] = fingerprint([corpus])
-    if weights and model.path and not hub.is_repository(model.path):  # a repository is named with its commit
-        hashes["model.path"] = _weights(model.path, step)
-    if (teacher := config.teacher.path) and not hub.is_repository(teacher):
-        hashes["teacher.path"] = _weights(teacher, None)
-    if weights and model.adapter and not hub.is_repository(model.adapter):
-        hashes["model.adapter"] = fingerprint(located(model.adapter).glob("*.safetensors"))
+    read = {"teacher.path": config.teacher.path}
+    if weights:
+        read |= {"model.path": model.path, "model.adapter": model.adapter}
+    for name, path in read.items():
+        if path and not hub.is_repository(path):  # a repository is named with its commit
+            hashes[name] = _weights(path, step if name == "model.path" else None)
     return hashes
 
 
@@ -226,13 +226,8 @@ def _commit(checkout: Path) -> str:
     """The commit of a checkout; "" if there is none, because the program is installed, or no git."""
     if not (checkout / ".git").exists():
         return ""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
     try:
-        changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
-        return _git(checkout, "rev-parse", "HEAD") + ("+changes" if changes else "")
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def _git(checkout: Path, *words: str) -> str:
-    command = ["git", "-C", str(checkout), *words]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()

@@ -85,7 +85,7 @@ class Trainer:
 
         Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
         `mismatch_metrics`, which are of the first mini-batch, before any update. `skipped_updates` counts the
-        mini-batches with a gradient that was not finite, `trailing_skipped_updates` those at the end.
+        mini-batches with a gradient that was not finite.
         """
         if not examples:
             return state, {"updates": 0.0}
@@ -316,5 +316,4 @@ def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]
     return means | {
         "updates": float(len(skipped)),
         "skipped_updates": float(sum(skipped)),
-        "trailing_skipped_updates": float(len(skipped) if all(skipped) else skipped[::-1].index(False)),
     }
