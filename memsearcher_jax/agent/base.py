@@ -160,9 +160,11 @@ class QuestionAgent(Agent):
     parse_answer: ClassVar[Callable[[str], answers.Parsed]] = staticmethod(answers.parse_boxed)
     """The answer of a transcript and its format error, by the format of the workflow."""
 
+    prompt_set: ClassVar[type[Prompts]] = Prompts
+
     @cached_property
-    def prompts(self) -> Prompts:
-        return load(self.config)
+    def prompts(self) -> Any:
+        return load(self.config, self.prompt_set)
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
         prompts, workflow = self.prompts.with_tools(self.tools), type(self).workflow

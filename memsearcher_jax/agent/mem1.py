@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER, load
+from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.agent.search_r1 import END_OF_ACTION, SearchR1, SearchR1Prompts, read_action, run_query
 from memsearcher_jax.types import (
     Generate,
@@ -69,7 +68,4 @@ class Mem1(SearchR1):
     workflow = staticmethod(mem1)
     has_one_context = False
     keeps_memory = True
-
-    @cached_property
-    def prompts(self) -> Mem1Prompts:
-        return load(self.config, Mem1Prompts)
+    prompt_set = Mem1Prompts

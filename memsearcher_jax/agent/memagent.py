@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, fill, load
+from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, fill
 from memsearcher_jax.agent.reward import Parsed
 from memsearcher_jax.types import (
     FinishReason,
@@ -98,10 +97,7 @@ class MemAgent(QuestionAgent):
     keeps_memory = True
     synthetic_data = "documents"
     parse_answer = staticmethod(parse_answer)
-
-    @cached_property
-    def prompts(self) -> MemAgentPrompts:
-        return load(self.config, MemAgentPrompts)
+    prompt_set = MemAgentPrompts
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
         assert problem.stream is not None, "`check_problems` refuses problems without a text"

@@ -25,24 +25,19 @@ _CALLS = {
     "response": ("call", "result"),  # the response to one tool call
     "observation": ("responses",),  # the user message after tool calls, around all responses
 }
+_SEARCH_R1 = {
+    "system": (),
+    "turn": ("question",),
+    "passage": ("number", "title", "text"),
+    "observation": ("passages",),  # the text after a search
+    "invalid": (),  # the text after a reply without an action
+}
 TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
     # system: the system message, with rules, tools and tags; turn: the user message that opens a context
     "memsearcher": {"system": (), "turn": ("question", "memory"), **_CALLS},
     "react": {"system": (), "turn": ("question",), **_CALLS},
-    "search_r1": {
-        "system": (),
-        "turn": ("question",),
-        "passage": ("number", "title", "text"),
-        "observation": ("passages",),  # the text after a search
-        "invalid": (),  # the text after a reply without an action
-    },
-    "mem1": {
-        "system": (),
-        "turn": ("question",),
-        "passage": ("number", "title", "text"),
-        "observation": ("passages",),
-        "invalid": (),
-    },
+    "search_r1": _SEARCH_R1,
+    "mem1": _SEARCH_R1,
     "memagent": {
         "system": (),
         "chunk": ("question", "memory", "chunk"),  # the user message that reads a chunk
@@ -52,6 +47,7 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
     "direct": {"system": (), "turn": ("question",)},
     "rag": {"system": (), "turn": ("question", "passages"), "passage": ("contents",)},
     "memalpha": {
+        "memory": (),  # `plain` or `tags`: how the prompts write a memory
         "system": ("memory",),  # of the context of a chunk: the task, the memory, the tools
         "chunk": ("chunk",),  # its user message, the same for every data source
         "opening": (),  # begins every reply, such as the empty thought of Qwen3; may be empty

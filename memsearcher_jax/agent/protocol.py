@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Container
 
-from memsearcher_jax.types import Completion, FinishReason, Query, StopReason
+from memsearcher_jax.types import Call, Completion, FinishReason, Query, StopReason
 
 THINK = "<think>"
 
@@ -75,18 +75,23 @@ def until_closing_brace(text: str) -> str | None:
     return None
 
 
-def parse_call(body: str, *, default_top_n: int, max_top_n: int) -> Query | str:
-    """The query of one tool call, or a one-line error message for the policy.
+def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Container[str] = ()) -> Query | Call | str:
+    """The query of one tool call, the call of one of the run's own `tools`, or a one-line error message for the policy.
 
-    As in the original, the function's name is not checked. A `top_n` below 1 is an error; it is capped at `max_top_n`.
+    As in the original, the name of the search is not checked. A `top_n` below 1 is an error; it is capped at
+    `max_top_n`.
     """
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):
         call = None
-    if not isinstance(call, dict) or "arguments" not in call:
+    if not isinstance(call, dict):
         return "Parse tool call failed"
-    arguments = call["arguments"]
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if isinstance(name, str) and name in tools and isinstance(arguments, dict):
+        return Call(name, arguments)
+    if "arguments" not in call:
+        return "Parse tool call failed"
     if not isinstance(arguments, dict):
         return "Parse query failed"
     query, top_n = arguments.get("query"), arguments.get("top_n")
@@ -99,17 +104,6 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int) -> Query | str:
         return "invalid top_n"
     # JSON may escape half of a surrogate pair, which no encoder downstream accepts
     return Query(query.encode("utf-8", "replace").decode("utf-8"), min(top_n, max_top_n))
-
-
-def named_call(body: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of one tool call; None if it has none."""
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-    name = call.get("name") if isinstance(call, dict) else None
-    return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
 def _bodies(text: str, tag: str) -> list[str]:

@@ -11,12 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, load
+from memsearcher_jax.agent.prompts import ASSISTANT, Prompts
 from memsearcher_jax.agent.tools import fit_results
 from memsearcher_jax.types import (
     Completion,
@@ -145,7 +144,4 @@ class SearchR1(QuestionAgent):
     searches = True
     has_one_context = True
     parse_answer = staticmethod(parse_answer)
-
-    @cached_property
-    def prompts(self) -> SearchR1Prompts:
-        return load(self.config, SearchR1Prompts)
+    prompt_set = SearchR1Prompts

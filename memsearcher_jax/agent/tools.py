@@ -8,7 +8,7 @@ from typing import Any
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
-from memsearcher_jax.agent.protocol import named_call, parse_call
+from memsearcher_jax.agent.protocol import parse_call
 from memsearcher_jax.types import Call, Passage, Query, Search, SearchResult, TextSpan, TokenCounter, ToolResult, Turn
 
 
@@ -30,12 +30,8 @@ def run_tool_calls(
     Calls that name a tool of the run's own are `Call` requests, all others are queries of one `Search`.
     """
     calls = tuple(bodies[: config.max_calls])
-    parsed = [
-        Call(*named)
-        if (named := named_call(body)) and named[0] in prompts.tools
-        else parse_call(body, default_top_n=config.default_top_n, max_top_n=config.max_top_n)
-        for body in calls
-    ]
+    limits = {"default_top_n": config.default_top_n, "max_top_n": config.max_top_n}
+    parsed = [parse_call(body, **limits, tools=prompts.tools) for body in calls]
     queries = tuple(query for query in parsed if isinstance(query, Query))
     results: tuple[SearchResult, ...] = tuple((yield Search(queries)) if queries else ())
     error, remaining, shown = next((result.error for result in results if result.error), ""), iter(results), []

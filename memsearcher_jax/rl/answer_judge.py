@@ -40,10 +40,8 @@ def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if not outcome.stop.is_fault:
                 text = outcome.answer if outcome.stop is StopReason.ANSWERED else None
-                benchmark, exact = (
-                    str(problem.metadata.get("source", default_dataset)),
-                    scored.scores["exact_match"] == 1.0,
-                )
+                benchmark = str(problem.metadata.get("source", default_dataset))
+                exact = scored.scores["exact_match"] == 1.0
                 answers.append(Answer(problem.id, benchmark, problem.question, problem.golden_answers, text, exact))
     return answers
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +83,13 @@ class Evaluator:
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if searches failed."""
-        jobs, batch = missing_jobs(evaluation_problems(self.run), (), self.hosts), None
+        jobs, batch = make_jobs(evaluation_problems(self.run), 1), None
+        jobs = [jobs[number] for number in self.hosts.share(len(jobs))]
         with self.hosts.guarded():
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
             batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-        joined = exchange(self.hosts, batch).summaries  # one host's after the other's
-        numbers = sorted(range(len(joined)), key=lambda number: number % self.hosts.count)
-        in_order = [one for _, one in sorted(zip(numbers, joined, strict=True), key=lambda pair: pair[0])]
-        metrics = trajectory_metrics(in_order, self.run.agent)
+        metrics = trajectory_metrics(exchange(self.hosts, batch).summaries, self.run.agent)
         recovery.monitor.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}
 
@@ -178,7 +175,5 @@ def evaluation_key(run: Run) -> jax.Array:
 
 def _own_files(folder: Path, hosts: Hosts) -> list[Path]:
     """The files that belong to this host, which alone may change them; earlier, there may have been more hosts."""
-    for path in (files := sorted(folder.glob("host_*.jsonl.gz"))):
-        if not re.fullmatch(r"host_\d+\.jsonl\.gz", path.name):
-            raise ValueError(f"{path}: an evaluation's files are named {HOST_FILE.format(12)}: move it away")
+    files = sorted(folder.glob("host_[0-9]*.jsonl.gz"))
     return [path for path in files if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index]

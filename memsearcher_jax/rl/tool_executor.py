@@ -25,18 +25,6 @@ Response = Results | ToolResult
 
 
 @dataclass(frozen=True)
-class Backend:
-    """What answers the requests of one kind, and its limits."""
-
-    answer: Callable[[Sequence[Any]], Sequence[Response]]  # called in a thread: one response for each request
-    timeout: float  # seconds after which a call of it has failed
-    max_outage: float = 0.0  # seconds for which requests are repeated while it is down, before they fail
-    max_concurrency: int = 1  # calls of it that run at a time
-    batches: bool = True  # whether one call answers all requests that wait
-    outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)  # errors that say that it is down
-
-
-@dataclass(frozen=True)
 class _Pending:
     caller: Any
     request: Request
@@ -52,15 +40,20 @@ class _Batch:
 
 
 @dataclass
-class _Queue:
-    """The requests of one backend.
+class Backend:
+    """What answers the requests of one kind, its limits, and the requests of one rollout.
 
     A batch that fails, or has no results after `timeout` seconds, is split: each of its requests runs again alone. What
     fails alone gets its error as its response. While the backend is down, it is queued again, until `max_outage`
     seconds after it was submitted, unless a request that began after its first failure was answered.
     """
 
-    backend: Backend
+    answer: Callable[[Sequence[Any]], Sequence[Response]]  # called in a thread: one response for each request
+    timeout: float  # seconds after which a call of it has failed
+    max_outage: float = 0.0  # seconds for which requests are repeated while it is down, before they fail
+    max_concurrency: int = 1  # calls of it that run at a time
+    batches: bool = True  # whether one call answers all requests that wait
+    outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)  # errors that say that it is down
     waiting: list[_Pending] = field(default_factory=list)
     running: list[_Batch] = field(default_factory=list)
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=1_000_000))
@@ -69,21 +62,21 @@ class _Queue:
 
     @property
     def may_start(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.backend.max_concurrency
+        return bool(self.waiting) and len(self.running) < self.max_concurrency
 
     def start(self) -> None:
         while self.may_start and time.monotonic() >= self.suspended_until:
-            count = len(self.waiting) if self.backend.batches else 1
+            count = len(self.waiting) if self.batches else 1
             self.running.append(self._begin(tuple(self.waiting[:count])))
             self.waiting = self.waiting[count:]
 
     def completed(self) -> Iterator[tuple[Any, Response]]:
-        now, timeout = time.monotonic(), self.backend.timeout
+        now = time.monotonic()
         for batch in list(self.running):
-            if not batch.future.done() and now < batch.began + timeout:
+            if not batch.future.done() and now < batch.began + self.timeout:
                 continue
             self.running.remove(batch)
-            late = TimeoutError(f"no answer in {timeout:g} s")
+            late = TimeoutError(f"no answer in {self.timeout:g} s")
             error = batch.future.exception() if batch.future.done() else late
             if error is not None and len(batch.pending) > 1:
                 self.running += [self._begin((one,)) for one in batch.pending]
@@ -101,9 +94,9 @@ class _Queue:
 
     def _is_outage(self, batch: _Batch, error: BaseException, now: float) -> bool:
         """Whether the backend is down rather than this request bad, and may come back in time."""
-        (one,), backend = batch.pending, self.backend
+        (one,) = batch.pending
         blameless = self.last_available <= one.failed_at
-        return isinstance(error, backend.outages) and blameless and now - one.since < backend.max_outage
+        return isinstance(error, self.outages) and blameless and now - one.since < self.max_outage
 
     def _begin(self, pending: tuple[_Pending, ...]) -> _Batch:
         future: futures.Future[Sequence[Response]] = futures.Future()
@@ -111,7 +104,7 @@ class _Queue:
 
         def answer() -> None:
             try:
-                responses = self.backend.answer([one.request for one in pending])
+                responses = self.answer([one.request for one in pending])
                 if len(responses) != len(pending):
                     raise ValueError(f"{len(responses)} results for {len(pending)} calls")
                 future.set_result(responses)
@@ -128,40 +121,40 @@ class ToolExecutor:
 
     def __init__(self, backends: Mapping[str, Backend]):
         """`backends`: of searches under "", of each tool under its name."""
-        self._queues = {name: _Queue(backend) for name, backend in backends.items()}
-        self.latencies = self._queues[""].latencies  # seconds from each search to its results, failures included
+        self._backends = backends
+        self.latencies = backends[""].latencies  # seconds from each search to its results, failures included
 
     @property
     def running(self) -> int:
         """Requests that are being answered."""
-        return sum(len(batch.pending) for queue in self._queues.values() for batch in queue.running)
+        return sum(len(batch.pending) for backend in self._backends.values() for batch in backend.running)
 
     @property
     def pending(self) -> int:
         """Requests without a response."""
-        return sum(len(queue.waiting) for queue in self._queues.values()) + self.running
+        return sum(len(backend.waiting) for backend in self._backends.values()) + self.running
 
     def submit(self, caller: Any, request: Request) -> None:
         """Queues a request; `start` begins it."""
         name = request.tool if isinstance(request, Call) else ""
-        self._queues[name].waiting.append(_Pending(caller, request))
+        self._backends[name].waiting.append(_Pending(caller, request))
 
     def start(self) -> None:
         """Begins the next batches, where few enough are running and no outage suspends them."""
-        for queue in self._queues.values():
-            queue.start()
+        for backend in self._backends.values():
+            backend.start()
 
     def completed(self) -> Iterator[tuple[Any, Response]]:
         """Requests that got responses or were abandoned since the last call."""
-        return itertools.chain.from_iterable(queue.completed() for queue in self._queues.values())
+        return itertools.chain.from_iterable(backend.completed() for backend in self._backends.values())
 
     def wait(self, timeout: float = math.inf) -> None:
         """Returns when a batch has finished, timed out or may begin again after an outage, or after `timeout` s."""
         now, running, ends = time.monotonic(), list[futures.Future[Any]](), [math.inf]
-        for queue in self._queues.values():
-            running += [batch.future for batch in queue.running]
-            ends += [batch.began + queue.backend.timeout for batch in queue.running]
-            ends += [queue.suspended_until] * queue.may_start
+        for backend in self._backends.values():
+            running += [batch.future for batch in backend.running]
+            ends += [batch.began + backend.timeout for batch in backend.running]
+            ends += [backend.suspended_until] * backend.may_start
         remaining = max(0.0, min(timeout, min(ends) - now))
         if not running:
             time.sleep(remaining)

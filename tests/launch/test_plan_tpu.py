@@ -99,7 +99,7 @@ def test_a_workflow_of_ones_own_is_started_before_anything_is_compiled(tmp_path,
     line = refused(
         plan_tpu.main, ["--config", "nano", "--topology", "h100:1", "--agent.workflow", f"{tmp_path}/mine.py"]
     )
-    assert f"agent.workflow {tmp_path}/mine.py: TypeError: the workflow yields 3 in line 2" in line
+    assert f"agent.workflow {tmp_path}/mine.py: TypeError: the workflow yields 3, and the run's tools are none" in line
 
 
 @compiles

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import pytest
 
+from memsearcher_jax.agent import run as running
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.tool_functions import file_tools
@@ -78,9 +79,9 @@ def file(tmp_path):
         ("\n1 / 0\n", "mine.py: ZeroDivisionError: division by zero (mine.py, line 2)"),
         ("def mine(:\n", "(mine.py, line 1)"),
         ("def mine(question):\n    return 3\n", "mine must be a generator function, or a complete class that derives"),
-        (HEAD + "    yield 3\n", "the workflow yields 3 in line 3, and the run's tools are none: see agent.tools"),
-        (HEAD + "    yield Call('fly', {})\n", "yields Call(tool='fly', arguments={}) in line 3"),
-        (HEAD + "    while True:\n    " + OPEN, "the workflow does not end: it made 50 requests (line 4)"),
+        (HEAD + "    yield 3\n", "the workflow yields 3, and the run's tools are none: see agent.tools"),
+        (HEAD + "    yield Call('fly', {})\n", "mine.py, line 3"),
+        (HEAD + "    while True:\n    " + OPEN, "the workflow does not end: it made 50 requests"),
         # Not a busy loop: nothing can end its thread, which would take half of the time of all later tests.
         (
             HEAD + OPEN + "    import time\n    time.sleep(99)\n",
@@ -92,7 +93,7 @@ def file(tmp_path):
 )
 def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, monkeypatch):
     monkeypatch.setattr(probing, "SECONDS", 1.0)
-    monkeypatch.setattr(probing, "REQUESTS", 50)
+    monkeypatch.setattr(running, "MAX_REQUESTS", 50)
     with pytest.raises(ValueError) as error:
         probe(make_agent(AgentConfig(workflow=file(source))), TOKENIZER, PROBLEM)
     assert line in str(error.value) and "\n" not in str(error.value)

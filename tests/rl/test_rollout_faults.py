@@ -140,7 +140,7 @@ def adds_before_it_opens(problem):
     [
         (raises, "KeyError: 'lost'"),
         (cannot_be_made, "RuntimeError: no such agent"),
-        (forgets, "the workflow returned no Outcome"),
+        (forgets, "TypeError: the workflow returns None, which is no Outcome"),
         (asks_for_nothing, "at least one token"),
         (adds_before_it_opens, "must open a context"),
     ],

@@ -110,10 +110,6 @@ class Memalpha(ReadingAgent):
                 f"memalpha.core_tokens {self.memalpha.core_tokens} is not below agent.memory_tokens "
                 f"{self.config.memory_tokens}: a context shows the complete core and the latest items after it"
             )
-        if self.config.prompts == "original_memalpha" and self.memalpha.memory_format != "tags":
-            raise ValueError(
-                "agent.prompts original_memalpha describes a memory in tags: set memalpha.memory_format tags"
-            )
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         sources = set()
@@ -166,11 +162,8 @@ class Memalpha(ReadingAgent):
         return max(needed) + settings.answer_tokens + 1
 
     def answer(self, pairs: Sequence[tuple[Memory, str]], scoring: Scoring) -> list[Completion]:
-        stream = Stream("files", (), ())
-        prompts = (
-            self._answer_prompt(EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter), question)
-            for memory, question in pairs
-        )
+        retrievers = ((self._retriever(Stream("files", (), ()), memory, scoring), text) for memory, text in pairs)
+        prompts = itertools.starmap(self._answer_prompt, retrievers)
         return _complete(scoring.answerer, prompts, "answers", scoring)
 
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
@@ -184,6 +177,9 @@ class Memalpha(ReadingAgent):
         scored = map(self._score, complete, answered_RQ, self._verdicts(complete, scoring))
         return [next(scored) if one.outcome.stop is StopReason.STREAM_READ else _unscored(one) for one in trajectories]
 
+    def _retriever(self, stream: Stream, memory: Memory, scoring: Scoring) -> EvidenceRetriever:
+        return EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter, self.prompts.tags)
+
     def _answer_prompt(self, retriever: EvidenceRetriever, question: str) -> Prompt:
         asked = self.prompts.with_prefix(retriever.stream.source, question)
         return self.prompts.answer_prompt(retriever.retrieve(asked), asked)
@@ -196,28 +192,21 @@ class Memalpha(ReadingAgent):
         def answer_prompts() -> Iterator[Prompt]:
             for stream, trajectory in zip(streams, trajectories, strict=True):
                 memory = _read(trajectory.outcome).memory
-                retriever = EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter)
+                retriever = self._retriever(stream, memory, scoring)
                 for question in stream.questions:
                     yield self._answer_prompt(retriever, question.text)
 
-        def graded(source: str, answer: Completion) -> bool:
-            return needs_judge(source, evaluation=scoring.evaluation) and not answer.error
-
         answers = _complete(scoring.answerer, answer_prompts(), "answers", scoring)
-        grade_prompts = (
-            self.prompts.grade_prompt(
-                question.text,
-                str(question.answer),
-                answer.text,
-                judge_rule(question.kind) if source == LONGMEMEVAL else "",
-            )
-            for (source, question), answer in zip(asked, answers, strict=True)
-            if graded(source, answer)
-        )
-        grades = iter(_complete(scoring.judge, grade_prompts, "grades", scoring))
+        to_grade = [
+            number
+            for number, ((source, _), answer) in enumerate(zip(asked, answers, strict=True))
+            if needs_judge(source, evaluation=scoring.evaluation) and not answer.error
+        ]
+        grade_prompts = (self._grade_prompt(*asked[number], answers[number].text) for number in to_grade)
+        grades = dict(zip(to_grade, _complete(scoring.judge, grade_prompts, "grades", scoring), strict=True))
 
-        def scored(source: str, question: StreamQuestion, answer: Completion) -> Answered:
-            grade = next(grades) if graded(source, answer) else None
+        def scored(number: int) -> Answered:
+            (source, question), answer, grade = asked[number], answers[number], grades.get(number)
             if grade and not grade.text.strip():
                 return Answered(question, answer, None, grade.error or "the judge's completion is empty")
             if answer.error:
@@ -226,8 +215,12 @@ class Memalpha(ReadingAgent):
             rule = {"evaluation": scoring.evaluation, "kind": question.kind}
             return Answered(question, answer, question_score(source, answer.text, question.answer, reply, **rule))
 
-        answered = (scored(*one, answer) for one, answer in zip(asked, answers, strict=True))
+        answered = map(scored, range(len(asked)))
         return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
+
+    def _grade_prompt(self, source: str, question: StreamQuestion, answer: str) -> Prompt:
+        rule = judge_rule(question.kind) if source == LONGMEMEVAL else ""
+        return self.prompts.grade_prompt(question.text, str(question.answer), answer, rule)
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""

@@ -24,8 +24,6 @@ class MemalphaConfig:
     """Token budget of the core paragraph; longer text is cut, with a notice at its end."""
     shown_items: CountOrZero = 5
     """Latest items of each list that a context shows; fewer if they do not fit agent.memory_tokens."""
-    memory_format: Literal["plain", "tags"] = "plain"
-    """How prompts write the memory: `tags` as the original does, whose prompts are agent.prompts original_memalpha."""
     answer_from: Literal["memory", "long_context", "rag"] = "memory"
     """What questions are answered from: the memory or, as baselines that write no memory, the end of the stream
     (long_context) or the chunks that BM25 finds (rag)."""

@@ -46,14 +46,6 @@ class ErrorKind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class CallError:
-    """Why a call was not executed; `message` is one line."""
-
-    kind: ErrorKind
-    message: str
-
-
-@dataclass(frozen=True)
 class Item:
     id: str
     content: Json
@@ -69,7 +61,8 @@ class CallResult:
     """The result of one operation."""
 
     status: Status
-    error: CallError | None = None  # set exactly where the status is ERROR
+    error: ErrorKind | None = None  # why it was not executed: set exactly where the status is ERROR
+    message: str = ""  # of the error, one line
     item: Item | None = None  # the inserted or updated item; None for the core
     idle: bool = False  # a delete that found nothing to delete
     tokens_cut: int = 0  # tokens by which a core paragraph was over its budget
@@ -77,7 +70,7 @@ class CallResult:
 
     @classmethod
     def failed(cls, kind: ErrorKind, message: str) -> CallResult:
-        return cls(Status.ERROR, CallError(kind, message))
+        return cls(Status.ERROR, kind, message)
 
 
 @dataclass(frozen=True)

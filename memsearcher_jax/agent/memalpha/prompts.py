@@ -15,6 +15,7 @@ from memsearcher_jax.types import Prompt
 class MemalphaPrompts:
     """One template set. A tuple holds the texts around the slots of a template, so one more than it has slots."""
 
+    tags: bool  # whether they show a memory in tags, as the original's do
     system: tuple[str, ...]
     chunk: tuple[str, ...]
     opening: str
@@ -52,7 +53,9 @@ class MemalphaPrompts:
 def load(config: AgentConfig) -> MemalphaPrompts:
     """Reads the set that `config.prompts` names. Raises FileNotFoundError or ValueError with one line."""
     texts: dict[str, Any] = read_templates(config)
-    (opening,), (lines,) = texts.pop("opening"), texts.pop("prefixes")
+    (opening,), (lines,), (memory,) = (texts.pop(name) for name in ("opening", "prefixes", "memory"))
+    if memory not in ("plain", "tags"):
+        raise ValueError(f"agent.prompts {config.prompts}: memory.txt is {memory!r} and must be plain or tags")
     prefixes = (line.partition(":") for line in lines.splitlines())
     prefix_of = {source.strip(): prefix.strip().replace(r"\n", "\n") for source, colon, prefix in prefixes if colon}
-    return MemalphaPrompts(**texts, opening=opening, prefixes=prefix_of)
+    return MemalphaPrompts(tags=memory == "tags", **texts, opening=opening, prefixes=prefix_of)

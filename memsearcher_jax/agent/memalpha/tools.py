@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from json_repair import repair_json
 
-from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Json, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Json, Memory, Status, Store, as_text
 from memsearcher_jax.agent.memalpha.search import search
 from memsearcher_jax.types import TokenCounter
 
@@ -67,14 +67,14 @@ def tool_calls(reply: str) -> tuple[Call, ...]:
     )
 
 
-def parse_arguments(text: str) -> Json | CallError:
-    """The JSON value that `text` holds or can be repaired to."""
+def parse_arguments(text: str) -> Json | CallResult:
+    """The JSON value that `text` holds or can be repaired to, or an error."""
     try:
         repaired = repair_json(text, ensure_ascii=False)
         # JSON may escape half of a surrogate pair, which no encoder downstream accepts.
         return json.loads(repaired.encode("utf-8", "replace").decode("utf-8"))
     except (ValueError, RecursionError):
-        return CallError(ErrorKind.UNREADABLE, "the arguments are not JSON and cannot be repaired")
+        return CallResult.failed(ErrorKind.UNREADABLE, "the arguments are not JSON and cannot be repaired")
 
 
 def run_call(
@@ -82,15 +82,15 @@ def run_call(
 ) -> tuple[Memory, CallResult]:
     """The memory after one call, and the result of the call."""
     arguments = parse_arguments(call.arguments)
-    if isinstance(arguments, CallError):
-        return memory, CallResult(Status.ERROR, arguments)
+    if isinstance(arguments, CallResult):
+        return memory, arguments
     if call.name not in offered:
         return memory, CallResult.failed(ErrorKind.MISSING, f"there is no tool {call.name!r}")
     if not isinstance(arguments, dict):
         return memory, CallResult.failed(ErrorKind.UNEXPECTED, "the arguments are not a JSON object")
     store = _check_arguments(call.name, arguments)
-    if isinstance(store, CallError):
-        return memory, CallResult(Status.ERROR, store)
+    if isinstance(store, CallResult):
+        return memory, store
     if call.name == INSERT:
         return memory.insert(store, arguments["content"], token_counter)
     if call.name == UPDATE:
@@ -129,11 +129,11 @@ def content_to_judge(call: Call) -> tuple[Store, str] | None:
     return Store(name), text
 
 
-def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallError:
+def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallResult:
     """The store that a call addresses, or what is wrong with its arguments; checks in the order of the original."""
     for required in ("memory_type", "query") if name == SEARCH else ("memory_type",):
         if required not in arguments:
-            return CallError(ErrorKind.MISSING, f"the argument {required!r} is missing")
+            return CallResult.failed(ErrorKind.MISSING, f"the argument {required!r} is missing")
     memory_type, store = arguments["memory_type"], None
     if isinstance(memory_type, str):
         # delete and search also take the name of a store without "_memory"
@@ -141,14 +141,16 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallError:
         store = _STORES.get(memory_type.replace("_memory", "") + "_memory" if bare else memory_type)
     if name == SEARCH:
         if not isinstance(memory_type, str) or not isinstance(arguments["query"], str):
-            return CallError(ErrorKind.UNEXPECTED, f"{SEARCH} takes text for memory_type and query")
+            return CallResult.failed(ErrorKind.UNEXPECTED, f"{SEARCH} takes text for memory_type and query")
         if store in (None, Store.CORE):
-            return CallError(ErrorKind.INVALID, f"{SEARCH} searches semantic and episodic memory, not {memory_type!r}")
+            return CallResult.failed(
+                ErrorKind.INVALID, f"{SEARCH} searches semantic and episodic memory, not {memory_type!r}"
+            )
     if store is None or (name == INSERT and store is Store.CORE):
-        return CallError(ErrorKind.UNEXPECTED, f"{name} takes no memory_type {memory_type!r}")
+        return CallResult.failed(ErrorKind.UNEXPECTED, f"{name} takes no memory_type {memory_type!r}")
     content = CONTENT_ARGUMENT.get(name)
     if content and content not in arguments:
-        return CallError(ErrorKind.MISSING, f"the argument {content!r} is missing")
+        return CallResult.failed(ErrorKind.MISSING, f"the argument {content!r} is missing")
     return store
 
 

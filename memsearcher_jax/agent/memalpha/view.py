@@ -58,6 +58,7 @@ class EvidenceRetriever:
     memory: Memory
     config: MemalphaConfig
     token_counter: TokenCounter
+    tags: bool = False
 
     def retrieve(self, query: str) -> str:
         """The text for one question, at most `answer_memory_tokens` long."""
@@ -92,7 +93,7 @@ class EvidenceRetriever:
 
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
-        tags, core = self.config.memory_format == "tags", as_text(self.memory.core)
+        tags, core = self.tags, as_text(self.memory.core)
         blocks = [_in_tags("core_memory", core) if tags else f"core memory:\n{core}"] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))

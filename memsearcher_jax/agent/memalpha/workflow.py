@@ -68,8 +68,7 @@ def memalpha(
 
     # The baselines answer from the stream itself and write no memory.
     for chunk in stream.chunks if config.answer_from == "memory" else ():
-        tags = config.memory_format == "tags"
-        shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter, tags=tags)
+        shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter, tags=prompts.tags)
         completion = yield Generate(prompts.chunk_prompt(shown, chunk), agent.completion_tokens)
         if completion.finish is FinishReason.CONTEXT_FULL:
             return outcome(StopReason.CONTEXT_FULL)
@@ -102,7 +101,7 @@ def generate_once(prompt: Prompt, max_tokens: int) -> Workflow:
 def describe_result(result: CallResult) -> str:
     """One line on the result of a call, for people; the policy never sees it."""
     if result.error:
-        return f"{result.status.value}: {result.error.kind.value}: {result.error.message}"
+        return f"{result.status.value}: {result.error.value}: {result.message}"
     return f"{result.status.value} [{result.item.id}]" if result.item else result.status.value
 
 
@@ -117,7 +116,7 @@ def call_counts(calls_C: Sequence[Sequence[Call]], results_C: Sequence[Sequence[
         counts["calls_idle"] += result.idle
         counts["core_tokens_cut"] += result.tokens_cut
         if result.error:
-            counts[f"calls_failed/{result.error.kind.value}"] += 1
+            counts[f"calls_failed/{result.error.value}"] += 1
     return dict(counts)
 
 

@@ -20,7 +20,7 @@ COUNTER = RecordedCounter()
 def test_the_core_can_be_replaced_and_emptied_but_not_inserted():
     memory, result = Memory().update(CORE, "v one", "any id", COUNTER)
     assert (memory.core, memory.core_tokens, result) == ("v one", 2, CallResult(Status.OK))
-    assert memory.insert(CORE, "x", COUNTER)[1].error.kind is ErrorKind.INVALID
+    assert memory.insert(CORE, "x", COUNTER)[1].error is ErrorKind.INVALID
     memory, result = memory.delete(CORE)
     assert (memory, result) == (Memory(), CallResult(Status.OK))
     assert memory.delete(CORE)[1].idle
@@ -113,11 +113,11 @@ def test_recorded_operations(recorded):
                 assert (result.status is Status.OK) == step["counted_success"], where
             arguments = parse_arguments(written)
             if step["parsed_arguments"] is None:
-                assert result.error.kind is ErrorKind.UNREADABLE, where
+                assert result.error is ErrorKind.UNREADABLE, where
             else:
                 assert arguments == step["parsed_arguments"], where
             if result.status is Status.ERROR:
-                assert result.error.kind.value == step["error_kind"], where
+                assert result.error.value == step["error_kind"], where
             elif call["name"] == SEARCH:
                 ours = [[{item.id: item.content}, pytest.approx(score, abs=1e-9)] for item, score in result.hits]
                 assert step["result"]["results"] == ours, where

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.memalpha import reward as rewards
-from memsearcher_jax.agent.memalpha.memory import CallError, CallResult, ErrorKind, Status
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Status
 from memsearcher_jax.agent.memalpha.reward import MemalphaRewardConfig, question_score, stream_reward
 
 OK, SKIPPED = CallResult(Status.OK), CallResult(Status.SKIPPED)
 IDLE = CallResult(Status.OK, idle=True)
-FAILED = CallResult(Status.ERROR, CallError(ErrorKind.INVALID, "no"))
+FAILED = CallResult.failed(ErrorKind.INVALID, "no")
 
 
 def test_failed_verdicts_lose_a_context_only_where_they_count():

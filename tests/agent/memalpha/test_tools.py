@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent.memalpha import tools as tools
-from memsearcher_jax.agent.memalpha.memory import CallError, ErrorKind, Memory, Status, Store
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Memory, Status, Store
 from memsearcher_jax.agent.memalpha.tools import Call
 
 FUNCTION, ARGS = "✿FUNCTION✿", "✿ARGS✿"
@@ -50,15 +50,15 @@ def test_arguments_are_repaired(text, value):
 
 @pytest.mark.parametrize("text", ["", "  ", "none of it", "[" * 100_000, '{"a": ' * 50_000, "1" * 5_000])
 def test_arguments_that_cannot_be_repaired_are_an_error(text):
-    assert tools.parse_arguments(text).kind is ErrorKind.UNREADABLE
+    assert tools.parse_arguments(text).error is ErrorKind.UNREADABLE
 
 
 def test_search_is_not_offered_by_default(token_counter):
     call = Call("search_memory", '{"memory_type": "semantic_memory", "query": "x"}')
     _, result = tools.run_call(Memory(), call, token_counter)
-    assert result.error == CallError(ErrorKind.MISSING, "there is no tool 'search_memory'")
+    assert result == CallResult.failed(ErrorKind.MISSING, "there is no tool 'search_memory'")
     off = Memory(enabled=frozenset({Store.CORE}))
-    assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error.kind is ErrorKind.INVALID
+    assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error is ErrorKind.INVALID
 
 
 bits = st.sampled_from(
@@ -83,7 +83,7 @@ def test_no_reply_raises(token_counter, reply):
 def test_any_arguments_are_json_or_an_error(text):
     value = tools.parse_arguments(text)
     # Compared as text: NaN, which Python's JSON allows, is not equal to itself.
-    assert isinstance(value, CallError) or json.dumps(json.loads(json.dumps(value))) == json.dumps(value)
+    assert isinstance(value, CallResult) or json.dumps(json.loads(json.dumps(value))) == json.dumps(value)
 
 
 def test_recorded_parses(recorded):

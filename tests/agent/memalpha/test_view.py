@@ -91,14 +91,13 @@ def test_the_original_set_equals_what_the_originals_code_renders(token_counter):
     def digest(text):
         return hashlib.sha256(text.encode()).hexdigest()
 
-    reading = prompts.chunk_prompt(render_memory(memory, 5, 1_000, token_counter, tags=True), "Bob cooks.")
+    reading = prompts.chunk_prompt(render_memory(memory, 5, 1_000, token_counter, tags=prompts.tags), "Bob cooks.")
     assert digest("\0".join(chat_messages(reading))) == (
         "4d62634e8c780758701dada0b0293edc36b98b57e96dfd79ea3bf5ed3470a918"
     )
     assert prompts.opening == "<think>\n\n</think>\n\n", "of the chat template of Qwen3 without thinking"
     two_facts = replace(memory, semantic=memory.semantic[:2], episodic=memory.episodic[:0])
-    config = replace(CONFIG, memory_format="tags")
-    shown = EvidenceRetriever(Stream("s", (), ()), two_facts, config, token_counter).retrieve("fact")
+    shown = EvidenceRetriever(Stream("s", (), ()), two_facts, CONFIG, token_counter, prompts.tags).retrieve("fact")
     assert digest(chat_messages(prompts.answer_prompt(shown, "?"))[0]) == (
         "11a778bbd9769af539bfe22b88e5460e9192e0d0fef2362881b14757103db908"
     )
