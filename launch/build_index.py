@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.retrieval import scann_index
@@ -32,8 +32,6 @@ from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_in
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.vector_files import read_embeddings
 from memsearcher_jax.runtime import hub
-
-TERMINAL_SECONDS, LOG_SECONDS = 0.5, 15.0  # between progress updates, on a terminal and in a log
 
 
 @dataclass(frozen=True)
@@ -52,30 +50,25 @@ class BuildIndex(cli.Command):
 
 
 class BuildProgress(contextlib.ExitStack):
-    """Shows each stage of a build: as a progress bar with passages/s, or as lines where the total is not known."""
+    """Shows each stage of a build: on a terminal as a bar if the total is known, otherwise in a line now and then."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._interval = TERMINAL_SECONDS if sys.stderr.isatty() else LOG_SECONDS
-        self._stage, self._done, self._began, self._first, self._shown = "", 0, 0.0, 0, 0.0
-        self._bar: Progress | None = None
+    _stage = ""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
         if stage != self._stage:
             self.close()
-            self._stage, self._done, self._began, self._first, self._shown = stage, done, now, done, 0.0
-            self._bar = self.enter_context(Progress(stage, total, done=done)) if total else None
-            if not total:
-                print(f"{stage} ...", file=sys.stderr, flush=True)
-        if (now - self._shown < self._interval and done != total) or done == self._done:
-            return
-        rate = (done - self._first) / max(now - self._began, 1e-9)
-        if self._bar:
+            self._stage, self._began, self._first, self._done = stage, time.monotonic(), done, done
+            self._is_live = bool(total) and sys.stderr.isatty()
+            self._bar = self.enter_context(Progress(stage, total if self._is_live else 0, done=done))
+        rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+        line = f"{done:,}/{total:,}  {rate:,.0f} passages/s" if total else f"{done:,}" if done else ""
+        if self._is_live:
             self._bar.advance({MetricName.PASSAGES_PER_SECOND: rate}, by=done - self._done)
+            self._done = done
+        elif total and done == total:
+            self._bar.note(line)
         else:
-            print(f"{stage}: {done:,}  {rate:,.0f} passages/s", file=sys.stderr, flush=True)
-        self._done, self._shown = done, now
+            self._bar.activity(line)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -112,10 +105,7 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
     config, model = hub.local(flags.run).retrieval, None
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
     if config.encoder != HASHING and config.method != "bm25":
-        # JAX takes seconds to import; --help, errors and the hashing encoder do not need it.
-        from memsearcher_jax.runtime import text_encoder
-
-        model = text_encoder.load(config)  # before the corpus, which takes longer to validate
+        model = preconditions.load_encoder(config)  # before the corpus, which takes longer to validate
     with BuildProgress() as progress:
         options = {"precomputed": precomputed, "shard": shard, "on_progress": progress}
         build_index(config, Path(config.corpus), out, model, **options)

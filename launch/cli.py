@@ -144,9 +144,10 @@ def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: Flags
     return flags
 
 
-def is_address(path: object) -> bool:
-    """Whether this is an address such as gs://BUCKET/DIR rather than a local path."""
-    return re.match(r"[a-z][a-z0-9+.-]*:/", str(path)) is not None
+def address_of(path: object) -> str:
+    """The address, such as gs://BUCKET/DIR, that this is; "" for a local path. Path merges its two slashes."""
+    match = re.match(r"([a-z][a-z0-9+.-]*):/+", str(path))
+    return f"{match[1]}://{str(path)[match.end() :]}" if match else ""
 
 
 def presets() -> dict[str, Path]:
@@ -170,7 +171,7 @@ def load_preset(name: str) -> RunConfig:
     try:
         preset = make_preset()
     except Exception as error:  # a user's file may raise anything
-        raise ValueError(f"--config {python_files.located(error, str(file.absolute()))}") from error
+        raise ValueError(f"--config {file.absolute()}: {python_files.described(error)}") from error
     if not isinstance(preset, RunConfig):
         raise ValueError(f"--config {file} must return a RunConfig, it returned {type(preset).__name__}")
     return from_dict(to_dict(preset))
@@ -200,9 +201,7 @@ def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _require_local_paths(flags: SettingsSource) -> None:
     for name in ("out", "checkpoint"):
-        path = getattr(flags, name, None)
-        if is_address(path):
-            address = str(path).replace(":/", "://", 1)  # Path merges the two slashes
+        if address := address_of(getattr(flags, name, None)):
             raise ValueError(
                 f"--{name} {address}: only --out of training may be in a bucket; "
                 f"copy the directory first: gcloud storage cp --recursive {address} DIR"

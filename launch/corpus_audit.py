@@ -14,12 +14,11 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import encode_line
+from memsearcher_jax.launch import preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.retrieval import audit
-from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.retrieval.index import open_index_corpus
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime.run_dir import INDEX
@@ -41,7 +40,7 @@ def audit_questions(
         raise ValueError(f"--audit {' '.join(entries)}: there are no questions with answers: name files of questions")
     synthetic = make_encyclopedia(data.encyclopedia).passages
     with announced("opening the index"):
-        searcher = open_searcher(config, out / INDEX, synthetic, load_encoder)
+        searcher = open_searcher(config, out / INDEX, synthetic, preconditions.load_encoder)
     audited = audit.audit(
         problems,
         searcher,
@@ -67,12 +66,6 @@ def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) ->
     splits = [getattr(load(data, directory), entry) for entry in entries if entry in SPLITS]
     splits += [load(named, directory).test] if others else []
     return [problem for split in splits for problem in split]
-
-
-def load_encoder(config: RetrievalConfig) -> TextEncoder:
-    from memsearcher_jax.runtime import text_encoder  # it imports JAX
-
-    return text_encoder.load(config)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
 from memsearcher_jax.data.questions import guess, of_kind
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
@@ -111,8 +111,6 @@ def main(argv: Sequence[str]) -> None:
                     outputs.require_vacant(flags.out)
             preconditions.require_inputs(flags.run, questions="data.test")
             hosts = job.enter_context(preemption.joined(stoppable=False, timeout=flags.join_timeout))
-            if hosts.count > 1 and flags.out is None:
-                raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
         evaluate(flags, locks=job, hosts=hosts)
 
 
@@ -122,14 +120,11 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
     one line.
     """
-    config, out, resume = flags.run, flags.out, flags.resume
+    config, resume = flags.run, flags.resume
     with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
-        if resume and out:
-            require_same_evaluation(out, config)
-            if hosts.first:
-                locks.enter_context(outputs.output_lock(out))
-        elif hosts.first or out is None:
-            out = startup.enter_context(outputs.new_output_dir(out, "evaluate", locks=locks))
+        if resume:
+            require_same_evaluation(flags.out, config)
+        out = job_output.open_output(flags, "evaluate", hosts, startup, locks)
 
         begin("loading JAX")  # seconds; --help and errors do not need it
         from memsearcher_jax.rl import answer_judge, setup, state
@@ -238,9 +233,9 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 
 
-def require_same_evaluation(out: Path, config: RunConfig) -> None:
+def require_same_evaluation(out: Path | None, config: RunConfig) -> None:
     """Raises ValueError or OSError unless `out` holds an evaluation with these settings."""
-    if not (out / WEIGHTS_FILE).is_file():
+    if out is None or not (out / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, stored, given in differences(read_run_config(out), config):
         raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")

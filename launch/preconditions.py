@@ -9,7 +9,8 @@ from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, agent_of, differences
 from memsearcher_jax.data.problems import ProblemSplits
-from memsearcher_jax.retrieval.config import HASHING
+from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.runtime.run_dir import INDEX, is_run, read_run_config
 
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
@@ -22,6 +23,13 @@ def reusable_index(config: RunConfig) -> Path | None:
         return None
     changed = [name for name, _, _ in differences(read_run_config(folder), config)]
     return None if any(name.startswith(("retrieval.", "data.encyclopedia.")) for name in changed) else folder / INDEX
+
+
+def load_encoder(config: RetrievalConfig) -> TextEncoder:
+    """The encoder in `config.encoder`. JAX takes seconds to import; --help, errors and hashed words do not need it."""
+    from memsearcher_jax.runtime import text_encoder
+
+    return text_encoder.load(config)
 
 
 def require_checkpoint(config: RunConfig, alternative: str = "") -> None:

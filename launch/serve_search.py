@@ -92,12 +92,8 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     if config.encoder == HASHING:
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    passages, load_encoder = make_encyclopedia(flags.run.data.encyclopedia).passages, None
-    if config.encoder != HASHING:
-        from memsearcher_jax.runtime import text_encoder
-
-        load_encoder = text_encoder.load
-    return open_searcher(config, directory, passages, load_encoder, search_timeout=flags.limits.search_timeout)
+    passages, timeout = make_encyclopedia(flags.run.data.encyclopedia).passages, flags.limits.search_timeout
+    return open_searcher(config, directory, passages, preconditions.load_encoder, search_timeout=timeout)
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memsearcher_jax.config import agent_of, to_dict
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, job_output, outputs
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.tpu_train import write_report
 from memsearcher_jax.logs import trackers
@@ -45,11 +45,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             hosts = job.enter_context(preemption.joined())
             if hosts.count > 1:
                 raise ValueError(f"supervised learning runs on one host, and these are {hosts.count}: start it on one")
-            out = flags.out
-            if out and flags.resume:
-                job.enter_context(outputs.output_lock(out))
-            else:
-                out = startup.enter_context(outputs.new_output_dir(out, "sft", locks=job))
+            out = job_output.open_output(flags, "sft", hosts, startup, job)
 
             # JAX takes seconds to import; --help and errors do not need it.
             import jax

@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 
 from memsearcher_jax.config import RunConfig, to_dict
-from memsearcher_jax.launch import cli, outputs, preconditions, remote_output
+from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metric_names import MetricName
@@ -45,7 +45,6 @@ from memsearcher_jax.training.config import learning_rate_plan
 
 if TYPE_CHECKING:
     from memsearcher_jax.rl.state import SavedProgress
-    from memsearcher_jax.runtime.distributed import Hosts
 
 LAST_STEPS = 10  # over which the results of a run are means
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
@@ -53,7 +52,7 @@ REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.p
 
 
 @dataclass(frozen=True)
-class Train(cli.Command, remote_output.TrainSource):
+class Train(cli.Command, job_output.TrainSource):
     """Train a search agent by multi-context GRPO. --out may also be a directory of a bucket, gs://BUCKET/DIR."""
 
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
@@ -67,7 +66,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
     with contextlib.ExitStack() as scratch:
         with cli.one_line_errors():
             source, words = cli.parse_source(Train, argv)
-            source, remote = remote_output.localize(source, scratch)
+            source, remote = job_output.localize(source, scratch)
             flags = cli.parse_settings(Train, source, words)
         train(flags, remote, progress_type)
 
@@ -82,7 +81,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if flags.out and not flags.resume:
                 outputs.require_vacant(flags.out)
             hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
-            out = open_output(flags, hosts, job, startup)
+            kind, wait = Path(flags.config or "train").stem, RESTART_SECONDS if flags.start_or_resume else 0.0
+            out = job_output.open_output(flags, kind, hosts, startup, job, wait)
             place = remote.address if remote else out
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
@@ -153,19 +153,6 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             metrics = read_metrics(out / METRICS_FILE)
             outputs.write_json(flags.json, {"run": str(place), "metrics": metrics})
             print(f"{place}: step {steps} done, {format_metrics(metrics[-1])}{hint}")
-
-
-def open_output(flags: Train, hosts: Hosts, job: contextlib.ExitStack, startup: contextlib.ExitStack) -> Path:
-    """The directory to write, locked by the first host until `job` ends; a new one is removed if `startup` fails."""
-    if flags.out is None and hosts.count > 1:
-        raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
-    if flags.out and not hosts.first:
-        return flags.out
-    if flags.out and flags.resume:
-        wait = RESTART_SECONDS if flags.start_or_resume else 0.0
-        job.enter_context(outputs.output_lock(flags.out, wait=wait))
-        return flags.out
-    return startup.enter_context(outputs.new_output_dir(flags.out, Path(flags.config or "train").stem, locks=job))
 
 
 def changes(out: Path, config: RunConfig, start: SavedProgress, *, weights: bool) -> list[str]:

@@ -41,26 +41,16 @@ def _execute(path: str, content: bytes, setting: str) -> ModuleType:
     try:
         exec(compile(content, path, "exec"), vars(module))  # what was read: a hash of it is of what runs
     except Exception as error:
-        raise ValueError(f"{setting} {located(error, path)}") from error
+        raise ValueError(f"{setting} {path}: {described(error)}") from error
     return module
 
 
-def located(error: BaseException, path: str) -> str:
-    """The error in one line, with the last line of the file that it passed."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else lines[-1] if lines else None
-    where = path if line is None else f"{path}, line {line}"
-    return f"{where}: {_text(error)}"
-
-
 def described(error: BaseException) -> str:
-    """The error in one line, with the line of a user's file where it was raised."""
+    """The error in one line, with the last line of a user's file that it passed; a SyntaxError names its own."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        module = sys.modules.get(_PREFIX + Path(frame.filename).stem)
-        if module is not None and getattr(module, "__file__", None) == frame.filename:
-            return f"{_text(error)} ({frame.filename}, line {frame.lineno})"
-    return _text(error)
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        name = Path(frame.filename).name
+        module = sys.modules.get(_PREFIX + Path(name).stem)
+        if module is not None and module.__file__ == frame.filename:
+            return f"{text} ({name}, line {frame.lineno})"
+    return text

@@ -97,7 +97,6 @@ def test_the_longest_turn_must_fit_the_context():
         ({"sampling__prefill_buckets": (64, 100)}, "is 64 100: give multiples of sampling.prefill_chunk 64"),
         ({"sampling__prefill_chunk": 16_384}, "prefill_chunk 16384 is more than sampling.context_tokens 8192"),
         ({"model__heads": 27}, "model.heads 27 is no multiple of model.kv_heads 4"),
-        ({"model__head_size": 127}, "model.head_size 127 is odd"),
         ({"agent__default_top_n": 30}, "agent.default_top_n 30 is more than agent.max_top_n 20"),
         ({"health__on_collapse": "rollback"}, "health.on_collapse rollback .* rl.evaluate_every 0 makes none: set it"),
         ({"rl__advantage_scope": "pooled"}, "rl.advantage_scope pooled needs a reward for each context"),

@@ -15,7 +15,7 @@ from memsearcher_jax.agent.run import checked, run_workflow
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
-from memsearcher_jax.python_files import located
+from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.rewards import own_rewards
 from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
@@ -74,7 +74,7 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
         raise ValueError(f"agent.workflow {file}{line}: the workflow does not end: no result in {SECONDS:g} s")
     (trajectory,) = ended
     if isinstance(trajectory, BaseException):
-        raise ValueError(f"agent.workflow {located(trajectory, file)}") from trajectory
+        raise ValueError(f"agent.workflow {file}: {described(trajectory)}") from trajectory
     if function := agent.reward.function:
         for scored in own_rewards(function, [ScoredTrajectory(trajectory, 0.0)] * 2):
             if scored.trajectory.outcome.stop is not trajectory.outcome.stop:

@@ -151,7 +151,7 @@ INVALID = {
         ("ev --out ev/results.json", "choose a name that ends in .html"),
     ],
     plan_tpu: [
-        ("--config nano --topology v6e:4x9", "--topology v6e:4x9 is none of v6e:1x1, v6e:2x2, v6e:4x4, v6e:"),
+        ("--config nano --topology v6e:4x9", "--topology v6e:4x9 is none of v6e:1x1, v6e:2x2, v6e:2x4, v6e:"),
         ("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x"),
     ],
 }

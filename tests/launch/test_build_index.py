@@ -23,7 +23,7 @@ def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
     build_index.main(argv)
     output = capsys.readouterr()
     assert output.out.startswith(f"{out}: 20 passages of 64 dimensions by hashing-2/64, ")
-    assert "embedding 20/20" in output.err and "passages/s" in output.err
+    assert "embedding: 20/20" in output.err and "passages/s" in output.err
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
     printed = shlex.split(output.out.partition("; search it with ")[2])
     assert ["--retrieval.index", str(out), "--retrieval.encoder", "hashing"] == printed[:4]

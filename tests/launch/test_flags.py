@@ -30,8 +30,8 @@ def test_a_flag_that_tyro_refuses_is_named(flags, message, misused, tmp_path):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("def broken():\n    return 1 / 0\n", "broken.py, line 2: ZeroDivisionError: division by zero"),
-        ("x = (\n", "broken.py, line 1: SyntaxError"),
+        ("def broken():\n    return 1 / 0\n", "broken.py: ZeroDivisionError: division by zero (broken.py, line 2)"),
+        ("x = (\n", "broken.py: SyntaxError: '(' was never closed (broken.py, line 1)"),
         ("x = 1\n", "broken.py: defines no broken"),
         ("def broken():\n    return 3\n", "broken.py must return a RunConfig, it returned int"),
         (None, "no preset 'PATH/nope.py': choose one of"),

@@ -58,7 +58,7 @@ def workdir(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("program", BROKEN)
 def test_a_broken_file_is_one_line_in_each_command(program, setting, workdir, refused):
     line = refused(program.main, [*BROKEN[program].split(), f"--{setting}", "broken.py"])
-    assert line == f"error: {setting} {workdir}/broken.py, line 2: ZeroDivisionError: division by zero"
+    assert line == f"error: {setting} {workdir}/broken.py: ZeroDivisionError: division by zero (broken.py, line 2)"
     assert "no such file" in refused(program.main, [*BROKEN[program].split(), f"--{setting}", "none.py"])
 
 

@@ -1,4 +1,4 @@
-"""The trainer's --out: a local directory, or a temporary one that mirrors a directory of a bucket."""
+"""Where a job of one or several hosts writes: a local directory, which in training may mirror one of a bucket."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memsearcher_jax.launch import cli, preconditions
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
 from memsearcher_jax.runtime.run_dir import RUN_FILE, TOKENIZER, is_run
+
+if TYPE_CHECKING:
+    from memsearcher_jax.runtime.distributed import Hosts
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,9 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     """
     if source.start_or_resume and not source.out:
         raise ValueError("--start_or_resume needs --out, the directory of the run")
-    if not cli.is_address(source.out):
+    if not (address := cli.address_of(source.out)):
         started = source.start_or_resume and source.out is not None and is_run(source.out)
         return replace(source, resume=source.resume or started), None
-    address = str(source.out).replace(":/", "://", 1)  # Path merges the two slashes
     check_address(address)
     preconditions.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
@@ -44,3 +47,26 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
         remote.fetch(only=(RUN_FILE, TOKENIZER))
     remote.link()
     return replace(source, out=remote.folder, resume=resume), remote
+
+
+def open_output(
+    source: cli.ResumableSource,
+    kind: str,
+    hosts: Hosts,
+    startup: contextlib.ExitStack,
+    job: contextlib.ExitStack,
+    wait: float = 0.0,
+) -> Path:
+    """The directory --out, locked by the first host until `job` ends; a new one is removed if `startup` fails.
+
+    `wait`: seconds in which another process may still leave a run that is resumed.
+    """
+    out = source.out
+    if out is None and hosts.count > 1:
+        raise ValueError(f"--out is missing: give one directory that all {hosts.count} hosts write to")
+    if out and not hosts.first:
+        return out
+    if out and source.resume:
+        job.enter_context(outputs.output_lock(out, wait=wait))
+        return out
+    return startup.enter_context(outputs.new_output_dir(out, kind, locks=job))

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import cli, export_hf, remote_output, tpu_train
+from memsearcher_jax.launch import cli, export_hf, job_output, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runtime.remote_dir import RemoteDir
 from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
@@ -39,7 +39,7 @@ def started_run(empty_bucket, tmp_path):
 
 def localize(arguments, stack):
     source, _ = cli.parse_source(tpu_train.Train, arguments)
-    return source, *remote_output.localize(source, stack)
+    return source, *job_output.localize(source, stack)
 
 
 def test_the_error_without_gcsfs_names_the_extra(stack, monkeypatch):
