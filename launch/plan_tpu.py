@@ -6,9 +6,8 @@ python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
 python launch/plan_tpu.py --config qwen3b --topology h100:8               # one host of eight GPUs; 2x8: two of them
 
 The TPU compiler of the extra `tpu` compiles the programs of the run, so a program that exceeds the memory of a chip
-fails here as it would on the chip; then the exit status is 1. Nothing is executed and no weights are allocated. GB are
-10^9 bytes. Times are those of the roofline: every chip runs at its peak rate and never waits. For GPUs nothing is
-compiled: memory is that of the weights and caches, and a lower bound of what a row saves, by formula.
+fails here as it would on the chip; then the exit status is 1. Nothing is executed, no weights are allocated, and for
+GPUs nothing is compiled. GB are 10^9 bytes. Times are those of the roofline: every chip runs at its peak rate.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from memsearcher_jax.config import RunConfig, agent_of
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.config import RunConfig, agent_of, differences
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline
@@ -47,7 +46,7 @@ ENVIRONMENT = {
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
-PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12}{:>9}"
+PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12,.0f}{:>9}"
 PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}    {}"
 
 
@@ -71,11 +70,10 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse(PlanTpu, argv)
         config = flags.run
         if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
-            raise ValueError(
-                "a plan does not support frozen answerers and judges: set answerer.backend openai, judge.backend none"
-            )
+            raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
         if flags.topology.partition(":")[0] in CHIPS:
             find_slice(flags.topology)
+            preconditions.require_extra("tpu", "libtpu")
         os.environ.update(ENVIRONMENT)
         with announced() as begin:
             begin("loading the compiler")
@@ -88,8 +86,8 @@ def main(argv: Sequence[str]) -> None:
             result = plan(config, flags, topology, begin)
     outputs.write_json(flags.json, result)
     if not result["fits"]:
-        ways = "a larger slice, --suggest, --model.remat nothing_saveable"
-        print(f"does not fit: {result['reason']}; try fewer sampling.slots or sampling.kv_tokens, {ways}")
+        ways = "fewer sampling.slots or sampling.kv_tokens, a larger slice, --suggest, --model.remat nothing_saveable"
+        print(f"does not fit: {result['reason']}; try {ways}")
         raise SystemExit(DOES_NOT_FIT)
 
 
@@ -99,9 +97,10 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, topology: Topology, begin: C
 
     too_large = list[suggest.Candidate]()
     for one in suggest.candidates(config, flags.workload, topology):
-        if any(one.needs_more_than(other) for other in too_large):
+        if any(one.config.mesh == other.config.mesh and one.saved_bytes >= other.saved_bytes for other in too_large):
             continue
-        print(f"{one}: {one.seconds:.1f} s at the roofline", flush=True)
+        words = (f"--{name} {value}" for name, _, value in differences(config, one.config))
+        print(f"{' '.join(words)}: {one.seconds:.1f} s at the roofline", flush=True)
         result = plan_run(one.config, flags, topology, begin)
         if result["fits"]:
             return result
@@ -122,7 +121,7 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
     meshes, limit = make_meshes(config, topology.devices, topology.host_devices), topology.chip.hbm_bytes
     config = replace(config, training=fit_to_mesh(config.training, meshes.train))
     memory = tpu_plan.resident_memory(config, meshes)
-    print_settings(config, flags.topology, topology, memory)
+    print_memory(flags.topology, topology, memory)
     programs: list[Program] = []
     sources, peaks = [], dict[str, float]()
     if flags.what != "sample":
@@ -133,10 +132,12 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         peaks["rollout"] = memory.rollout
     reason = excess(peaks, limit, "at least ")
     if topology.chip in CHIPS.values() and not reason:
-        print("\n" + PROGRAM_ROW.format("GB per device", "peak", "total", "operations", "Mcycles"))
+        print("\nGB per device               peak   total  operations  Mcycles")
         try:
             for program in itertools.chain(*sources):
-                print_program(program)
+                cycles = f"{program.work.cycles / 1e6:.1f}" if program.work.cycles else "?"
+                cells = f"{program.peak_bytes / GB:.2f}", f"{program.total_bytes / GB:.2f}", program.work.operations
+                print(PROGRAM_ROW.format(program.name, *cells, cycles), flush=True)
                 programs.append(program)
                 peaks[program.phase] = max(peaks.get(program.phase, 0), program.total_bytes)
                 if reason := excess(peaks, limit):
@@ -144,12 +145,10 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         except tpu_plan.DoesNotFitError as error:
             reason = str(error)
     result = {
-        "topology": flags.topology,
         "settings": {"remat": config.model.remat, "grad_accum_steps": config.training.grad_accum_steps},
         "resident": asdict(memory),
         "programs": list(map(asdict, programs)),
         "peaks": peaks,
-        "hbm_bytes": limit,
         "fits": not reason,
         "reason": reason,
     }
@@ -171,28 +170,14 @@ def excess(peaks: Mapping[str, float], limit: float, least: str = "") -> str:
     return f"{needs}, and programs may use {limit / GB:.2f} GB of a device" if size > limit else ""
 
 
-def print_settings(config: RunConfig, name: str, topology: Topology, memory: ResidentMemory) -> None:
-    """Prints how the run is laid out, and the memory of a device that stays allocated."""
-    training, sampling, mesh = config.training, config.sampling, config.mesh.shape(len(topology.devices))
+def print_memory(name: str, topology: Topology, memory: ResidentMemory) -> None:
+    """Prints the devices, and the memory of one that stays allocated."""
     resident = (f"{part.replace('_', ' ')} {size / GB:.2f}" for part, size in asdict(memory).items())
     print(
         f"{name}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
         f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"
-        f"training: mesh {' x '.join(f'{axis} {size}' for axis, size in mesh.items())}, remat {config.model.remat}, "
-        f"mini-batches of {training.minibatch_rows} rows of {training.seq_len:,} tokens in "
-        f"{training.grad_accum_steps} micro-batches\n"
-        f"sampling: {sampling.slots} slots of {sampling.context_tokens:,} tokens per host, "
-        f"weights on {sampling.tensor} devices\n"
         f"GB that stay allocated on a device: {', '.join(resident)}"
     )
-
-
-def print_program(program: Program) -> None:
-    """Prints a line of the table of programs."""
-    work = program.work
-    cycles = f"{work.cycles / 1e6:.1f}" if work.cycles else "?"
-    sizes = f"{program.peak_bytes / GB:.2f}", f"{program.total_bytes / GB:.2f}"
-    print(PROGRAM_ROW.format(program.name, *sizes, f"{work.operations:,.0f}", cycles), flush=True)
 
 
 def print_estimate(
@@ -213,10 +198,8 @@ def print_estimate(
     )
     for phase in phases:
         print(PHASE_ROW.format(phase.name, *(f"{seconds:.2f}" for seconds in phase[1:]), phase.bound))
-    longest = max(phases, key=lambda phase: phase.seconds)
     print(
-        f"total {total:.1f} s; longest: {longest.name}, bound by {longest.bound}\n"
-        f"at an assumed {workload.efficiency:.0%} of the roofline: {seconds:.1f} s per step, "
+        f"total {total:.1f} s; at an assumed {workload.efficiency:.0%} of the roofline {seconds:.1f} s per step, "
         f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "
         f"{estimate['chip_hours']:,.0f} chip-hours"
     )

@@ -18,12 +18,8 @@ class ForwardFlops:
     output: float  # the output layer
 
     @property
-    def layers(self) -> float:
-        return self.qkv + self.attention + self.out_gate_up + self.down
-
-    @property
     def forward(self) -> float:
-        return self.layers + self.output
+        return self.qkv + self.attention + self.out_gate_up + self.down + self.output
 
 
 def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: float) -> ForwardFlops:
@@ -52,6 +48,6 @@ def training_flops(config: ModelConfig, flops: ForwardFlops) -> float:
         "save_qkv_attention_up": flops.out_gate_up - flops.down,
         "save_qkv_attention": flops.out_gate_up,
         "save_attention": flops.out_gate_up + flops.qkv,
-        "nothing_saveable": flops.layers - flops.down,
+        "nothing_saveable": flops.qkv + flops.attention + flops.out_gate_up,
     }[config.remat]
     return 2 * flops.forward + flops.attention + weight_gradients + recomputed + flops.output

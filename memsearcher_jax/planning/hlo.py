@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_LOOP = re.compile(r"condition=%([^\s,)]+), body=%([^\s,)]+)")
+_CALL = re.compile(r"to_apply=%([^\s,)]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 # A tpu7x runs collectives on its sparse cores; the end of such a computation names the thread.
 _COMPUTATION = re.compile(
@@ -28,11 +30,8 @@ _CONSTANT = re.compile(r"constant\((\d+)\)")
 class Work:
     """The work of one device in a call of a program."""
 
-    operations: float = 0.0
-    """Operations that run one after the other: fusions, kernels, copies, collectives; an asynchronous one counts once,
-    and an asynchronous copy not at all."""
-    cycles: float = 0.0
-    """The compiler's estimate, without kernels and collectives; 0: unknown."""
+    operations: float = 0.0  # one after the other: fusions, kernels, copies, collectives; no asynchronous copies
+    cycles: float = 0.0  # the compiler's estimate, without kernels and collectives; 0: unknown
 
 
 def count_work(program: str, *, unknown_trips: int) -> Work:
@@ -49,15 +48,15 @@ def count_work(program: str, *, unknown_trips: int) -> Work:
         for line in computations.get(name, ()):
             opcode = match[1] if (match := _OPCODE.match(line)) else ""
             if opcode == "while":
-                condition = _attribute(line, "condition")
+                ((condition, body),) = _LOOP.findall(line)
                 limits = [int(limit) for one in computations[condition] for limit in _CONSTANT.findall(one)]
                 trips = limits[0] if len(limits) == 1 else unknown_trips  # it counts up from 0 by 1 to a constant
-                total = total + trips * (work_of(_attribute(line, "body")) + work_of(condition))
+                total = total + trips * (work_of(body) + work_of(condition))
             elif branches := _BRANCHES.search(line):
                 works = [work_of(branch.strip().lstrip("%")) for branch in branches[1].split(",")]
                 total = total + max(works, key=tuple)
             elif opcode == "call":
-                total = total + work_of(_attribute(line, "to_apply"))
+                total = total + work_of(*_CALL.findall(line))
             elif opcode and not _FREE.fullmatch(opcode) and not _ALLOCATION.search(line):
                 cycles = float(match[1]) if (match := _CYCLES.search(line)) else 0.0
                 total = total + np.array([1, cycles])
@@ -65,11 +64,3 @@ def count_work(program: str, *, unknown_trips: int) -> Work:
 
     (entry,) = (name for is_entry, name, _ in found if is_entry)
     return Work(*work_of(entry).tolist())
-
-
-def _attribute(line: str, name: str) -> str:
-    """The computation that an attribute of an instruction names."""
-    match = re.search(rf"\b{name}=%([^\s,)]+)", line)
-    if match is None:
-        raise ValueError(f"no attribute {name} in the HLO instruction {line.strip()!r}")
-    return match[1]

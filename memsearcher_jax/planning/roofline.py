@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.planning.flops import ForwardFlops, forward_flops, training_flops
+from memsearcher_jax.planning.flops import forward_flops, training_flops
 from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.ranges import NonNegative, Positive, PositiveFraction
 
@@ -153,6 +153,8 @@ def scoring_passes(config: RunConfig) -> dict[str, int]:
 
 def training_phases(config: RunConfig, workload: Workload, topology: Topology) -> list[Phase]:
     """The phases after the rollout."""
+    from memsearcher_jax.runtime.load_weights import teacher_model  # it loads JAX, which reads its environment then
+
     training = config.training
     micro_rows = training.minibatch_rows // training.grad_accum_steps
     count = math.ceil(rows_per_step(config, workload) / micro_rows)  # micro-batches that hold tokens
@@ -162,26 +164,18 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology) -
     # A query needs the keys of its own context and those that all share, in whole blocks.
     keys = min(workload.context_tokens + ATTENTION_BLOCK, training.seq_len / 2)
 
-    def row_flops(model: ModelConfig) -> ForwardFlops:
-        return forward_flops(model, training.seq_len, training.seq_len * keys, chunks * training.logit_chunk)
-
-    def phase(name: str, model: ModelConfig, flops: float, *, passes: int = 1, calls: int = 1) -> Phase:
-        """`passes`: how often a micro-batch gathers all matrices from the devices that share them, or scatters their
-        gradients. A device writes and reads what it gathers: the whole, or its share along "tensor"."""
-        mesh = config.mesh.shape(len(topology.devices))
-        gathered = passes * calls * count * matmul_param_bytes(model) / mesh["tensor"]
+    mesh, phases = config.mesh.shape(len(topology.devices)), []
+    for name, calls in (scoring_passes(config) | {"update": 1}).items():
+        model = teacher_model(config) if name == "teacher" else config.model
+        row = forward_flops(model, training.seq_len, training.seq_len * keys, chunks * training.logit_chunk)
+        passes, row_flops = calls, calls * row.forward
+        if name == "update":  # which gathers the matrices twice, and scatters their gradients
+            passes, row_flops = 3, training_flops(model, row)
+        # From the devices that share them. A device writes and reads all, or its share along "tensor".
+        gathered = passes * count * matmul_param_bytes(model) / mesh["tensor"]
         sent = gathered * (mesh["fsdp"] - 1) / mesh["fsdp"]
-        return topology.phase(name, calls * device_rows * flops, 2 * gathered, sent)
-
-    phases, model = [], config.model
-    for name, calls in scoring_passes(config).items():
-        scored_by = model
-        if name == "teacher":  # its module loads JAX, which reads its environment then
-            from memsearcher_jax.runtime.load_weights import teacher_model
-
-            scored_by = teacher_model(config)
-        phases.append(phase(name, scored_by, row_flops(scored_by).forward, calls=calls))
-    return [*phases, phase("update", model, training_flops(model, row_flops(model)), passes=3)]
+        phases.append(topology.phase(name, device_rows * row_flops, 2 * gathered, sent))
+    return phases
 
 
 def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:

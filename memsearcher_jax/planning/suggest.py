@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import sharding
@@ -15,24 +16,12 @@ from memsearcher_jax.planning.roofline import Topology, Workload
 SIZES = (1, 2, 4)  # of the axis "tensor", rows per device, and rows' length in longest contexts
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way to train on a slice."""
 
     config: RunConfig
     saved_bytes: float  # per device, at least
     seconds: float  # of reference and update per step, at the roofline
-
-    def needs_more_than(self, other: Candidate) -> bool:
-        return self.config.mesh == other.config.mesh and self.saved_bytes >= other.saved_bytes
-
-    def __str__(self) -> str:
-        """Its flags."""
-        mesh, training = self.config.mesh, self.config.training
-        return (
-            f"--mesh.fsdp {mesh.fsdp} --mesh.tensor {mesh.tensor} --model.remat {self.config.model.remat} "
-            f"--training.seq_len {training.seq_len} --training.grad_accum_steps {training.grad_accum_steps}"
-        )
 
 
 def candidates(config: RunConfig, workload: Workload, topology: Topology) -> list[Candidate]:

@@ -6,7 +6,6 @@ Nothing is executed and no weights are allocated. Bytes are those of one device.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import re
 import tempfile
@@ -49,7 +48,6 @@ class Program:
     name: str
     phase: str
     peak_bytes: int  # arguments, results and temporaries at the peak
-    donated_bytes: int  # of the arguments, reused for results
     total_bytes: int  # at the peak, with what the run keeps allocated that is no argument
     work: Work  # of one micro-batch, or of one call
 
@@ -58,8 +56,7 @@ class Program:
 class ResidentMemory:
     """What a run keeps allocated on each device between programs, in bytes."""
 
-    params: int  # of the train state
-    state: int  # these and the optimizer's, always there
+    state: int  # weights, and what the optimizer keeps; always there
     base: int  # LoRA: the frozen weights, always there
     reference: int  # or the teacher: always there, or only while it is used (`training.offload_reference`)
     training: int  # while the state is updated or published
@@ -70,30 +67,22 @@ class ResidentMemory:
 
 def find_topology(name: str) -> Topology:
     """The topology with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8: as many devices of the CPU, for which
-    nothing is compiled. Raises ValueError, in one line, for another name or if libtpu is missing."""
+    nothing is compiled. Raises ValueError, in one line, for another name."""
     generation, _, shape = name.partition(":")
+    form = r"([1-9]\d{0,2}x)?[1-8]" if generation in GPUS else r"\d+(x\d+)*"
+    if generation not in CHIPS | GPUS or not re.fullmatch(form, shape):
+        raise ValueError(f"--topology {name}: plans are for {', '.join(CHIPS)} and {', '.join(GPUS)}:[HOSTSx]GPUS")
+    lengths = [int(length) for length in shape.split("x")]
     if generation in GPUS:
-        if not re.fullmatch(r"([1-9]\d{0,2}x)?[1-8]", shape):
-            raise ValueError(f"--topology {name}: write GPUS or HOSTSxGPUS, with at most 8 GPUs on a host")
-        lengths = [int(length) for length in shape.split("x")]
         jax.config.update("jax_num_cpu_devices", math.prod(lengths))
         devices = jax.devices("cpu")
         return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
-    if generation not in CHIPS:
-        raise ValueError(f"--topology {name}: plans are for {', '.join(CHIPS | GPUS)}")
-    lengths = [int(length) for length in shape.split("x")]
-    try:
-        devices = topologies.get_topology_desc(name, platform="tpu").devices
-        # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
-        coords = [device.coords for device in devices if device.process_index == devices[0].process_index]
-        host_shape = "x".join(str(len(set(values))) for values in list(zip(*coords, strict=True))[: len(lengths)])
-        host_devices = devices
-        if host_shape != shape:
-            host_devices = topologies.get_topology_desc(f"{generation}:{host_shape}", platform="tpu").devices
-    except Exception as error:  # libtpu raises many types
-        missing = "the compiler is missing: pip install 'memsearcher_jax[tpu]'"
-        cause = error if importlib.util.find_spec("libtpu") else missing
-        raise ValueError(f"--topology {name}: {cause}") from error
+    host_devices = devices = topologies.get_topology_desc(name, platform="tpu").devices
+    # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
+    coords = [device.coords for device in devices if device.process_index == devices[0].process_index]
+    host_shape = "x".join(str(len(set(values))) for values in list(zip(*coords, strict=True))[: len(lengths)])
+    if host_shape != shape:
+        host_devices = topologies.get_topology_desc(f"{generation}:{host_shape}", platform="tpu").devices
     return Topology.of(generation, lengths, devices, host_devices)
 
 
@@ -101,21 +90,17 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     """Computed from shapes, without compiling."""
     model = config.model
     trained = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
-    params, sampler_params = (
-        _device_bytes(trained.params),
-        _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local)),
-    )
-    state = params + _device_bytes(trained.opt_state)
+    state = _device_bytes(trained.params) + _device_bytes(trained.opt_state)
     base = _device_bytes(_compute_params(model, meshes.train)) if model.lora_rank else 0
-    reference = 0
-    if config.teacher.path:
-        reference = _device_bytes(_compute_params(teacher_model(config), meshes.train))
-    elif config.training.kl_coefficient and not (base or config.teacher.hint):  # the base is the reference, too
-        reference = _device_bytes(_compute_params(model, meshes.train))
+    # With LoRA the base is the reference, too.
+    is_kept = config.teacher.path or (config.training.kl_coefficient and not (base or config.teacher.hint))
+    scored_by = teacher_model(config) if config.teacher.path else model
+    reference = _device_bytes(_compute_params(scored_by, meshes.train)) if is_kept else 0
     training = state + base + (0 if config.training.offload_reference else reference)
+    sampler_params = _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local))
     slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
     rollout = training + sampler_params + slots
-    return ResidentMemory(params, state, base, reference, training, sampler_params, slots, rollout)
+    return ResidentMemory(state, base, reference, training, sampler_params, slots, rollout)
 
 
 def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
@@ -133,25 +118,22 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
             lowered = program.lower(*arguments)
         return _compile(name, lowered, others)
 
-    def scores(name: str, model: ModelConfig, params: object, others: int) -> Program:
-        program = make_logprob_fn(model, training, temperature=temperature)
-        return compiled(name, program, params, _abstract_batch(training, mesh), others=others)
-
     step = update_program(model, mesh, "grpo", temperature, training)
     arguments = state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None
     yield compiled("update", step, *arguments, others=memory.training - memory.state - memory.base)
-    kept = memory.state + memory.base
+    scored = list[tuple[str, ModelConfig, sharding.Params, int]]()  # the last: bytes of weights that the run keeps
     if "reference" in passes:
-        if training.kl_coefficient and not (config.teacher.path or config.teacher.hint):
-            params, own = weights, memory.base or memory.reference
-        elif model.lora_rank:  # the policy's weights are merged for it
-            params, own = weights, 0
-        else:
-            params, own = state.params, memory.params
-        yield scores("reference", model, params, kept + memory.reference - own)
+        of_policy = not training.kl_coefficient or config.teacher.path or config.teacher.hint
+        params = state.params if of_policy and not model.lora_rank else weights
+        own = 0 if of_policy and model.lora_rank else _device_bytes(params)  # LoRA merges a copy of the policy
+        scored.append(("reference", model, params, own))
     if "teacher" in passes:
         taught_by = sharding.select_attention(teacher_model(config), mesh)
-        yield scores("teacher", taught_by, _compute_params(taught_by, mesh), kept)
+        scored.append(("teacher", taught_by, _compute_params(taught_by, mesh), memory.reference))
+    for name, scored_by, params, own in scored:
+        program = make_logprob_fn(scored_by, training, temperature=temperature)
+        others = memory.state + memory.base + memory.reference - own
+        yield compiled(name, program, params, _abstract_batch(training, mesh), others=others)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
@@ -165,7 +147,7 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
     dtype = sampling.weights_dtype(model.compute_dtype)
     program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat), dtype)
-    own = 0 if model.lora_rank else memory.params  # LoRA merges a copy
+    own = 0 if model.lora_rank else _device_bytes(weights)  # LoRA merges a copy
     notify("compiling publish")
     yield _compile("publish", program.lower(weights), memory.training - own)
 
@@ -191,7 +173,7 @@ def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_
     memory = compiled.memory_analysis()
     assert memory is not None, "the compiler for TPUs reports memory"
     peak, work = memory.peak_memory_in_bytes, count_work(text, unknown_trips=unknown_trips)
-    return Program(name, phase or name, peak, memory.alias_size_in_bytes, peak + others, work)
+    return Program(name, phase or name, peak, peak + others, work)
 
 
 def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
@@ -201,11 +183,9 @@ def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
 def _abstract_batch(training: TrainingConfig, mesh: Mesh, *, resolved: bool = False) -> PackedBatch:
     """A mini-batch as shapes, types and shardings; `resolved`: with what the update needs besides the packed rows."""
     shape, batch_sharding = (training.minibatch_rows, training.seq_len), sharding.named_sharding(mesh, ("batch", None))
-    dtypes: dict[str, Any] = dict(PACKED_DTYPES)
-    if resolved and (training.kl_coefficient or training.objective != "grpo"):
-        dtypes["ref_logprob_BT"] = np.float32
-    if resolved and training.tis_cap:
-        dtypes["tis_weight_BT"] = np.float32
+    targets = training.kl_coefficient or training.objective != "grpo"
+    more = {"ref_logprob_BT": targets, "tis_weight_BT": training.tis_cap} if resolved else {}
+    dtypes = dict(PACKED_DTYPES) | {name: np.float32 for name, needed in more.items() if needed}
     arrays = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding) for name, dtype in dtypes.items()}
     return PackedBatch(**arrays)  # type: ignore[arg-type]
 

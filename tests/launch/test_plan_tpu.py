@@ -13,13 +13,12 @@ import pytest
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import plan_tpu
 from memsearcher_jax.planning import roofline
-from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
-from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory
+from memsearcher_jax.planning.tpu_plan import ResidentMemory
 
 NANO = "--config nano --topology v5e:4x4 --sampling.slots 4 --training.minibatch_rows 32 --training.seq_len 2048"
 GB = 1e9
-PARAMS_7B, PARAMS_3B = 7_615_616_512, 3_085_938_688
+PARAMS_7B = 7_615_616_512
 NO_REMAT = "--model.remat nothing_saveable"
 # Without a reference, and with few slots.
 ALONE = "--what update --sampling.slots 4 --sampling.kv_tokens 0 --training.kl_coefficient 0"
@@ -56,20 +55,17 @@ def plan(start, tmp_path):
 def test_the_printed_plan(capsys):
     """The numbers are arbitrary and distinct."""
     config, topology = RunConfig(), roofline.Topology.of("v6e", (4, 8), range(32), range(4))
-    memory = ResidentMemory(*(size * 10**9 for size in (1, 3, 0, 4, 7, 5, 6, 18)))
-    plan_tpu.print_settings(config, "v6e:4x8", topology, memory)
-    sizes = (size * 10**9 for size in (9, 2, 24))
-    plan_tpu.print_program(Program("update", "update", *sizes, Work(operations=5e3, cycles=6e6)))
+    memory = ResidentMemory(*(size * 10**9 for size in (3, 0, 4, 7, 5, 6, 18)))
+    plan_tpu.print_memory("v6e:4x8", topology, memory)
     phases = [Phase("decode", 1, 28, 2), Phase("update", 22, 3, 4)]
     estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
-    kept = "params 1.00, state 3.00, base 0.00, reference 4.00, training 7.00, sampler params 5.00, slots 6.00, rollout"
+    kept = "state 3.00, base 0.00, reference 4.00, training 7.00, sampler params 5.00, slots 6.00, rollout"
     assert f"GB that stay allocated on a device: {kept} 18.00" in output
-    assert "update 9.00 24.00 5,000 6.0" in output
     assert "decode 1.00 28.00 2.00 0.00 memory" in output
-    assert "total 50.0 s; longest: decode, bound by memory" in output
-    assert "100.0 s per step" in output and estimate["step_seconds"] == 100
+    assert "total 50.0 s; at an assumed 50% of the roofline 100.0 s per step, " in output
+    assert estimate["step_seconds"] == 100
     assert estimate["tokens_per_second"] == 1_280 * 3.5 * 1_340 / 100
     assert estimate["hours"] == config.rl.steps / 36 and estimate["chip_hours"] == 32 * estimate["hours"]
     assert estimate["phases"][1] == {**phases[1]._asdict(), "seconds": 22, "bound": "compute"}
@@ -108,15 +104,13 @@ def test_every_program_is_planned(start, tmp_path):
     process = start(f"{NANO} --suggest --json {tmp_path / 'plan.json'}")
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert re.search(r"--mesh.fsdp 16 --mesh.tensor 1 .*: .* s at the roofline\n", output)
+    assert re.search(r"--mesh.fsdp 16 .*: .* s at the roofline\n", output)
     assert "fits 16.91 GB; the peak of each phase is update" in output
     said = r"(loading the compiler|compiling \w+)( … \d+ s)?"
     assert all(re.fullmatch(said, line) for line in errors.splitlines()), errors
     plan = json.loads((tmp_path / "plan.json").read_text())
     names = [program["name"].split(",")[0] for program in plan["programs"]]
     assert names == ["update", "reference", "decode", "prefill", "prefill", "copy_pages", "publish"]
-    update = plan["programs"][0]
-    assert update["donated_bytes"] >= 0.99 * plan["resident"]["state"]
     for program in plan["programs"]:
         resident = plan["resident"]["rollout" if program["phase"] == "rollout" else "training"]
         assert program["total_bytes"] >= resident and program["work"]["operations"] > 0
@@ -164,19 +158,18 @@ def test_a_step_of_7b_on_v6e_4x8(plan):
 
 @compiles
 @pytest.mark.parametrize(
-    ("flags", "peak", "parameters"),
+    ("flags", "peak"),
     [
-        ("--config qwen7b --topology v5e:4x8", 12 * GB, PARAMS_7B / 32),  # with KL, and 256 slots
-        (f"--config qwen7b --topology v5e:4x4 {ALONE} {MICRO} 16", 12.9 * GB, PARAMS_7B / 16),
-        (f"--config qwen7b --topology v5p:2x2x4 {ALONE} {MICRO} 32", 23 * GB, PARAMS_7B / 16),
-        (f"--config qwen3b --topology v5e:4x8 {ALONE} {MICRO} 32", 4.4 * GB, PARAMS_3B / 32),
+        ("--config qwen7b --topology v5e:4x8", 12 * GB),  # with KL, and 256 slots
+        (f"--config qwen7b --topology v5e:4x4 {ALONE} {MICRO} 16", 12.9 * GB),
+        (f"--config qwen7b --topology v5p:2x2x4 {ALONE} {MICRO} 32", 23 * GB),
+        (f"--config qwen3b --topology v5e:4x8 {ALONE} {MICRO} 32", 4.4 * GB),
     ],
 )
-def test_the_peak_of_an_update_which_donates_its_state(flags, peak, parameters, plan):
-    """The state has the weights and both moments, in float32."""
+def test_the_peak_of_an_update_which_donates_its_state(flags, peak, plan):
+    """Without it the state would be there twice: the weights and both moments, in float32."""
     (program, *_) = plan(f"{flags} {NO_REMAT}")["programs"]
     assert program["name"] == "update" and program["peak_bytes"] <= peak
-    assert program["donated_bytes"] >= 0.99 * 3 * 4 * parameters
 
 
 @compiles
