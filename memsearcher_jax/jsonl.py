@@ -48,9 +48,7 @@ def parse_object(where: str, line: bytes) -> dict[str, Any]:
         raise MalformedRow(f"{where}: not UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise MalformedRow(f"{where}: not JSON ({error.msg}, column {error.colno})") from error
-    except RecursionError as error:
-        raise MalformedRow(f"{where}: not JSON that can be read (nested too deeply)") from error
-    except ValueError as error:  # of a whole number with thousands of digits
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
         raise MalformedRow(f"{where}: not JSON that can be read ({error})") from error
     if not isinstance(row, dict):
         raise MalformedRow(f"{where}: a JSON object is needed, found {type(row).__name__}")

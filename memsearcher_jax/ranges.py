@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -62,11 +62,10 @@ def parse_duration(name: str, text: str, steps: int | None) -> Duration:
 
 
 def contains(interval: Interval, value: float) -> bool:
-    """Whether the value is in the interval; NaN is in none."""
-    bounds = cast("tuple[float | None, ...]", (interval.gt, interval.ge, interval.lt, interval.le))
-    gt, ge, lt, le = bounds  # annotated_types declares protocols, which float does not match
-    above = (gt is None or value > gt) and (ge is None or value >= ge)
-    return above and (lt is None or value < lt) and (le is None or value <= le)
+    """Whether the value is in the interval, which has a lower and an upper bound; NaN is in none."""
+    above: Any = value > interval.gt if interval.gt is not None else value >= interval.ge  # type: ignore[operator]
+    below: Any = value < interval.lt if interval.lt is not None else value <= interval.le  # type: ignore[operator]
+    return above and below
 
 
 def describe(interval: Interval) -> str:

@@ -1,10 +1,10 @@
-"""Draws a training set for Mem-alpha from files of streams: at most N of each source, none longer than a limit.
+"""Draws a training set for Mem-alpha from files of streams: at most 100 of each source, none of above 30,000 tokens.
 
 python -m examples.warmstart.subset_streams train.parquet --out subset.jsonl --tokenizer DIR
 
-Mem-alpha (arXiv 2509.25911, appendix A) keeps at most 100 of the 4,139 streams of each source, 562 in total, none of
-more than 30,000 tokens. The two sets of in-context classification count as one source. The paper's draw is not
-published as code; the published file of 562 rows is that draw, and this script makes another one of the same sizes.
+Mem-alpha (arXiv 2509.25911, appendix A) keeps 562 of its 4,139 streams so. The two sets of in-context classification
+count as one source. The paper's draw is not published as code; the published file of 562 rows is that draw, and this
+script makes another one of the same sizes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.ranges import Count, CountOrZero, Seed
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Problem
 
+PER_SOURCE, MAX_TOKENS, SEED = 100, 30_000, 42
 POOLED = "icl_"  # sources with this prefix are one
 
 
 @dataclass(frozen=True)
 class SubsetStreams:
-    """Draw a stratified subset of streams. The defaults are Mem-alpha's: 562 streams of its 4,139."""
+    """Draw a stratified subset of streams, as Mem-alpha does."""
 
     files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE...")]
     """Files of streams: .parquet, or .jsonl with the same fields."""
@@ -40,12 +40,6 @@ class SubsetStreams:
     """Directory with the tokenizer.json that counts the tokens: that of the model to train."""
     out: Path
     """File to write; it must be new. --data.train reads it."""
-    per_source: Count = 100
-    """Maximum number of streams of each source."""
-    max_tokens: CountOrZero = 30_000
-    """Streams with more tokens are left out; 0: none is."""
-    seed: Seed = 42
-    """Seed of the draw."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -53,17 +47,10 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse_flags(SubsetStreams, argv)
         outputs.require_new_file(flags.out)
         problems = [problem for file in flags.files for problem in read_problems(file)]
-        count = ChatTokenizer.load(flags.tokenizer).count
-        subset = stratified_subset(problems, flags.per_source, flags.seed, flags.max_tokens, count)
-        if len({problem.id for problem in subset}) < len(subset):
-            raise ValueError("two of the files have a stream with the same id: give each file once")
-        if not subset:
-            raise ValueError(f"no stream has at most {flags.max_tokens} tokens: raise --max_tokens")
+        subset = draw(problems, ChatTokenizer.load(flags.tokenizer).count)
         atomic_write(flags.out, "".join(encode_line(stream_row(problem)) for problem in subset).encode())
-    kept = Counter(map(source_of, subset))
-    for source, streams in Counter(map(source_of, problems)).items():
-        print(f"{source}: {kept[source]:,} of {streams:,} streams")
-    print(f"{flags.out}: {len(subset):,} of {len(problems):,} streams")
+    counts = ", ".join(f"{count} of {source}" for source, count in Counter(map(source_of, subset)).items())
+    print(f"{flags.out}: {len(subset):,} of {len(problems):,} streams ({counts})")
 
 
 def source_of(problem: Problem) -> str:
@@ -73,21 +60,17 @@ def source_of(problem: Problem) -> str:
     return f"{POOLED}*" if problem.stream.source.startswith(POOLED) else problem.stream.source
 
 
-def stratified_subset(
-    problems: Sequence[Problem], per_source: int, seed: int, max_tokens: int, count_tokens: Callable[[str], int]
-) -> list[Problem]:
-    """At most `per_source` streams of each source and at most `max_tokens` tokens each (0: any), in their order.
-
-    What is kept of a source depends on its own streams and the seed alone.
-    """
-    rows: dict[str, list[int]] = {source_of(problem): [] for problem in problems}
+def draw(problems: Sequence[Problem], count_tokens: Callable[[str], int], seed: int = SEED) -> list[Problem]:
+    """The subset, in order. What is kept of a source depends on its own streams and the seed alone."""
+    rows: dict[str, list[int]] = {}
     for row, problem in enumerate(problems):
-        if not max_tokens or sum(map(count_tokens, problem.stream.chunks)) <= max_tokens:
-            rows[source_of(problem)].append(row)
+        short = rows.setdefault(source_of(problem), [])
+        if sum(map(count_tokens, problem.stream.chunks)) <= MAX_TOKENS:
+            short.append(row)
     kept = set[int]()
     for source, short in rows.items():
         rng = np.random.default_rng([seed, zlib.crc32(source.encode())])
-        kept |= {short[index] for index in rng.choice(len(short), min(per_source, len(short)), replace=False)}
+        kept |= {short[index] for index in rng.choice(len(short), min(PER_SOURCE, len(short)), replace=False)}
     return [problems[row] for row in sorted(kept)]
 
 

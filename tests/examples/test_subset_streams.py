@@ -3,10 +3,7 @@
 import json
 from collections import Counter
 
-import pytest
-
 from examples.warmstart import subset_streams
-from examples.warmstart.subset_streams import stratified_subset
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
@@ -31,7 +28,7 @@ def streams(counts=FULL, chunks=("a b", "c d e")):
 
 def test_the_counts_are_those_of_the_paper():
     problems = streams()
-    subset = stratified_subset(problems, 100, 42, 30_000, words)
+    subset = subset_streams.draw(problems, words)
     assert (len(problems), len(subset)) == (4_139, 562)
     kept = Counter(problem.stream.source.partition("_")[0] for problem in subset)
     full = dict.fromkeys(("squad", "hotpotqa", "booksum", "icl"), 100)
@@ -42,36 +39,27 @@ def test_the_counts_are_those_of_the_paper():
 
 def test_a_draw_depends_on_the_seed_and_the_streams_of_its_source_alone():
     def squad(counts, seed):
-        return [p.id for p in stratified_subset(streams(counts), 10, seed, 0, words) if p.stream.source == "squad"]
+        return [p.id for p in subset_streams.draw(streams(counts), words, seed) if p.stream.source == "squad"]
 
-    alone = squad({"squad": 50}, 1)
-    assert alone == squad({"booksum": 30, "squad": 50}, 1) != squad({"squad": 50}, 2)
+    alone = squad({"squad": 150}, 1)
+    assert alone == squad({"booksum": 30, "squad": 150}, 1) != squad({"squad": 150}, 2)
 
 
-@pytest.fixture
-def file(tmp_path):
+def test_a_subset_is_written_without_long_streams(tmp_path, capsys):
     """Six streams of two sources; the last of each is long."""
     rows = [
         {
             "instance_id": str(n),
             "data_source": source,
-            "chunks": ["word " * (500 if n == 2 else 5)],
+            "chunks": ["word " * (30_001 if n == 2 else 5)],
             "questions_and_answers": [{"question": "Who?", "answer": "Ann"}],
         }
         for source in ("squad", "booksum")
         for n in range(3)
     ]
-    path = tmp_path / "full.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_a_subset_is_written_and_counted(file, tmp_path, capsys):
-    out = tmp_path / "subset.jsonl"
-    flags = ["--tokenizer", TOKENIZER, "--max_tokens", "100", "--per_source", "1"]
-    subset_streams.main([str(file), *flags, "--out", str(out)])
+    file, out = tmp_path / "full.jsonl", tmp_path / "subset.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subset_streams.main([str(file), "--tokenizer", TOKENIZER, "--out", str(out)])
     subset = read_problems(out)
-    assert sorted(problem.stream.source for problem in subset) == ["booksum", "squad"]
-    assert all(problem in read_problems(file) for problem in subset), "a written row is read back"
-    printed = capsys.readouterr().out
-    assert "squad: 1 of 3 streams" in printed and "2 of 6 streams" in printed
+    assert [problem for problem in read_problems(file) if not problem.id.endswith("2")] == subset
+    assert "4 of 6 streams (2 of squad, 2 of booksum)" in capsys.readouterr().out
