@@ -116,6 +116,14 @@ def fresh_programs():
 
 
 @pytest.fixture
+def quick_collections():
+    """A garbage collection looks at the objects of this test alone; at those of all earlier ones it takes seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def compilations():
     """A context manager that lists the programs that XLA compiles inside it."""
     import jax

@@ -21,6 +21,13 @@ from memsearcher_jax.types import (
     SearchResult,
 )
 
+SMALL_RUN = """
+    --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
+    --agent.max_turns 2 --sampling.slots 8 --rl.prompts_per_step 4 --rl.group_size 2 --rl.checkpoint_every 1
+    --rl.steps 2 --evaluation.max_questions 4
+"""
+"""Flags of a run that takes seconds. Tests that use no others share its compiled programs."""
+
 NANO = ModelConfig(
     vocab_size=264,
     embed_size=32,

@@ -176,7 +176,13 @@ def test_a_config_round_trips_through_json(seed, buckets, rate, files, save_traj
         data__train=files,
         rl__save_trajectories=save_trajectories,
     )
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert again == config and not differences(again, config)
+
+
+def test_models_from_different_files_share_their_compiled_programs():
+    moved = changed(model__path="run", model__adapter="adapter", model__tokenizer="run/tokenizer")
+    assert len({RunConfig().model, moved.model}) == 1 and len(differences(RunConfig(), moved)) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from memsearcher_jax.ranges import AxisSize, Count, CountOrZero, EvenCount, Positive
@@ -50,7 +50,7 @@ NO_SCALING = RopeScaling()
 class ModelConfig:
     """Qwen2.5, dense Qwen3 or Llama: grouped-query attention, SwiGLU, RMSNorm, rotary positions.
 
-    Defaults: Qwen2.5-7B.
+    Defaults: Qwen2.5-7B. Models that differ in nothing but the files they come from are equal, to share their programs.
     """
 
     vocab_size: Count = 152_064
@@ -93,7 +93,7 @@ class ModelConfig:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and
     values; save_qkv_attention_up: also the output of the up projection; save_qkv_attention_gate_up: also that of the
     gate projection."""
-    path: str = ""
+    path: str = field(default="", compare=False)
     """Initial weights: a Hugging Face folder, a repository of the Hub (OWNER/NAME@REVISION), a run folder, or
     package:tiny, package:tiny_baselines or package:tiny_memalpha, which come with this package; empty: random
     weights."""
@@ -104,10 +104,10 @@ class ModelConfig:
     """The product of the adapters is scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[LoraTarget, ...] = LORA_TARGETS
     """Projections that have adapters."""
-    adapter: str = ""
+    adapter: str = field(default="", compare=False)
     """Adapters for the weights in `path`: a PEFT folder, a repository of the Hub, or package:smollm2_search. With
     lora_rank they are trained further, without it they are merged into the weights; empty: none."""
-    tokenizer: str = ""
+    tokenizer: str = field(default="", compare=False)
     """Folder with tokenizer.json; empty: the one in `path`, or the packaged small one for random weights."""
 
     @property

@@ -15,7 +15,7 @@ from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl.rewards import own_rewards
 from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
 from memsearcher_jax.types import Call, Passage, Problem, ScoredTrajectory, StopReason, Trajectory
-from tests.support import ScriptedPolicy, TinyIndex, byte_tokenizer
+from tests.support import SMALL_RUN, ScriptedPolicy, TinyIndex, byte_tokenizer
 
 FILE = str(Path(__file__).parents[2] / "examples" / "my_agent.py")
 PAGE = Passage("0", '"Tower Bridge"\nIt was opened in 1894.')
@@ -63,10 +63,8 @@ def test_its_reward_prefers_short_trajectories():
 
 
 def test_it_is_trained_on_the_synthetic_encyclopedia(tmp_path):
-    flags = "--config nano --model.layers 1 --agent.completion_tokens 24 --agent.max_turns 2 --sampling.slots 8"
-    flags += " --rl.prompts_per_step 4 --rl.group_size 2 --rl.steps 2 --rl.checkpoint_every 2"
     own = f"--agent.workflow {FILE} --agent.tools {FILE} --reward.function {FILE}"
-    tpu_train.main([*flags.split(), *own.split(), "--out", str(tmp_path / "run")])
+    tpu_train.main([*SMALL_RUN.split(), *own.split(), "--out", str(tmp_path / "run")])
     assert [step["step"] for step in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
     trained = list(read_trajectories(step_path(tmp_path / "run", 1)))
     assert len(trained) == 8 and {one.reason for one in trained} == {"reward.function"}

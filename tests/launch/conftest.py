@@ -14,27 +14,21 @@ from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime import load_weights
+from tests.support import SMALL_RUN
 
-SMALL = """
-    --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
-    --agent.max_turns 2
-    --sampling.slots 8 --rl.prompts_per_step 4 --rl.group_size 2 --rl.checkpoint_every 1 --rl.steps 2
-    --evaluation.max_questions 4
-"""
 SCRIPTED = "--config tiny_warmstart --model.path package:tiny --retrieval.index_type exact"
 
 
 @pytest.fixture(scope="session")
 def small() -> list[str]:
-    """Flags of a run on eight devices that takes seconds."""
-    return SMALL.split()
+    return SMALL_RUN.split()
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
     """A run of two steps. Read-only: a test that modifies it must copy it."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    tpu_train.main([*SMALL.split(), "--out", str(out), "--json", str(out.with_suffix(".json"))])
+    tpu_train.main([*SMALL_RUN.split(), "--out", str(out), "--json", str(out.with_suffix(".json"))])
     return out
 
 

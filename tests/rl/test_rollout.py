@@ -242,7 +242,7 @@ def live_bytes():
 
 
 def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(
-    one_device, params, compilations, fresh_programs
+    one_device, params, compilations, fresh_programs, quick_collections
 ):
     """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
     engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, one_device)

@@ -14,7 +14,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
-from memsearcher_jax.training.update import make_update
+from memsearcher_jax.training.update import make_optimizer, make_update
 
 MODEL = ModelConfig(
     vocab_size=64,
@@ -48,6 +48,7 @@ class Nano:
     training: TrainingConfig
     examples: list[TrainingExample]
     batch: PackedBatch  # exactly one update's rows, with reference log-probabilities
+    adam: optax.GradientTransformation  # one object, so that tests share the updates that are compiled with it
 
     def params(self) -> dict:
         """A new copy each time, because the first update donates it."""
@@ -92,5 +93,5 @@ def make_nano() -> Nano:
     rows = pack(examples, TRAINING.seq_len, TRAINING.minibatch_rows, rng)
     filled = (rows.segment_BT > 0).any(axis=1).sum()
     assert len(rows.ids_BT) == TRAINING.minibatch_rows and filled < len(examples)  # some rows hold several contexts
-    plain = Nano(MODEL, TRAINING, examples, rows)
+    plain = Nano(MODEL, TRAINING, examples, rows, make_optimizer(TRAINING))
     return replace(plain, batch=plain.with_reference(rows))

@@ -16,7 +16,7 @@ from memsearcher_jax.model import qwen
 from memsearcher_jax.model.sharding import abstract_params
 from memsearcher_jax.training import checkpoint
 from memsearcher_jax.training.checkpoint import Checkpoints, ParamsReader, latest_step, restore_params
-from memsearcher_jax.training.update import abstract_state, init_state, make_optimizer
+from memsearcher_jax.training.update import abstract_state, init_state
 
 # When a read of a damaged array fails, orbax leaves other reads running, whose errors surface at garbage collection.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -40,19 +40,14 @@ def restore_latest(directory, model, target, step=2):
 
 
 @pytest.fixture(scope="module")
-def optimizer(nano):
-    return make_optimizer(nano.training)
-
-
-@pytest.fixture(scope="module")
-def run(nano, optimizer):
+def run(nano):
     """`run(state, updates)` on eight devices; None: the initial state."""
     mesh = nano.mesh(2, 2, 2)
-    update = nano.update(optimizer, mesh)
+    update = nano.update(nano.adam, mesh)
 
     def go(state, updates):
         with jax.set_mesh(mesh):
-            state = state or init_state(nano.params(), nano.model, optimizer, mesh)
+            state = state or init_state(nano.params(), nano.model, nano.adam, mesh)
             for _ in range(updates):
                 state, _ = update(state, nano.batch)
         return state
@@ -82,21 +77,21 @@ def copy(saved, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 1), (1, 1, 1)])
-def test_a_state_is_restored_bit_for_bit_on_any_mesh(nano, optimizer, saved, shape):
+def test_a_state_is_restored_bit_for_bit_on_any_mesh(nano, saved, shape):
     directory, state_on_host = saved
-    target = abstract_state(nano.model, optimizer, nano.mesh(*shape))
+    target = abstract_state(nano.model, nano.adam, nano.mesh(*shape))
     state, meta = restore_latest(directory, nano.model, target)
     assert_equal(state, state_on_host)
     assert meta == META
     jax.tree.map(lambda x, t: x.sharding.is_equivalent_to(t.sharding, x.ndim) or pytest.fail(str(t)), state, target)
 
 
-def test_steps_of_an_interrupted_copy_are_renamed_and_do_not_block_saving(nano, optimizer, run, copy):
+def test_steps_of_an_interrupted_copy_are_renamed_and_do_not_block_saving(nano, run, copy):
     (copy / "3.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     (copy / "4" / "params").mkdir(parents=True)
     shutil.copytree(copy / "2", copy / "5")
     shutil.rmtree(copy / "5" / "optimizer")
-    messages, target = [], abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    messages, target = [], abstract_state(nano.model, nano.adam, nano.mesh(2, 2, 2))
     step, state, _ = checkpoint.restore_latest(copy, nano.model, target, messages.append)
     assert (step, len(messages), latest_step(copy)) == (2, 2, 2)
     with Checkpoints(copy, keep=2) as checkpoints:
@@ -104,14 +99,14 @@ def test_steps_of_an_interrupted_copy_are_renamed_and_do_not_block_saving(nano, 
     assert_equal(restore_latest(copy, nano.model, target, step=3)[0], state)
 
 
-def test_a_step_is_saved_again_while_its_failed_write_still_writes(nano, optimizer, run, tmp_path, monkeypatch):
+def test_a_step_is_saved_again_while_its_failed_write_still_writes(nano, run, tmp_path, monkeypatch):
     """Its temporary directory is never empty for long, so nobody can delete it."""
 
     def never_empty(path, ignore_errors=False, **_):
         if not ignore_errors:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
-    state, target = run(None, 0), abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    state, target = run(None, 0), abstract_state(nano.model, nano.adam, nano.mesh(2, 2, 2))
     with Checkpoints(tmp_path, keep=2) as checkpoints, monkeypatch.context() as patch:
         checkpoints.save(6, state, nano.model, META)
         failure = mock.patch.object(checkpoints._manager, "wait_until_finished", side_effect=OSError("disk full"))
@@ -167,10 +162,10 @@ def change_the_position(step):
         change_the_position,
     ],
 )
-def test_a_damaged_newest_checkpoint_is_renamed_and_the_one_before_restored(nano, optimizer, run, copy, damage):
+def test_a_damaged_newest_checkpoint_is_renamed_and_the_one_before_restored(nano, run, copy, damage):
     damage(copy / "2")
     messages = []
-    target = abstract_state(nano.model, optimizer, nano.mesh(2, 2, 2))
+    target = abstract_state(nano.model, nano.adam, nano.mesh(2, 2, 2))
     step, state, meta = checkpoint.restore_latest(copy, nano.model, target, messages.append)
     assert (step, meta) == (1, META | {"position": 320})
     assert_equal(state, run(None, 1))
@@ -184,9 +179,9 @@ def test_a_damaged_newest_checkpoint_is_renamed_and_the_one_before_restored(nano
     assert latest_step(copy) == 2
 
 
-def test_where_no_step_can_be_read_none_is_renamed(nano, optimizer, copy, monkeypatch):
+def test_where_no_step_can_be_read_none_is_renamed(nano, copy, monkeypatch):
     """The fault may be of the machine: renamed steps would let the next start begin at step 0."""
-    target = abstract_state(nano.model, optimizer, nano.mesh())
+    target = abstract_state(nano.model, nano.adam, nano.mesh())
     with monkeypatch.context() as faulty:
         faulty.setattr(checkpoint.ocp.CheckpointManager, "restore", out_of_memory)
         with pytest.raises(ValueError, match=r"no checkpoint in .*copy can be read: .*copy/2 .*\(MemoryError: \)$"):
@@ -218,7 +213,7 @@ def test_reading_weights_never_falls_back_to_an_older_step(nano, copy, damage):
 def test_a_state_is_restored_in_another_type(nano, saved):
     """Cast after the checksums were compared: no sound checkpoint counts as damaged."""
     model = replace(nano.model, param_dtype="bfloat16")
-    target = abstract_state(model, make_optimizer(nano.training), nano.mesh(2, 2, 2))
+    target = abstract_state(model, nano.adam, nano.mesh(2, 2, 2))
     state, meta = restore_latest(saved[0], model, target)
     expected = jax.tree.map(lambda x, like: x.astype(like.dtype), saved[1], target)
     assert_equal(state, expected)
@@ -299,8 +294,6 @@ def test_the_best_step_is_kept_beside_the_newest(nano, run, tmp_path):
             checkpoints.save(number, state, nano.model, META)
         mesh = nano.mesh(2, 2, 2)
         with jax.set_mesh(mesh):
-            restored = checkpoints.restore(
-                3, nano.model, abstract_state(nano.model, make_optimizer(nano.training), mesh)
-            )
+            restored = checkpoints.restore(3, nano.model, abstract_state(nano.model, nano.adam, mesh))
     assert_equal(restored, state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "5"]

@@ -199,24 +199,24 @@ def test_invalid_examples_are_refused_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("minibatch_rows", "contexts", "updates"),
+    ("count", "contexts", "updates"),
     [
-        (256, 640, 7),  # the paper's mini-batch: 4,480 contexts of a step of 256 x 5 trajectories
-        (256, 10, 24),  # one micro-batch of 32 rows each
+        (4_480, 640, 7),  # the paper's mini-batch: the contexts of a step of 256 x 5 trajectories
+        (1_120, 10, 6),  # one micro-batch of 32 rows each
     ],
 )
-def test_mini_batches_hold_about_as_many_contexts_as_the_setting_says(minibatch_rows, contexts, updates):
+def test_mini_batches_hold_about_as_many_contexts_as_the_setting_says(count, contexts, updates):
     """Lengths as in benchmarks/workload.py: 3.5 contexts per trajectory, of 1,340 tokens on average."""
-    rng, seq_len = np.random.default_rng(0), 8_192
+    rng, seq_len, minibatch_rows = np.random.default_rng(0), 8_192, 256
     examples = [
         TrainingExample(rng.integers(0, 1_000, n), np.zeros(n, np.float32), np.arange(n) >= n - 250, 1.0)
-        for n in rng.integers(500, 2_180, 4_480)
+        for n in rng.integers(500, 2_180, count)
     ]
     accum_steps = minibatch_rows // 32
     packed = pack(examples, seq_len, minibatch_rows, rng, microbatches=accum_steps, minibatch_contexts=contexts)
     batches = list(packed.split(minibatch_rows))
     assert len(batches) == updates
     in_batch = [sum(len(np.unique(row[row > 0])) for row in batch.segment_BT) for batch in batches]
-    assert sum(in_batch) == 4_480
+    assert sum(in_batch) == count
     micro_rows = [microbatches.num_nonempty(microbatches.split(batch.segment_BT, accum_steps)) for batch in batches]
     assert max(micro_rows) - min(micro_rows) <= 1

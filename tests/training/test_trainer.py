@@ -93,7 +93,7 @@ def test_updates_with_non_finite_gradients_are_skipped_and_counted(examples, exa
     assert not np.isfinite(lost["loss"])
 
 
-def test_an_offloaded_reference_is_on_the_device_only_while_it_is_used(examples, monkeypatch):
+def test_an_offloaded_reference_is_on_the_device_only_while_it_is_used(examples, quick_collections):
     """The metrics are those of a reference that stays there."""
     kept = train_step(examples, kl_coefficient=0.1)
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])

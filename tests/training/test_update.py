@@ -131,7 +131,7 @@ def test_a_non_finite_gradient_leaves_the_state_unchanged(nano):
 
 
 def test_the_state_is_donated_and_the_step_compiles_once(nano, compilations):
-    mesh, optimizer = nano.mesh(2, 2, 2), make_optimizer(nano.training)
+    mesh, optimizer = nano.mesh(2, 2, 2), nano.adam
     with jax.set_mesh(mesh):
         update = nano.update(optimizer, mesh)
         first = init_state(nano.params(), nano.model, optimizer, mesh)
