@@ -19,11 +19,12 @@ from jax import Array
 
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
-from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, project
+from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, product, project
 from memsearcher_jax.model.rope import apply_rope, rope_rotation
 from memsearcher_jax.ops.attention import (
     ATTENTION_OUTPUT,
     Visible,
+    einsum_f32,
     packed_attention,
 )
 from memsearcher_jax.ops.axes import (
@@ -191,7 +192,7 @@ def output_embedding_after(params: Params, config: ModelConfig, hidden_BTD: Arra
 
 def logits(table_VD: Array, hidden_BTD: Array) -> Array:
     """logits_BTV, float32, of the hidden states of `forward`, for any T: callers can work in chunks."""
-    logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+    logits_BTV = product("BTD,VD->BTV", hidden_BTD, table_VD, einsum_f32)
     return constrain(logits_BTV, ("batch", None, "vocab"))
 
 

@@ -184,6 +184,18 @@ def test_gradients_of_a_projection_are_those_of_the_product(subscripts, x_shape,
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
 
 
+def test_a_product_of_few_tokens_in_bfloat16_has_the_weight_first_and_the_same_result_on_a_cpu():
+    x_BTD, weight_NHD = (
+        jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
+        for seed, shape in enumerate([(2, 1, 256), (4, 64, 256)])
+    )
+    program = jax.jit(partial(projections.project, "BTD,NHD->BNTH"))
+    expected_BNTH = np.einsum("BTD,NHD->BNTH", np.asarray(x_BTD, np.float64), np.asarray(weight_NHD, np.float64))
+    np.testing.assert_allclose(np.asarray(program(x_BTD, weight_NHD), np.float64), expected_BNTH, rtol=2**-8, atol=1e-4)
+    (dot,) = [line for line in program.lower(x_BTD, weight_NHD).as_text().splitlines() if "dot_general" in line]
+    assert "(tensor<4x64x256xbf16>, tensor<2x1x256xbf16>)" in dot
+
+
 def test_a_product_of_bfloat16_is_written_as_float32_on_a_cpu_and_rounded_once():
     x, y = (jax.random.normal(jax.random.key(seed), (16, 64), jnp.bfloat16) for seed in range(2))
     product = jax.jit(partial(projections.einsum, "TD,FD->TF"))
