@@ -24,7 +24,6 @@ def memagent_7b() -> RunConfig:
         agent=replace(
             base.agent,
             workflow="memagent",
-            prompts="memagent",
             completion_tokens=1_024,
             rewrite_tokens=1_024,
             observation_tokens=5_000,
@@ -45,7 +44,7 @@ def tiny_memagent() -> RunConfig:
     return replace(
         base,
         model=replace(base.model, path="package:tiny_memagent", tokenizer="package:tiny"),
-        agent=replace(base.agent, workflow="memagent", prompts="terse_memagent", observation_tokens=64),
+        agent=replace(base.agent, workflow="memagent", observation_tokens=64),
         sampling=replace(base.sampling, context_tokens=256),
         training=replace(base.training, minibatch_contexts=176, minibatch_rows=96, grad_accum_steps=12),
         data=replace(

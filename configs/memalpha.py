@@ -28,7 +28,7 @@ def memalpha_4b() -> RunConfig:
     base = qwen3_4b()
     return replace(
         base,
-        agent=AgentConfig(workflow="memalpha", prompts="memalpha", completion_tokens=2_048, memory_tokens=2_048),
+        agent=AgentConfig(workflow="memalpha", completion_tokens=2_048, memory_tokens=2_048),
         memalpha=MemalphaConfig(answer_memory_tokens=4_096),
         sampling=replace(base.sampling, top_k=0, top_p=1.0),
         data=DataConfig(synthetic="streams"),

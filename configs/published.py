@@ -33,7 +33,7 @@ def memsearcher_3b() -> RunConfig:
 def search_r1_3b_it() -> RunConfig:
     """Search-R1's 3B models that were trained from the Instruct model; `search_r1_3b` is for the others."""
     base = search_r1_3b()
-    return replace(base, agent=replace(base.agent, prompts="instruct_search_r1"))
+    return replace(base, agent=replace(base.agent, prompts="instruct"))
 
 
 def memalpha_4b_original() -> RunConfig:
@@ -47,7 +47,7 @@ def memalpha_4b_original() -> RunConfig:
     service = CompleterConfig(model="Qwen/Qwen3-32B", extra_body='{"chat_template_kwargs": {"enable_thinking": false}}')
     return replace(
         base,
-        agent=replace(base.agent, prompts="original_memalpha"),
+        agent=replace(base.agent, prompts="original"),
         memalpha=replace(
             base.memalpha,
             chunk_tokens=8_192,

@@ -77,7 +77,6 @@ def search_r1_3b() -> RunConfig:
         agent=replace(
             base.agent,
             workflow="search_r1",
-            prompts="search_r1",
             max_turns=5,
             completion_tokens=500,
             observation_tokens=500,
@@ -96,7 +95,7 @@ def mem1_7b() -> RunConfig:
     in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as the reward.
     """
     base, search_r1 = qwen7b(), search_r1_3b()
-    agent = replace(search_r1.agent, workflow="mem1", prompts="mem1", max_turns=6)
+    agent = replace(search_r1.agent, workflow="mem1", max_turns=6)
     return replace(
         base,
         agent=replace(agent, completion_tokens=1_000, observation_tokens=1_000),

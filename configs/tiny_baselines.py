@@ -16,7 +16,7 @@ def tiny_react() -> RunConfig:
     base = tiny()
     return replace(
         base,
-        agent=replace(base.agent, workflow="react", prompts="terse_react", memory_tokens=AgentConfig.memory_tokens),
+        agent=replace(base.agent, workflow="react", memory_tokens=AgentConfig.memory_tokens),
         sampling=replace(base.sampling, context_tokens=1_024),
         training=replace(base.training, seq_len=1_024, minibatch_rows=6, grad_accum_steps=6, logit_chunk=128),
     )
@@ -47,5 +47,5 @@ def _baseline(base: RunConfig, workflow: str) -> RunConfig:
     return replace(
         base,
         model=replace(base.model, path="package:tiny_baselines", tokenizer="package:tiny"),
-        agent=replace(base.agent, workflow=workflow, prompts=f"terse_{workflow}"),
+        agent=replace(base.agent, workflow=workflow),
     )

@@ -21,7 +21,7 @@ def tiny_memalpha() -> RunConfig:
         base,
         model=replace(base.model, path=package, tokenizer=package, vocab_size=1_600),
         agent=AgentConfig(
-            workflow="memalpha", prompts="terse_memalpha", completion_tokens=72, question_tokens=24, memory_tokens=96
+            workflow="memalpha", prompts="terse", completion_tokens=72, question_tokens=24, memory_tokens=96
         ),
         memalpha=MemalphaConfig(
             chunk_tokens=56, core_tokens=32, shown_items=1, retrieved_items=2, answer_memory_tokens=128, answer_tokens=8

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.agent.registry import agent_class
 from memsearcher_jax.agent.reward import exact_match
 from memsearcher_jax.config import RunConfig, differences
@@ -79,7 +78,7 @@ class Evaluate(cli.Command, cli.ResumableSource):
             config = replace(config, data=replace(config.data, train=(), exclude="", test=test))
         if self.workflow:
             data = replace(config.data, synthetic=agent_class(self.workflow).synthetic_data)
-            config = replace(config, agent=with_workflow(config.agent, self.workflow), data=data)
+            config = replace(config, agent=replace(config.agent, workflow=self.workflow), data=data)
         return replace(self, run=config)
 
 

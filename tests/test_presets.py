@@ -80,12 +80,12 @@ def test_the_small_presets_differ_only_in_the_workflow():
     """Data and budget are the same, initial weights and reward where no protocol asks for others."""
     tiny, react, warmstart = map(cli.load_preset, ("tiny", "tiny_react", "tiny_warmstart"))
     assert {name for name, *_ in differences(tiny, react)} == {
-        *("agent.workflow", "agent.prompts", "agent.memory_tokens", "sampling.context_tokens"),
+        *("agent.workflow", "agent.memory_tokens", "sampling.context_tokens"),
         *(f"training.{name}" for name in ("seq_len", "minibatch_rows", "grad_accum_steps", "logit_chunk")),
     }
     assert (tiny.model, tiny.agent) == (replace(warmstart.model, path=tiny.model.path), warmstart.agent)
     search_r1, rag, direct = map(cli.load_preset, ("tiny_search_r1", "tiny_rag", "tiny_direct"))
-    changes = {"model.path", "model.tokenizer", "agent.workflow", "agent.prompts"}
+    changes = {"model.path", "model.tokenizer", "agent.workflow"}
     assert {name for name, *_ in differences(tiny, rag)} == changes
     assert {name for name, *_ in differences(tiny, direct)} == changes
     assert {name for name, *_ in differences(react, search_r1) if not name.startswith("reward.")} == changes
@@ -109,7 +109,7 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     """MemSearcher, section 4 and its released training script."""
     preset = cli.load_preset(name)
     agent, sampling, training = preset.agent, preset.sampling, preset.training
-    assert (agent.workflow, agent.prompts) == ("memsearcher", "memsearcher")
+    assert (agent.workflow, agent.prompts) == ("memsearcher", "default")
     assert (agent.max_turns, agent.completion_tokens, agent.memory_tokens) == (5, 512, 1_024)
     assert sampling.context_tokens == training.seq_len == 8_192
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.99, 10_000)
@@ -198,7 +198,7 @@ def test_settings_for_published_weights_equal_those_of_their_authors_evaluations
         "judge.api_key_env": "OPENAI_API_KEY",
     }
     changed = differences(cli.load_preset("search_r1_3b"), cli.load_preset("search_r1_3b_it"))
-    assert changed == [("agent.prompts", "search_r1", "instruct_search_r1")]
+    assert changed == [("agent.prompts", "default", "instruct")]
 
 
 def test_settings_for_the_weights_of_mem_alpha_equal_those_of_its_evaluation(shared):
@@ -208,7 +208,7 @@ def test_settings_for_the_weights_of_mem_alpha_equal_those_of_its_evaluation(sha
     services = {f"{name}.model": "Qwen/Qwen3-32B" for name in ("answerer", "judge")}
     services |= {f"{name}.extra_body": no_thoughts for name in ("answerer", "judge")}
     assert {name: value for name, _, value in differences(cli.load_preset("memalpha_4b"), preset)} == services | {
-        "agent.prompts": "original_memalpha",
+        "agent.prompts": "original",
         "memalpha.chunk_tokens": 8_192,
         "memalpha.answer_memory_tokens": 30_000,
         "memalpha.answer_temperature": 0.7,

@@ -24,7 +24,6 @@ import numpy as np
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstrate, open_run, step_seed, task
 from examples.warmstart.scripted import encode_reply
-from memsearcher_jax.agent.prompts import with_workflow
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
 from memsearcher_jax.retrieval.search import open_searcher
@@ -206,7 +205,7 @@ class Tasks:
         """Demonstrations of 28 random questions under "", and of 12 with each other workflow under "NAME/"."""
         config, demonstrations = self.run.config, {}
         for name in ("", *OTHER_WORKFLOWS.get(config.agent.workflow, ())):
-            other = replace(config, agent=with_workflow(config.agent, name or config.agent.workflow))
+            other = replace(config, agent=replace(config.agent, workflow=name or config.agent.workflow))
             rng = named_rng(config.seed, f"demonstrate {other.agent.workflow}", number)
             problems = self._random_problems(rng, 12 if name else 28)
             run = replace(open_run(other), searcher=self.run.searcher)

@@ -130,7 +130,7 @@ def _texts() -> Iterator[str]:
     # Added tokens are never split, so no merges are spent on them.
     markup = re.compile("|".join(map(re.escape, MARKUP)))
     # A fixed list of template sets: a new set must not change the ids that the packaged weights were trained on.
-    sets = ["memsearcher", "react", "brief", "terse", "brief_react", "terse_react"]
+    sets = [f"{style}/{workflow}" for style in ("default", "brief", "terse") for workflow in ("memsearcher", "react")]
     root = Path(str(files("memsearcher_jax") / "agent" / "templates"))
     paths = sorted(path for name in sets for path in root.glob(f"{name}/*.txt"))
     templates = [markup.sub("\n", path.read_text(encoding="utf-8")) for path in paths]

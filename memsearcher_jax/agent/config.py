@@ -42,8 +42,9 @@ class AgentConfig:
     """A run whose recorded results answer the calls of its tools, which need not be there."""
     tool_timeout: Positive = 30.0
     """Seconds after which a call of a tool has failed."""
-    prompts: str = "memsearcher"
-    """Name of a packaged template set, or a folder with a set (see agent/prompts.py)."""
+    prompts: str = "default"
+    """Style of the packaged templates (default, brief, terse; original and instruct for published weights), or a
+    folder with templates of one's own (see agent/prompts.py)."""
     max_turns: Count = 5
     """Turns after which a trajectory ends without an answer."""
     completion_tokens: Count = 512

@@ -1,8 +1,9 @@
 """Prompts of the search workflows, from template files that a user may replace.
 
-A template set is a folder with the UTF-8 text files that `TEMPLATE_SLOTS` lists for the workflow. Every slot, written
-`{{name}}`, occurs once in its file, in the order of the table. The last newline of a file is not part of the text. The
-chat markup around the messages and the `<think>` that opens a reply are added here, so template files contain none.
+A template set is a folder with the UTF-8 text files that `TEMPLATE_SLOTS` lists for the workflow; those that come with
+the package are templates/STYLE/WORKFLOW. Every slot, written `{{name}}`, occurs once in its file, in the order of the
+table. The last newline of a file is not part of the text. The chat markup around the messages and the `<think>` that
+opens a reply are added here, so template files contain none.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def fill(system: Sequence[str], user: Sequence[str], texts: Mapping[str, str], o
 
 
 def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
-    """Reads the set that `config.prompts` names: a packaged set, or a folder (write `./name` if both exist).
+    """Reads the set for `config.workflow` in the style that `config.prompts` names, or the one in that folder.
 
     Raises FileNotFoundError or ValueError with one line that names the file and the problem.
     """
@@ -166,47 +167,20 @@ def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
 
 
 def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
-    """The texts around the slots of every file of the set that `config.prompts` names. Raises like `load`."""
-    name, workflow = config.prompts, config.workflow
-    folder: Traversable = _templates() / name if name in packaged() else Path(name)
+    """The texts around the slots of every file of a set. Raises like `load`."""
+    name = config.prompts
+    workflow = config.workflow if config.workflow in TEMPLATE_SLOTS else "memsearcher"  # for an agent of one's own
+    folder: Traversable = _templates() / name / workflow if name in packaged() else Path(name)
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"agent.prompts: {name!r} is neither a folder nor a packaged set ({', '.join(packaged())})"
-        )
-    # A set for another workflow may have the right slots but describe other tools.
-    known = workflow in TEMPLATE_SLOTS
-    if known and name in packaged() and (fitting := packaged_variant(workflow, name)) != name:
-        raise ValueError(
-            f"agent.prompts {name} is for another workflow, and agent.workflow is {workflow}: choose {fitting}"
-        )
-    hint = f"; agent.workflow is {workflow}: choose agent.prompts for it"
-    slots_of = TEMPLATE_SLOTS.get(workflow, TEMPLATE_SLOTS["memsearcher"])  # the latter for an agent of one's own
+        styles = ", ".join(style for style in packaged() if (_templates() / style / workflow).is_dir())
+        raise FileNotFoundError(f"agent.prompts: {name!r} is neither a folder nor a style of {workflow} ({styles})")
+    hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
+    slots_of = TEMPLATE_SLOTS[workflow]
     return {file: _template(folder, f"{file}.txt", *slots, hint=hint) for file, slots in slots_of.items()}
 
 
-def packaged_variant(workflow: str, prompts: str) -> str:
-    """The packaged set for `workflow` in the style of the packaged set `prompts`: for rag and "brief", "brief_rag".
-
-    Raises ValueError if `prompts` is no packaged set.
-    """
-    if prompts not in packaged():
-        raise ValueError(f"agent.prompts {prompts!r} is not a packaged set: set it to your set for {workflow}")
-    style = re.sub(rf"_?({'|'.join(TEMPLATE_SLOTS)})$", "", prompts)
-    if workflow == "memsearcher":
-        return style or workflow
-    return f"{style}_{workflow}" if style else workflow
-
-
-def with_workflow(config: AgentConfig, workflow: str) -> AgentConfig:
-    """The config with another workflow and the packaged prompts for it; unchanged if the workflow is the same."""
-    if workflow == config.workflow:
-        return config
-    prompts = packaged_variant(workflow, config.prompts) if workflow in TEMPLATE_SLOTS else config.prompts
-    return replace(config, workflow=workflow, prompts=prompts)
-
-
 def packaged() -> list[str]:
-    """Names of the template sets that ship with the package."""
+    """Names of the styles of templates that come with the package; write `./name` for a folder of such a name."""
     return sorted(folder.name for folder in _templates().iterdir() if folder.is_dir())
 
 

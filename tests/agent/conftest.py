@@ -151,7 +151,7 @@ def play(
 
 
 def agent_of(name: str, **settings) -> Agent:
-    return make_agent(AgentConfig(**{"workflow": name, "prompts": name} | settings))
+    return make_agent(AgentConfig(workflow=name, **settings))
 
 
 @pytest.fixture(scope="session")

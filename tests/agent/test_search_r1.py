@@ -61,7 +61,7 @@ def test_the_first_complete_pair_of_tags_is_the_action(reply, query):
 
 @given(st.lists(st.text("<>/ searchanwx\n", max_size=30), max_size=5))
 def test_no_text_of_the_policy_raises(replies):
-    played = play("search_r1", replies, prompts="brief_search_r1")
+    played = play("search_r1", replies, prompts="brief")
     assert played.outcome or len(played.prompts) > len(replies), "it ends, or asks for another reply"
 
 

@@ -156,7 +156,7 @@ def test_workflows_settings_and_templates_name_the_same_workflows():
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_longest_context_has_to_fit(name, token_counter):
     needed = {"memsearcher": 140, "memalpha": 110, "memagent": 100}.get(name, 120)
-    config = AgentConfig(workflow=name, prompts=name, **SETTINGS)
+    config = AgentConfig(workflow=name, **SETTINGS)
     agent = make_agent(config, memalpha=MemalphaConfig(chunk_tokens=50, core_tokens=10))
     agent.check_context(needed + 1)
     with pytest.raises(ValueError, match=rf"may need {needed + 1} tokens \(templates at least 1, .*context_tokens is"):

@@ -103,7 +103,7 @@ def test_held_out_examples_train_one_decision_each(run):
 
 @pytest.mark.parametrize(
     ("more", "expected"),
-    [("", "82d83873a2e37ff9"), ("--agent.workflow react --agent.prompts brief_react", "083c84d97a7b53a1")],
+    [("", "82d83873a2e37ff9"), ("--agent.workflow react", "083c84d97a7b53a1")],
 )
 def test_the_files_hold_the_demonstrations_of_the_packaged_weights(flags, tmp_path, monkeypatch, more, expected):
     """As recorded from version 0.2.0, token for token."""
@@ -134,7 +134,7 @@ def test_a_failed_search_is_a_failure_of_the_service(run):
     ("more", "message"),
     [
         ("--data.test {train}", 'share "ann low": make disjoint files with'),
-        ("--agent.workflow rag --agent.prompts brief_rag", "agent.workflow memsearcher and react alone"),
+        ("--agent.workflow rag", "agent.workflow memsearcher and react alone"),
     ],
 )
 def test_what_the_script_cannot_demonstrate_is_refused(flags, tmp_path, refused, more, message):

@@ -66,7 +66,7 @@ INVALID = {
         ("--checkpoint words", "words/config.json: It looks like the config file"),
         ("--model.tokenizer none", "no tokenizer.json in none: set --model.tokenizer"),
         ("--model.vocab_size 512", "has 1536 tokens and model.vocab_size is 512: set model.tokenizer"),
-        ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a packaged set (brief, "),
+        ("--agent.prompts none", "agent.prompts: 'none' is neither a folder nor a style of memsearcher (brief, "),
         ("--agent.completion_tokens 170", "agent.rewrite_tokens 170), but sampling.context_tokens is 768: raise it or"),
         ("--sampling.slots 12", "sampling.slots 12 does not divide over the 8 samplers of a host: choose"),
         ("--model.param_dtype bfloat16", "model.param_dtype bfloat16 loses nearly all updates to rounding: set it to"),
@@ -86,7 +86,6 @@ INVALID = {
         (f"{EVALUATED} --benchmarks nq", "set data.root to the folder that holds nq/test.jsonl"),
         (f"{EVALUATED} --benchmarks nq --data x --data.root .", "--data and --benchmarks exclude each other"),
         (f"{EVALUATED} --evaluation.in_distribution quiz", "evaluation.in_distribution: 'quiz' is no benchmark"),
-        (f"{EVALUATED} --workflow rag --agent.prompts mine", "agent.prompts 'mine' is not a packaged set"),
         (
             f"--config tiny_memalpha --agent.memory_tokens 1 {TINY}",
             "memalpha.core_tokens 32 is not below agent.memory_tokens 1",

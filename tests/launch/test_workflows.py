@@ -5,7 +5,7 @@ import pytest
 
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.registry import AGENTS
-from memsearcher_jax.launch import cli, evaluate, sft, tpu_train
+from memsearcher_jax.launch import evaluate, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.types import StopReason
@@ -14,18 +14,12 @@ WORKFLOWS = [name for name, agent in AGENTS.items() if issubclass(agent, Questio
 FAILED = {StopReason.FAULT, StopReason.CONTEXT_FULL, StopReason.SEARCH_FAILED, StopReason.NOT_FINITE}
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_an_evaluation_of_another_workflow_has_its_prompts(name):
-    flags = cli.parse(evaluate.Evaluate, ["--config", "tiny_warmstart", "--workflow", name])
-    assert flags.run.agent.prompts == ("terse" if name == "memsearcher" else f"terse_{name}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_trains_is_imitated_and_is_evaluated(name, small, tmp_path):
-    prompts, data = "brief" if name == "memsearcher" else f"brief_{name}", ""
+    prompts, data = "brief", ""
     if name == "memagent":
-        prompts, data = "terse_memagent", "--data.synthetic documents --data.documents.train_passages 2"
+        prompts, data = "terse", "--data.synthetic documents --data.documents.train_passages 2"
         data += " --data.documents.test_passages 2"
     run, out = tmp_path / "run", tmp_path / "evaluation"
     flags = ["--agent.workflow", name, "--agent.prompts", prompts, "--reward.metric", "exact_match", "--rl.steps", "1"]

@@ -29,7 +29,7 @@ from memsearcher_jax.types import (
 )
 from tests.support import byte_tokenizer
 
-AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=2_000)
+AGENT = AgentConfig(workflow="memalpha", memory_tokens=2_000)
 CONFIG = MemalphaConfig()
 TOKEN_COUNTER = byte_tokenizer()
 STREAM = Stream(

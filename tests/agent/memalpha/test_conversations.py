@@ -37,7 +37,7 @@ def test_locomo_scores_by_category(answer, gold, kind, score):
 def test_longmemeval_is_judged_by_the_rule_of_the_type():
     assert needs_judge("longmemeval")
     assert question_score("longmemeval", "x", "y", "Yes.", kind="multi-session") == 1.0
-    prompts = load(AgentConfig(workflow="memalpha", prompts="memalpha"))
+    prompts = load(AgentConfig(workflow="memalpha"))
     _, user = chat_messages(prompts.grade_prompt("q?", "gold", "given", JUDGE_RULES["abstention"]))
     assert user.endswith(f"Given answer: given\nRule: {JUDGE_RULES['abstention']}")
     assert (judge_rule("multi-session_abs"), judge_rule("multi-session")) == (JUDGE_RULES["abstention"], "")

@@ -86,7 +86,7 @@ def test_the_original_set_equals_what_the_originals_code_renders(token_counter):
     memory = filled([f"fact {number}" for number in range(7)], token_counter)
     memory, _ = memory.insert(Store.EPISODIC, "1 May: Ann left", token_counter)
     memory, _ = memory.update(Store.CORE, "Ann sails.", None, token_counter)
-    prompts = load(AgentConfig(workflow="memalpha", prompts="original_memalpha"))
+    prompts = load(AgentConfig(workflow="memalpha", prompts="original"))
 
     def digest(text):
         return hashlib.sha256(text.encode()).hexdigest()

@@ -27,7 +27,7 @@ from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason, Stream, StreamQuestion
 from tests.agent.conftest import RecordedCounter
 
-AGENT = AgentConfig(workflow="memalpha", prompts="memalpha", memory_tokens=3_000, completion_tokens=2_048)
+AGENT = AgentConfig(workflow="memalpha", memory_tokens=3_000, completion_tokens=2_048)
 CONFIG = MemalphaConfig()
 PROMPTS = prompts.load(AGENT)
 MEMORY_ID = r'(?<="memory_id": ")[0-9a-f]{4}'
@@ -222,7 +222,7 @@ def test_sources_with_a_question_prefix(source):
 
 
 def test_the_terse_set_has_a_memalpha_variant():
-    terse = prompts.load(replace(AGENT, prompts="terse_memalpha"))
+    terse = prompts.load(replace(AGENT, prompts="terse"))
     assert terse.with_prefix("icl", "q") == "q"
     assert str(terse.chunk_prompt("m", "c")) == (
         "<|im_start|>system\nm<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
