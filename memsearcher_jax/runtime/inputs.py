@@ -7,7 +7,7 @@
 
 `program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
 A hash is the SHA-256 of names, sizes and contents of files; of a file above 64 MiB, of 64 blocks of 1 MiB at equal
-distances. Synthetic data follows from the settings, and an index verifies itself.
+distances. Synthetic data follows from the settings, and an index names its corpus and its encoder.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
     model, corpus = config.model, Path(config.retrieval.corpus)
     hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
     if corpus.is_file():
-        hashes["retrieval.corpus"] = fingerprint([corpus])
+        hashes[str(corpus)] = fingerprint([corpus])
     read = {"teacher.path": config.teacher.path}
     if weights:
         read |= {"model.path": model.path, "model.adapter": model.adapter}
@@ -150,19 +150,16 @@ def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | No
     """
     notes, own = [], with_own_inputs(folder, config)
     now, read = input_hashes(config, step, weights=weights), _small_inputs(own)
-    for original, copy in stored.copies.items():
-        kept = str((folder / copy).absolute())
-        if kept in read and fingerprint(read[kept].values()) != stored.hashes[original]:
-            raise ValueError(f"{folder / copy} was changed: restore it, or start a new run")
-        if kept in read and now.get(original, "") != stored.hashes[original]:
-            notes.append(f"{original} has changed since the run began, which goes on with its own copy")
-    for name in ("retrieval.corpus", "model.path", "model.adapter", "teacher.path"):
-        changed = name in stored.hashes and now.get(name, "") != stored.hashes[name]
-        if name == "retrieval.corpus" and own.retrieval.corpus != config.retrieval.corpus:
-            if changed:
-                notes.append(f"{name} has changed since the run began, which goes on with its own index")
-        elif changed and stored.hashes[name] and name in now:
-            raise ValueError(f"{name} has changed since the run in {folder} began: restore it, or start a new run")
+    for original, earlier in stored.hashes.items():
+        copy = folder / stored.copies.get(original, "")
+        kept = str(copy.absolute())
+        if kept in read and fingerprint(read[kept].values()) != earlier:
+            raise ValueError(f"{copy} was changed: restore it, or start a new run")
+        if kept in read or kept == own.retrieval.index:
+            if now.get(original, "") != earlier:
+                notes.append(f"{original} has changed since the run began, which goes on with its own copy")
+        elif earlier and now.get(original, earlier) != earlier:
+            raise ValueError(f"{original} has changed since the run in {folder} began: restore it, or start a new run")
     return notes
 
 

@@ -90,11 +90,11 @@ def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
 
 def test_hashes_name_every_input(given, tmp_path):
     folder = str(tmp_path / "given")
-    data = {f"{folder}/templates", folder, f"{folder}/test.jsonl"}
+    data = {f"{folder}/templates", folder, f"{folder}/test.jsonl", f"{folder}/corpus.jsonl"}
     hashes = input_hashes(given)
-    assert set(hashes) == data | {"retrieval.corpus", "model.path", "model.adapter"}
+    assert set(hashes) == data | {"model.path", "model.adapter"}
     assert all(len(one) == 64 for one in hashes.values())
-    assert set(input_hashes(given, weights=False)) == data | {"retrieval.corpus"}
+    assert set(input_hashes(given, weights=False)) == data
     assert input_hashes(cli.load_preset("tiny")).keys() == {"model.path"}, (
         "packaged templates have the program's commit"
     )
