@@ -28,10 +28,8 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.agent.registry import agent_class
-from memsearcher_jax.agent.reward import exact_match
 from memsearcher_jax.config import RunConfig, differences
-from memsearcher_jax.data.benchmarks import BENCHMARKS, HELD_OUT, resolve
-from memsearcher_jax.data.questions import guess, of_kind
+from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
@@ -87,7 +85,7 @@ def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
 
     Raises ValueError or OSError for an unknown or missing one.
     """
-    paper = [name for name in BENCHMARKS if name not in HELD_OUT]
+    paper = [name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper]
     listed = [paper if name.strip() == "all" else [name.strip()] for name in names.split(",")]
     entries = tuple(itertools.chain.from_iterable(listed))
     for entry in entries:
@@ -198,10 +196,6 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         )
     metrics = trajectory_metrics(summaries, run.agent)
     result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
-    choices = [problem for problem in problems if of_kind(problem, "choice")]
-    if choices:
-        guessed = sum(exact_match(guess(problem), problem.golden_answers) for problem in choices) / len(choices)
-        result |= {"choices": len(choices), "guessed_exact_match": guessed}
     default = "encyclopedia" if config.data.is_synthetic else "questions"
     result["evaluation"] = summarize_evaluation(
         summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed
@@ -215,11 +209,6 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     outputs.write_json(flags.json, result)
     # Last: everything is written, should this fail.
     console = Console()
-    if choices:
-        print(
-            f"{len(choices)} of {len(problems)} questions are choices, of which a rule without a model gets "
-            f"{result['guessed_exact_match']:.0%} right: see --data.questions"
-        )
     show_evaluation(result["evaluation"], console)
     if asks_judge:
         show_judgements(result["judge"], config.judge.model, console)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from memsearcher_jax.data.benchmarks import resolve
-from memsearcher_jax.data.questions import QuestionKind, of_kind
+from memsearcher_jax.data.questions import is_choice
 from memsearcher_jax.data.readers import CHUNK_WORDS, read_problems, with_source
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
@@ -33,9 +33,9 @@ class DataConfig:
     another one."""
     root: str = ""
     """Folder, or dataset repository of the Hub, of the benchmarks in FlashRAG's layout: nq/train.jsonl and so on."""
-    questions: QuestionKind = "all"
-    """Questions of the files to use: all; choice: those answered by yes, no or an option in the question, which can be
-    guessed; or span: the others."""
+    questions: Literal["all", "span"] = "all"
+    """Questions of the files to use: all, or span: without those that can be guessed, whose answer is yes, no or an
+    option in the question."""
     objectives: Count = 1
     """Questions that one problem joins, as in MEM1; semicolons separate them, and their answers. A rest is left out."""
     exclude: str = ""
@@ -115,37 +115,24 @@ def _selected(
 ) -> Sequence[Problem]:
     """The problems of data.questions that are not excluded, joined as data.objectives says."""
     if excluded or config.questions != "all":  # else they stay on disk
-        problems = [one for one in problems if one.id not in excluded and of_kind(one, config.questions)]
-    return problems if config.objectives == 1 else JoinedProblems(problems, config.objectives)
+        span = config.questions == "span"
+        problems = [one for one in problems if one.id not in excluded and not (span and is_choice(one))]
+    return problems if config.objectives == 1 else _joined(problems, config.objectives)
 
 
-@dataclass(frozen=True)
-class JoinedProblems(Sequence[Problem]):
+def _joined(problems: Sequence[Problem], count: int) -> list[Problem]:
     """Each problem joins `count` of the questions, which are at equal distances among all."""
-
-    problems: Sequence[Problem]
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.problems and self.problems[0].stream:
-            raise ValueError("data.objectives joins questions, and these problems are streams: set it to 1")
-
-    def __len__(self) -> int:
-        return len(self.problems) // self.count
-
-    def __getitem__(self, index: int) -> Problem:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        parts = [self.problems[index + number * len(self)] for number in range(self.count)]
-        metadata = {"objectives": [list(one.golden_answers) for one in parts]}
+    if problems and problems[0].stream:
+        raise ValueError("data.objectives joins questions, and these problems are streams: set it to 1")
+    total, joined = len(problems) // count, []
+    for first in range(total):
+        parts = [problems[first + number * total] for number in range(count)]
+        metadata: dict[str, Any] = {"objectives": [list(one.golden_answers) for one in parts]}
         if source := parts[0].metadata.get("source"):
             metadata["source"] = source
-        return Problem(
-            "; ".join(one.id for one in parts),
-            "; ".join(one.question for one in parts),
-            ("; ".join(one.golden_answers[0] for one in parts),),
-            metadata,
-        )
+        id, question = ("; ".join(texts) for texts in zip(*((one.id, one.question) for one in parts), strict=True))
+        joined.append(Problem(id, question, ("; ".join(one.golden_answers[0] for one in parts),), metadata))
+    return joined
 
 
 def _read_ids(path: Path) -> frozenset[str]:

@@ -1,19 +1,19 @@
 """Readers of problem files, as JSON Lines or parquet.
 
 - Questions as FlashRAG publishes them: `id`, `question`, `golden_answers` and optionally `metadata`.
-- Questions as Search-R1 and the original MemSearcher write them (parquet): the answers may be in `reward_model`, one of
-  them as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the
-  `index` of its `extra_info`, or by its number.
+- Questions as Search-R1 and the original MemSearcher write them: the answers may be in `reward_model`, one of them as a
+  text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the `index` of
+  its `extra_info`, or by its number.
 - Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
   `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
-  `questions_and_answers` (a JSON list of {question, answer}), `data_source`, `num_chunks` and `num_questions`. Their
-  field `prompt` is not read.
+  `questions_and_answers` (a JSON list of {question, answer}) and `data_source`. Their field `prompt` is not read.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
 PARQUET_COLUMNS = {
     *("id", "question", "golden_answers", "metadata", "data_source", "reward_model", "extra_info"),
-    *("instance_id", "chunks", "questions_and_answers", "num_chunks", "num_questions"),
+    *("instance_id", "chunks", "questions_and_answers"),
     *("context", "prompt"),
 }
 
@@ -54,14 +54,7 @@ def read_problems(
     rows = {".parquet": _parquet_rows, ".json": read_conversations}.get(path.suffix, numbered_lines)(path)
     for where, row in rows:
         try:
-            is_conversation = path.suffix == ".json"
-            problem = (
-                _text_problem(where, row, path.stem)
-                if isinstance(row, dict) and row.get("context") is not None
-                else conversation_problem(where, row, chunk_words, path.stem)
-                if is_conversation
-                else _problem(where, row)
-            )
+            problem = _problem(where, row, path, chunk_words)
             if problem.id in problems:
                 raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
         except MalformedRow as error:
@@ -85,8 +78,8 @@ def with_source(problem: Problem, source: str) -> Problem:
     return replace(problem, id=f"{source}/{problem.id}", metadata={**problem.metadata, "source": source})
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
-    """("file:row", row, or why Python cannot represent it) of every row, counted from 1."""
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:row", row) of every row, counted from 1."""
     import pyarrow as pa  # imported here because it is slow to import and rarely needed
     from pyarrow import parquet
 
@@ -96,79 +89,57 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | Exception]
     try:
         with parquet.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in PARQUET_COLUMNS]
-            rows = (row for batch in file.iter_batches(columns=columns) for row in _batch_rows(batch))
+            rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield f"{path}:{number}", row
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable parquet file after row {number} ({reason})") from error
 
 
-def _batch_rows(batch: Any) -> list[dict[str, Any] | Exception]:
-    """The rows of a batch of a parquet file; row by row if one of them has invalid UTF-8 or an impossible date."""
-    try:
-        return batch.to_pylist()
-    except (ValueError, OverflowError) as error:
-        if batch.num_rows == 1:
-            return [error]
-        return [row for number in range(batch.num_rows) for row in _batch_rows(batch.slice(number, 1))]
-
-
-def _problem(where: str, row: bytes | dict[str, Any] | Exception) -> Problem:
-    if isinstance(row, Exception):
-        raise MalformedRow(f"{where}: {' '.join(str(row).split())[:200]}") from row
+def _problem(where: str, row: bytes | dict[str, Any], path: Path, chunk_words: int) -> Problem:
     fields = parse_object(where, row) if isinstance(row, bytes) else row
-    if "chunks" in fields:
-        return _stream_problem(where, fields)
-    return _question_problem(where, fields) if isinstance(row, bytes) else _search_r1_problem(where, fields)
-
-
-def _search_r1_problem(where: str, row: dict[str, Any]) -> Problem:
-    source, reward = row.pop("data_source", None), row.pop("reward_model", None)
-    extra = row.pop("extra_info", None)
-    answers = "golden_answers"
-    if row.get("golden_answers") is None and isinstance(reward, dict):
-        truth, answers = reward.get("ground_truth"), "reward_model.ground_truth"
-        truth = truth.get("target") if isinstance(truth, dict) else truth
-        row["golden_answers"] = [truth] if isinstance(truth, str) else truth
-    if row.get("id") is None:
-        extra = extra if isinstance(extra, dict) else {}
-        number = where.rpartition(":")[2] if extra.get("index") is None else extra["index"]
-        row["id"] = f"{extra['split']}_{number}" if extra.get("split") else str(number)
-    if "question" not in row:
-        raise MalformedRow(f'{where}: no field "question": add a column with the question alone, without a template')
-    problem = _question_problem(where, row, answers)
-    return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
+    if isinstance(fields, dict) and fields.get("context") is not None:
+        return _text_problem(where, fields, path.stem)
+    if path.suffix == ".json":
+        return conversation_problem(where, fields, chunk_words, path.stem)
+    return _stream_problem(where, fields) if "chunks" in fields else _question_problem(where, fields)
 
 
 def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
     """A question about a text. The source of an evaluation file is its name, which says the length of its texts."""
-    messages, reward, extra = row.get("prompt"), row.get("reward_model") or {}, row.get("extra_info") or {}
+    messages = row.get("prompt")
     question = row.get("input") or (messages[0].get("content") if isinstance(messages, list) and messages else messages)
-    answers = row.get("answers") if row.get("answers") is not None else reward.get("ground_truth")
-    number = next((one for one in (row.get("index"), extra.get("index")) if one is not None), where.split()[-1])
-    number = str(number).rpartition(":")[2]
-    fields = {"id": number, "question": question, "golden_answers": [answers] if isinstance(answers, str) else answers}
-    problem = _question_problem(where, fields, "answers")
+    problem = _question_problem(where, row | {"question": question, "data_source": None})
     text = _replace_surrogates(checked_text(where, "context", row["context"]))
     source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
     return replace(with_source(problem, source), stream=Stream(source, (text,), ()))
 
 
-def _question_problem(where: str, row: dict[str, Any], answers_field: str = "golden_answers") -> Problem:
-    answers = row.get("golden_answers")
+def _question_problem(where: str, row: dict[str, Any]) -> Problem:
+    reward, extra = (row[name] if isinstance(row.get(name), dict) else {} for name in ("reward_model", "extra_info"))
+    truth = reward.get("ground_truth")
+    truth = truth.get("target") if isinstance(truth, dict) else truth
+    fields = {name: row.get(name) for name in ("golden_answers", "answers")} | {"reward_model.ground_truth": truth}
+    field, answers = next(
+        ((name, value) for name, value in fields.items() if value is not None), ("golden_answers", ())
+    )
+    answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(answers, list) or not answers:
-        raise MalformedRow(f'{where}: field "{answers_field}" must be a list with at least one answer')
+        raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
+    if row.get("id") is None:
+        numbers = (row.get("index"), extra.get("index"), re.findall(r"\d+", where)[-1])
+        number = next(number for number in numbers if number is not None)
+        row = row | {"id": f"{extra['split']}_{number}" if extra.get("split") else str(number)}
     metadata = row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
-    hops = (metadata or {}).get("hops")
-    if hops is not None and (type(hops) is not int or hops < 1):
-        raise MalformedRow(f'{where}: field "metadata.hops" must be a positive whole number, found {hops!r}'[:500])
+    if "question" not in row:
+        raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
         id=id_field(where, row),
         question=text_field(where, row, "question"),
-        golden_answers=tuple(checked_text(where, answers_field, answer) for answer in answers),
+        golden_answers=tuple(checked_text(where, field, answer) for answer in answers),
         metadata=metadata or {},
     )
     try:
@@ -176,7 +147,8 @@ def _question_problem(where: str, row: dict[str, Any], answers_field: str = "gol
         _ = problem.supporting_titles
     except (TypeError, ValueError, RecursionError) as error:
         raise MalformedRow(f'{where}: field "metadata": {str(error)[:500]}') from error
-    return problem
+    source = row.get("data_source")
+    return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
 
 
 def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
@@ -185,9 +157,6 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
     if not all(isinstance(chunk, str) and chunk.strip() for chunk in chunks):
         raise MalformedRow(f'{where}: field "chunks" must be a list of texts, none of them empty')
     questions = tuple(_stream_question(where, entry) for entry in _list_field(where, row, "questions_and_answers"))
-    for name, values in (("num_chunks", chunks), ("num_questions", questions)):
-        if row.get(name) is not None and row[name] != len(values):
-            raise MalformedRow(f'{where}: field "{name}" is {row[name]}, but there are {len(values)}')
     instance = id_field(where, row, "instance_id")
     stream = Stream(source, tuple(map(_replace_surrogates, chunks)), questions)
     return Problem.of_stream(f"{source}/{instance}", stream)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import tensorflow_datasets as tfds
 
-from memsearcher_jax.data.benchmarks import SPLITS, resolve
+from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.types import Problem, Stream
 
@@ -28,7 +28,7 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
     """
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS: ClassVar[list] = [tfds.core.BuilderConfig(name=name) for name in (*SPLITS, RUN)]
+    BUILDER_CONFIGS: ClassVar[list] = [tfds.core.BuilderConfig(name=name) for name in (*BENCHMARKS, RUN)]
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the folders of RUC-NLPIR/FlashRAG_datasets (nq/test.jsonl and so on) there."
     url_infos = None  # the base class would read it with a package that tensorflow-datasets does not require
 
@@ -49,8 +49,9 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         config: Any = self.builder_config  # annotated as optional
         name, splits = config.name, self._problems
-        if not splits and name in SPLITS:
-            files = {split: resolve(f"{name}:{split}", split, str(dl_manager.manual_dir))[0] for split in SPLITS[name]}
+        if not splits and name in BENCHMARKS:
+            root, answered = str(dl_manager.manual_dir), BENCHMARKS[name].splits
+            files = {split: resolve(f"{name}:{split}", split, root)[0] for split in answered}
             splits = {split: [with_source(one, name) for one in read_problems(file)] for split, file in files.items()}
         return {split: self._generate_examples(problems) for split, problems in splits.items()}
 

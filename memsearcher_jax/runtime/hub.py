@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from memsearcher_jax.config import RunConfig, settings, with_settings
-from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
 RepoType = Literal["model", "dataset"]
@@ -26,7 +26,7 @@ REPOSITORIES: dict[str, tuple[RepoType, Sequence[str]]] = {
     "model.tokenizer": ("model", TOKENIZER_FILES),
     "retrieval.encoder": ("model", MODEL_FILES),
     "retrieval.index": ("dataset", ["*"]),
-    "data.root": ("dataset", [f"{name}/*" for name in SPLITS]),
+    "data.root": ("dataset", [f"{name}/*" for name in BENCHMARKS]),
 }
 """Settings that take a repository: its type, and the files that are downloaded."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, settings, with_settings
-from memsearcher_jax.data.benchmarks import SPLITS
+from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.run_dir import PACKAGED
@@ -16,8 +16,8 @@ CODE = ("agent.workflow", "agent.tools", "reward.function")  # Python files, or 
 PATHS: dict[str, Iterable[str]] = {
     "agent.prompts": packaged(),
     "agent.replay": (),
-    "data.train": SPLITS,
-    "data.test": SPLITS,
+    "data.train": BENCHMARKS,
+    "data.test": BENCHMARKS,
     "data.root": (),
     "data.exclude": (),
     "model.path": (),

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from examples.warmstart.questions import QuestionDemonstrator
 from examples.warmstart.search import NO_ERRORS, SearchDemonstrator
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.logs.trajectories import read_trajectories
@@ -64,13 +63,3 @@ def test_all_seven_benchmarks_load_and_run(shared, scripted, capsys):
     assert summary["gap"]["exact_match"]["mean"] == 0.0
     output = capsys.readouterr().out
     assert all(word in output for word in ("bamboogle", "in distribution", "out of distribution", "gap"))
-
-
-def test_choices_are_reported_with_the_score_of_a_rule(scripted, questions, corpus, capsys):
-    file = questions("q.jsonl", "Who is older, Ada or Bob?", "Who is older, Bob or Ada?", "Who wrote it?")
-    flags = ["--data", str(file), "--retrieval.corpus", str(corpus), "--retrieval.index_type", "exact"]
-    result, _ = scripted(QuestionDemonstrator, *flags)
-    assert (result["choices"], result["guessed_exact_match"]) == (2, 0.5)
-    assert "2 of 3 questions are choices, of which a rule without a model gets 50% right" in capsys.readouterr().out
-    result, _ = scripted(QuestionDemonstrator, *flags, "--data.questions", "span", out="spans")
-    assert result["questions"] == 1 and "choices" not in result
