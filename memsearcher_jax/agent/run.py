@@ -1,4 +1,5 @@
-"""Runs one workflow with plain function calls: for a person at a keyboard, for scripted replies, for tests."""
+"""Checks what a workflow asks for, and runs one with plain function calls: for a person at a keyboard, for scripted
+replies, for tests."""
 
 from __future__ import annotations
 
