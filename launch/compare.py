@@ -1,7 +1,7 @@
 """Compares two evaluations of the same questions: paired differences, and the questions won and lost.
 
 python launch/compare.py runs/A runs/B                 # B against A: positive differences are B's gain
-python launch/compare.py runs/A runs/B --by f1 --json FILE
+python launch/compare.py runs/A runs/B --json FILE
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from rich.console import Console
 
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.launch.activity import announced
-from memsearcher_jax.ranges import CountOrZero, Seed
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluation, show_comparison
 
 
@@ -31,12 +30,6 @@ class Compare:
     """Directory that launch/evaluate.py wrote."""
     second: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_B")]
     """Another one; positive differences are its gain."""
-    by: Annotated[str, tyro.conf.arg(metavar="METRIC")] = ""
-    """Metric that decides which questions are won and lost. Default: exact match or, of streams, accuracy."""
-    show: Annotated[CountOrZero, tyro.conf.arg(metavar="N")] = 10
-    """Maximum number of won and of lost questions to print."""
-    seed: Seed = 0
-    """Seed of the resampling."""
     json: cli.File = None
     """Also write the result to this file, as JSON."""
 
@@ -46,6 +39,6 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse_flags(Compare, argv)
         with announced("reading the evaluations"):
             first, second = read_evaluation(flags.first), read_evaluation(flags.second)
-            comparison = compare_evaluations(first, second, by=flags.by, seed=flags.seed)
-        outputs.write_json(flags.json, comparison | {"seed": flags.seed})
-    show_comparison(comparison, Console(highlight=False), max_questions=flags.show)
+            comparison = compare_evaluations(first, second)
+        outputs.write_json(flags.json, comparison)
+    show_comparison(comparison, Console(highlight=False))

@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import contextlib
 import itertools
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +37,7 @@ from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
-from memsearcher_jax.report.console import show_summary
-from memsearcher_jax.report.evaluation import nan_to_none, show_evaluation, show_judgements, summarize_evaluation
+from memsearcher_jax.report.evaluation import show_results, summarize_evaluation
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.runtime import hub, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
@@ -195,7 +195,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
             f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
         )
     metrics = trajectory_metrics(summaries, run.agent)
-    result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": nan_to_none(metrics)}
+    known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": known}
     default = "encyclopedia" if config.data.is_synthetic else "questions"
     result["evaluation"] = summarize_evaluation(
         summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed
@@ -208,12 +209,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     outputs.write_json(out / RESULTS_FILE, result)
     outputs.write_json(flags.json, result)
     # Last: everything is written, should this fail.
-    console = Console()
-    show_evaluation(result["evaluation"], console)
-    if asks_judge:
-        show_judgements(result["judge"], config.judge.model, console)
-    console.print()
-    show_summary(metrics, console)
+    show_results(result, Console())
     answered_by = f"{result['questions']} questions answered by {config.model.path}"
     page = f"; read {out / PAGE}" if outputs.report_written(partial(write_page, out, out / PAGE), out) else ""
     print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{page}")

@@ -37,7 +37,7 @@ def read_facts(folder: Path) -> RunFacts:
 def read_results(folder: Path) -> dict[str, Any]:
     """The results of the finished evaluation in `folder`. Raises FileNotFoundError or ValueError in one line."""
     if not (folder / RESULTS_FILE).is_file():
-        raise FileNotFoundError(f"{folder} has no {RESULTS_FILE}: name a folder that launch/evaluate.py wrote")
+        raise FileNotFoundError(f"{folder} is no finished evaluation: run launch/evaluate.py --resume --out {folder}")
     return _read(folder / RESULTS_FILE)
 
 

@@ -7,13 +7,11 @@ sign test, without correction for multiple metrics. Metrics with a slash are tho
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -23,11 +21,11 @@ from memsearcher_jax.logs.trajectories import read_trajectories, summarize_traje
 from memsearcher_jax.report.console import make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.labels import format_metric, label
-from memsearcher_jax.report.memory_quality import memory_quality
-from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, N_RESAMPLES, paired_comparison
+from memsearcher_jax.report.memory_quality import memory_quality, metric_columns
+from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, named_rng, paired_comparison
 from memsearcher_jax.types import Problem, StopReason
 
-MAX_CHARACTERS = 60  # of a text in the printed tables
+MAX_QUESTIONS, MAX_CHARACTERS = 10, 60  # of a printed table, and of a text in it
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,10 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
     """Read a finished evaluation.
 
     Raises:
-        FileNotFoundError, ValueError: the folder has no finished evaluation, is damaged, or repeats a question.
+        FileNotFoundError, ValueError: the folder has no finished evaluation, or is damaged.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder")
     if not (folder / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{folder} holds no evaluation: name a folder that launch/evaluate.py wrote")
-    if not (folder / RESULTS_FILE).is_file():
-        raise FileNotFoundError(f"{folder} is not finished: run launch/evaluate.py --resume --out {folder}")
     results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}
     for file in sorted((folder / "trajectories").glob("*.jsonl.gz")):
@@ -66,11 +60,10 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if outcome.stop.is_fault:  # without a score, and not among the results' questions
                 continue
-            if problem.id in questions:
-                raise ValueError(f"{file}: question {problem.id!r} occurs twice: evaluate again")
             numbers = numbers_of(summarize_trajectory(scored))
             scores = {name: numbers[name] for name in (*scored.scores, "reward") if name in numbers}
-            metrics = scores | numbers | memory_quality(scored.trajectory).means
+            turns = metric_columns(turn.metrics for turn in memory_quality(scored.trajectory))
+            metrics = scores | numbers | {name: mean(values) for name, values in turns.items()}
             result = {"answer": outcome.answer, "stop": outcome.stop.value, "scores": scores}
             questions[problem.id] = AnsweredQuestion(problem, result, metrics)
     if len(questions) != results.get("questions"):
@@ -81,14 +74,14 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
     return FinishedEvaluation(folder, results, questions, flatten(read_facts(folder).settings))
 
 
-def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *, by: str, seed: int) -> dict[str, Any]:
-    """Compare by question id; the score `by`, or with "" the first that both have, decides which questions are won.
+def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -> dict[str, Any]:
+    """Compare by question id. The first score that both have decides which questions are won.
 
     Returns JSON values: both sides, the `PairedComparison` of each metric, the questions that the second won and lost
     with both answers, and the settings that differ.
 
     Raises:
-        ValueError: no question is in both, an id names different questions, or `by` is not a score of both.
+        ValueError: no question is in both, an id names different questions, or no score is in both.
     """
     pairs = [(one, second.questions[id]) for id, one in first.questions.items() if id in second.questions]
     if not pairs:
@@ -102,16 +95,13 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
                 "evaluations of the same data"
             )
     scores = [(a.result["scores"], b.result["scores"]) for a, b in pairs]
-    choices = list(dict.fromkeys(name for a, b in scores for name in a if name in b))
-    by = by or (choices or [""])[0]
-    if by not in choices:
-        raise ValueError(f"--by {by}: not a score of both evaluations; choose one of {', '.join(choices)}")
+    by = next((name for a, b in scores for name in a if name in b), "")
+    if not by:
+        raise ValueError(f"{first.folder} and {second.folder} have no score in common: compare agents of one kind")
     metrics = {}
     for name in dict.fromkeys(name for a, b in pairs for name in a.metrics if name in b.metrics):
-        # Each metric has its own generator, so its numbers do not depend on the other metrics.
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
-        metrics[name] = asdict(paired_comparison(values, rng))
+        metrics[name] = asdict(paired_comparison(values, named_rng(0, name)))
     questions = [
         {
             "id": a.problem.id,
@@ -129,8 +119,6 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
         "first": _side_json(first, second),
         "second": _side_json(second, first),
         "shared": len(pairs),
-        "confidence_level": CONFIDENCE_LEVEL,
-        "n_resamples": N_RESAMPLES,
         "metrics": metrics,
         "by": by,
         "won": [question for gain, question in zip(gains, questions, strict=True) if gain > 0],
@@ -139,8 +127,8 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation, *
     }
 
 
-def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_questions: int) -> None:
-    """Print the table of metrics, the settings that differ, and at most `max_questions` each of the won and the lost
+def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
+    """Print the table of metrics, the settings that differ, and at most `MAX_QUESTIONS` each of the won and the lost
     questions."""
     sides = comparison["first"], comparison["second"]
     for letter, side in zip("AB", sides, strict=True):
@@ -169,16 +157,15 @@ def show_comparison(comparison: Mapping[str, Any], console: Console, *, max_ques
         console.print(Text(f"\n{title} by B in {comparison['by']}: {len(questions):,}", style="bold"))
         columns = ("question", "golden", "A", "B")
         table = make_table("id", *columns, left=columns)
-        for one in questions[:max_questions]:
+        for one in questions[:MAX_QUESTIONS]:
             texts = [one["id"], one["question"], " | ".join(one["golden_answers"])]
             for side in (one["first"], one["second"]):
                 texts.append(side["answer"] if side["stop"] == StopReason.ANSWERED.value else f"({side['stop']})")
             table.add_row(*(safe_text(shorten(text, MAX_CHARACTERS)) for text in texts))
         if table.row_count:
             console.print(table)
-        if len(questions) > max_questions:
-            more = len(questions) - max_questions
-            console.print(f"… {more:,} more: --show {len(questions)}, or --json FILE for all")
+        if len(questions) > MAX_QUESTIONS:
+            console.print(f"… {len(questions) - MAX_QUESTIONS:,} more: --json FILE has all")
 
 
 def _side_json(side: FinishedEvaluation, other: FinishedEvaluation) -> dict[str, Any]:

@@ -7,7 +7,7 @@ could move the cursor or recolour and rename the terminal, are shown as escapes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memsearcher_jax.agent.reward import normalize
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label
+from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import (
     Outcome,
@@ -128,15 +128,6 @@ def show_sources(outcome: Outcome, console: Console) -> None:
     lines = [safe_text(f"{passage.id}  {passage.title}") for passage in sources[:MAX_SOURCES]]
     heading = f"sources: {len(sources)} of the {found} passages found contain the answer"
     _section(console, heading, Text("\n").join(lines))
-
-
-def show_summary(metrics: Mapping[str, float], console: Console) -> None:
-    """Print metrics in their order, without the zeros of a family (`stop/...`)."""
-    table = make_table("metric", "value")
-    for name, value in metrics.items():
-        if value or "/" not in name:
-            table.add_row(safe_text(label(name)), format_metric(name, value))
-    console.print(table)
 
 
 def show_reply(reply: str, console: Console) -> None:

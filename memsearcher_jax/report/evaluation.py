@@ -9,10 +9,9 @@ resamples the questions of each benchmark, for a fixed choice of benchmarks.
 from __future__ import annotations
 
 import math
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.memory_quality import metric_columns
 from memsearcher_jax.report.statistics import (
     CONFIDENCE_LEVEL,
-    N_RESAMPLES,
     mean,
     mean_interval,
+    named_rng,
     percentile_interval,
     resampled_means,
 )
@@ -65,7 +64,7 @@ def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
 def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     """Means over the trajectories that have a number (tokens per turn: over turns), the names of `SHOWN` first.
 
-    A count that only some trajectories have is 0 for the others.
+    A count that only some trajectories have is 0 for the others. A mean that is not known is absent.
     """
     no_counts = dict.fromkeys((name for summary in summaries for name in summary.counts), 0.0)
     columns = metric_columns(no_counts | numbers_of(summary) for summary in summaries)
@@ -79,7 +78,7 @@ def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     means["tokens_per_turn"] = mean(lengths) if lengths else 0.0
     means["mean_peak_context_tokens"] = means.pop("peak_context_tokens", math.nan)
     means["peak_context_tokens"] = float(max(lengths, default=0))
-    return {name: means[name] for name in (*SHOWN, *means) if name in means}
+    return {name: means[name] for name in (*SHOWN, *means) if not math.isnan(means.get(name, math.nan))}
 
 
 def summarize_evaluation(
@@ -89,7 +88,7 @@ def summarize_evaluation(
     default_dataset: str = "questions",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The results of an evaluation, as JSON values; a number that is not known is None.
+    """The results of an evaluation, as JSON values; a number that is not known is absent.
 
         {"benchmarks": {name: {"questions": those that were not lost to faults, on which all numbers but `lost` are,
                                "scores": {score: {"mean", "low", "high"}}, the means of `summarize`,
@@ -137,72 +136,106 @@ def summarize_evaluation(
     benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
     if len(groups) == 1:
         averages["macro"] = next(iter(benchmarks.values()))["scores"]
-    results = {
-        "confidence_level": CONFIDENCE_LEVEL,
-        "n_resamples": N_RESAMPLES,
-        "benchmarks": benchmarks,
-        "by_length": {name: _benchmark_json(name, group, seed) for name, group in by_length.items()},
-    }
-    return nan_to_none(results | {"averages": averages})
+    by_length_json = {name: _benchmark_json(name, group, seed) for name, group in by_length.items()}
+    return {"benchmarks": benchmarks, "by_length": by_length_json, "averages": averages}
 
 
-def show_evaluation(evaluation: Mapping[str, Any], console: Console) -> None:
-    """Print tables with a row per benchmark: scores with their intervals; turns and tokens; memory and tool calls."""
-    results, averages = evaluation["benchmarks"] | evaluation["by_length"], dict(evaluation["averages"])
+Cell = str | tuple[str, str, str]
+"""A label or a number, or of a score (mean, low, high)."""
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of results, for the terminal and the page; the first cell of each row is its label."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+def result_tables(results: Mapping[str, Any]) -> list[ResultTable]:
+    """The tables of an evaluation's results.json: scores by benchmark, average and type of question, with intervals;
+    turns and tokens; memory and tool calls; what a judge of short answers says."""
+    evaluation = results["evaluation"]
+    groups, averages = evaluation["benchmarks"] | evaluation["by_length"], dict(evaluation["averages"])
     if len(evaluation["benchmarks"]) == 1:
         averages.pop("macro")
-    names = [name for name in SCORES if any(name in one["scores"] for one in results.values())]
-    table = make_table("", "questions", *map(label, names))
-    for group, result in results.items():
-        table.add_row(safe_text(group), f"{result['questions']:,}", *_score_cells(result["scores"], names))
-    if averages:
-        table.add_row()
-    for name, scores in averages.items():
-        table.add_row(label(name), "", *_score_cells(scores, names))
-    console.print(table)
-    console.print(Text(f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions\n", style="dim"))
-    for group, result in results.items():
-        if result.get("types"):
-            table = make_table(safe_text(group).plain, "streams", "accuracy")
-            for kind, one in result["types"].items():
-                table.add_row(safe_text(kind), f"{one['streams']:,}", *_score_cells({"accuracy": one}, ["accuracy"]))
-            console.print(table, "")
-    for columns in (EFFORT, MEMORY, CALLS):
-        known = [name for name in columns if any(name in one for one in results.values())]
-        if known:
-            table = make_table("", *(label(name).replace(" ", "\n", 1) for name in known))
-            for group, result in results.items():
-                values = {name: math.nan if result.get(name) is None else result[name] for name in known}
-                table.add_row(safe_text(group), *(format_metric(name, value, 3) for name, value in values.items()))
-            console.print(table, "")
-    for group, result in results.items():
+    names = [name for name in SCORES if any(name in one["scores"] for one in groups.values())]
+    rows = [_row(name, f"{one['questions']:,}", one["scores"], names) for name, one in groups.items()]
+    rows += [_row(label(name), "", scores, names) for name, scores in averages.items()]
+    note = f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions"
+    tables = [ResultTable("Benchmarks", ("benchmark", "questions", *map(label, names)), rows, note)]
+    for name, one in groups.items():
+        if one["types"]:
+            rows = [_row(kind, f"{score['streams']:,}", {"": score}, [""]) for kind, score in one["types"].items()]
+            tables.append(ResultTable(f"Types of questions of {name}", (name, "streams", "accuracy"), rows))
+    for title, columns in (("Cost", EFFORT), ("Memory", MEMORY), ("Tool calls", CALLS)):
+        means = means_table(title, columns, groups)
+        tables += [means] if len(means.columns) > 1 else []
+    if judged := results.get("judge"):
+        names = ("accuracy", *JUDGE_COLUMNS)
+        rows = [_row(name, f"{one['questions'] - one['unjudged']:,}", one, names) for name, one in judged.items()]
+        tables.append(ResultTable("Answers, judged", ("benchmark", "judged", *map(label, names)), rows, "percent"))
+    return tables
+
+
+def means_table(title: str, names: Iterable[str], groups: Mapping[str, Mapping[str, Any]]) -> ResultTable:
+    """Those of the means `names` that any of the groups has."""
+    known = [name for name in names if any(name in one for one in groups.values())]
+    rows: list[list[Cell]] = []
+    for group, one in groups.items():
+        rows.append([group, *(format_metric(name, one.get(name, math.nan), 3) for name in known)])
+    return ResultTable(title, ("benchmark", *map(label, known)), rows)
+
+
+def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> ResultTable:
+    """The metrics of one evaluation, or of two by their names with the differences; no zeros of a family (`stop/…`)."""
+    rows: list[list[Cell]] = []
+    shown = (name for one in metrics.values() for name, value in one.items() if value or "/" not in name)
+    for name in dict.fromkeys(shown):
+        values = [one.get(name, math.nan) for one in metrics.values()]
+        values += [values[0] - values[1]] if len(values) == 2 else []
+        rows.append([label(name), *(format_metric(name, value) for value in values)])
+    return ResultTable("Metrics", ("metric", *metrics, *["difference"] * (len(metrics) - 1)), rows)
+
+
+def show_results(results: Mapping[str, Any], console: Console) -> None:
+    """Print all tables, how the trajectories ended, and what went wrong."""
+    for table in (*result_tables(results), metrics_table({"value": results["metrics"]})):
+        show_table(table, console)
+    evaluation = results["evaluation"]
+    for group, result in (evaluation["benchmarks"] | evaluation["by_length"]).items():
         console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
-
-
-def show_judgements(judged: Mapping[str, Any], model: str, console: Console) -> None:
-    """Print the accuracy that a judge of short answers sees, or why there is none."""
-    table = make_table(
-        "", "questions", "accuracy,\njudged", "agrees\nwith EM", "calibration\nerror", "without its\nlast bin"
-    )
-    for name, one in judged.items():
-        shares = [percent(one[key]) if one.get(key) is not None else "–" for key in JUDGE_COLUMNS]
-        cells = _score_cells({"accuracy": one.get("accuracy", {})}, ["accuracy"])
-        table.add_row(safe_text(name), f"{one['questions']:,}", *cells, *shares)
-    console.print(table)
-    console.print(safe_text(f"percent; the judge is {model}", style="dim"))
-    for name, one in judged.items():
+    for name, one in results.get("judge", {}).items():
         if one["unjudged"]:
             left = "they enter no number" if "accuracy" in one else "the number is left out"
-            console.print(
-                safe_text(f"{name}: {one['unjudged']:,} answers were not judged, {left}; --resume asks again")
-            )
+            line = f"{name}: {one['unjudged']:,} answers were not judged, {left}; --resume asks again"
+            console.print(safe_text(line))
 
 
-def nan_to_none(value: Any) -> Any:
-    """The value, or the dictionary at any depth, with None in place of NaN."""
-    if isinstance(value, dict):
-        return {key: nan_to_none(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+def show_table(table: ResultTable, console: Console) -> None:
+    first, *others = table.columns
+    shown = make_table(safe_text(first).plain, *(name.replace(" ", "\n", 1) for name in others))
+    for name, *cells in table.rows:
+        shown.add_row(safe_text(str(name)), *(cell if isinstance(cell, str) else _score(*cell) for cell in cells))
+    console.print(shown)
+    console.print(Text(f"{table.note}\n" if table.note else "", style="dim"))
+
+
+def _score(mean: str, low: str, high: str) -> Text:
+    return Text(mean).append(f"\n{low}–{high}", style="dim")
+
+
+def _row(name: str, count: str, scores: Mapping[str, Any], columns: Iterable[str]) -> list[Cell]:
+    """Fractions in percent, or scores with their intervals; a dash where one is not known."""
+    cells: list[Cell] = [name, count]
+    for score in map(scores.get, columns):
+        if isinstance(score, Mapping):
+            cells.append((percent(score["mean"]), percent(score["low"]), percent(score["high"])))
+        else:
+            cells.append("–" if score is None else percent(score))
+    return cells
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:
@@ -215,20 +248,15 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
     return stops + [f"{count:,} {name}" for name, count in counts.items() if count]
 
 
-def _score_cells(scores: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> list[Text | str]:
-    cells: list[Text | str] = []
-    for name in names:
-        ends = {end: percent(value) for end, value in scores.get(name, {}).items()}
-        cells.append(Text(ends["mean"]).append(f"\n{ends['low']}–{ends['high']}", style="dim") if ends else "–")
-    return cells
-
-
 def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
     stops = Counter(summary.stop.value for summary in group)
     return {
         **summarize(group),
         "questions": len(group),
-        "scores": {score: asdict(mean_interval(*drawn)) for score, drawn in _scores(name, group, seed).items()},
+        "scores": {
+            score: asdict(mean_interval(values, named_rng(seed, f"{name}/{score}")))
+            for score, values in _scores(group).items()
+        },
         "types": _by_type(group, seed),
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
@@ -243,7 +271,7 @@ def _by_type(group: Sequence[TrajectorySummary], seed: int) -> dict[str, dict[st
     return {
         name.rpartition("/")[2]: {
             "streams": len(columns[name]),
-            **asdict(mean_interval(columns[name], np.random.default_rng([seed, zlib.crc32(name.encode())]))),
+            **asdict(mean_interval(columns[name], named_rng(seed, name))),
         }
         for name in names
     }
@@ -253,18 +281,12 @@ def _macro_average(groups: Mapping[str, Sequence[TrajectorySummary]], seed: int)
     """Of each score the mean over the groups that have it, as `resampled_means`."""
     samples: dict[str, list[np.ndarray]] = {}
     for name, group in groups.items():
-        for score, drawn in _scores(name, group, seed).items():
-            samples.setdefault(score, []).append(resampled_means(*drawn))
+        for score, values in _scores(group).items():
+            samples.setdefault(score, []).append(resampled_means(values, named_rng(seed, f"{name}/{score}")))
     return {score: np.mean(means, axis=0) for score, means in samples.items()}
 
 
-def _scores(
-    group: str, summaries: Sequence[TrajectorySummary], seed: int
-) -> dict[str, tuple[list[float], np.random.Generator]]:
-    """Of each score of `SCORES` that any trajectory has, the values and a generator of its own."""
+def _scores(summaries: Sequence[TrajectorySummary]) -> dict[str, list[float]]:
+    """The values of each score of `SCORES` that any trajectory has."""
     columns = metric_columns(numbers_of(summary) for summary in summaries)
-    return {
-        name: (columns[name], np.random.default_rng([seed, zlib.crc32(f"{group}/{name}".encode())]))
-        for name in SCORES
-        if name in columns
-    }
+    return {name: columns[name] for name in SCORES if name in columns}

@@ -45,6 +45,8 @@ LABELS = {
     "calls_ok_share": "successful calls",
     "calls_skipped_share": "skipped calls",
     "calls_failed_share": "failed calls",
+    "agreement_with_exact_match": "agrees with EM",
+    "calibration_error_as_published": "calibration error without its last bin",
     **{f"memory_tokens/{part}": f"{part} memory tokens" for part in ("core", "semantic", "episodic")},
     **{f"wrong/{name}": f"wrong: {reason}" for name, reason in FAILURES.items()},
     **{
@@ -58,7 +60,7 @@ LABELS = {
 
 FRACTIONS = {
     *("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "evidence_recall", "answered"),
-    *("guessed_exact_match", "unscored", "stop", "wrong", "compression"),
+    *("unscored", "stop", "wrong", "compression"),
     *("calls_ok_share", "calls_skipped_share", "calls_failed_share"),
     *("idle_slot_share", "prefix_hit_rate", *NAME_LISTS, "cut", "copied", "changed"),
 }

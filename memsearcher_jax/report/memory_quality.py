@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.word_diff import word_diff
@@ -30,7 +28,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class NameTrace:
-    """Which names each text of a turn contains, in the order of the names.
+    """Which names of a list each text of a turn contains, in the order of the names.
 
     `held` and `lost` are None if the turn wrote no memory; `shown` is None without an observation.
     """
@@ -38,59 +36,42 @@ class NameTrace:
     shown: tuple[str, ...] | None
     held: tuple[str, ...] | None
     lost: tuple[str, ...] | None  # held by the previous memory but not by this one
-    metrics: Metrics  # fractions in [0, 1]; `any_` is 1 if there is at least one, for the spellings of one answer
 
 
 @dataclass(frozen=True)
 class TurnQuality:
-    """One turn. `golden` or `supporting` is None if the data has no names to track."""
-
-    golden: NameTrace | None
-    supporting: NameTrace | None
-    text: Metrics  # of the new memory; empty if the turn wrote none
+    names: dict[str, NameTrace]  # of the lists "golden" and "supporting"; absent if the data has no names to track
+    metrics: Metrics  # such as `golden/held`, `supporting/lost`, `memory/copied`
     wrote_memory: bool
 
-    @property
-    def metrics(self) -> Metrics:
-        """All metrics of the turn, such as `golden/held`, `supporting/lost`, `memory/copied`."""
-        traces = {"golden": self.golden, "supporting": self.supporting}
-        families = {family: trace.metrics for family, trace in traces.items() if trace} | {"memory": self.text}
-        return {f"{family}/{name}": value for family, metrics in families.items() for name, value in metrics.items()}
 
-
-@dataclass(frozen=True)
-class TrajectoryQuality:
-    turns: tuple[TurnQuality, ...]
-
-    @property
-    def means(self) -> Metrics:
-        """The mean of each metric over the turns that have it."""
-        columns = metric_columns(turn.metrics for turn in self.turns)
-        return {name: float(np.mean(values)) for name, values in columns.items()}
-
-    @property
-    def last(self) -> Metrics:
-        """The metrics of the last turn that wrote a memory: the memory that the final turn answers from."""
-        return next((turn.metrics for turn in reversed(self.turns) if turn.wrote_memory), {})
-
-
-def memory_quality(trajectory: Trajectory) -> TrajectoryQuality:
+def memory_quality(trajectory: Trajectory) -> tuple[TurnQuality, ...]:
     """Measure every turn of a trajectory.
 
     Raises:
         ValueError: `supporting_titles` in the problem's metadata is not a list of strings.
     """
-    problem, outcome = trajectory.problem, trajectory.outcome
-    golden, supporting, turns = golden_names(problem), supporting_names(problem), []
+    problem, outcome, turns = trajectory.problem, trajectory.outcome, []
+    lists = {"golden": golden_names(problem), "supporting": supporting_names(problem)}
     for number, turn in enumerate(outcome.turns, start=1):
         # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
         may_be_empty = number < len(outcome.turns) or outcome.stop is StopReason.MAX_TURNS
         wrote = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
         shown = normalize(shown_text(turn)) if turn.observation else None
         before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
-        traces = [_trace(names, shown, before, after) for names in (golden, supporting)]
-        turns.append(TurnQuality(*traces, text=_text_metrics(turn) if wrote else {}, wrote_memory=wrote))
-    return TrajectoryQuality(tuple(turns))
+        traces: dict[str, NameTrace] = {}
+        metrics: Metrics = {}
+        for name, names in lists.items():
+            if names:
+                traces[name], fractions = _trace(names, shown, before, after)
+                metrics |= {f"{name}/{metric}": value for metric, value in fractions.items()}
+        turns.append(TurnQuality(traces, metrics | (_text_metrics(turn) if wrote else {}), wrote))
+    return tuple(turns)
+
+
+def last_memory(turns: Sequence[TurnQuality]) -> Metrics:
+    """The metrics of the last turn that wrote a memory: the memory that the final turn answers from."""
+    return next((turn.metrics for turn in reversed(turns) if turn.wrote_memory), {})
 
 
 def metric_columns(rows: Iterable[Metrics]) -> dict[str, list[float]]:
@@ -130,32 +111,19 @@ def tokenize(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)
 
 
-def common_runs(memory_T: Sequence[str], source: Sequence[str]) -> np.ndarray:
-    """For each token, the length of the longest run that ends with it and occurs in `source`: int [T]."""
-    ids = {token: number for number, token in enumerate(source)}
-    source_O = np.array([ids[token] for token in source], np.int64)
-    run_T = np.zeros(len(memory_T), np.int64)
-    length_O = np.zeros(len(source), np.int64)  # of the run that ends at each source token and the current token
-    for position, token in enumerate(memory_T):
-        before_O = np.concatenate([[0], length_O[:-1]])
-        length_O = np.where(source_O == ids.get(token, -1), before_O + 1, 0)
-        run_T[position] = length_O.max(initial=0)
-    return run_T
+def copied_fraction(memory_T: Sequence[str], source: Sequence[str], min_run: int) -> float:
+    """The fraction of tokens in runs of at least `min_run` that `source` has, too; a shorter text must be one run."""
+    size = min(min_run, len(memory_T))  # a longer run consists of such ones
+    runs = {tuple(source[start : start + size]) for start in range(len(source) - size + 1)}
+    starts = [start for start in range(len(memory_T) - size + 1) if tuple(memory_T[start : start + size]) in runs]
+    return len({position for start in starts for position in range(start, start + size)}) / len(memory_T)
 
 
-def copied_fraction(run_T: np.ndarray, min_run: int) -> float:
-    """The fraction of tokens in runs (see `common_runs`) of at least `min_run`; a shorter text must be a single run."""
-    min_run = min(min_run, len(run_T))
-    copied_T = np.zeros(len(run_T), bool)
-    for end in np.flatnonzero(run_T >= min_run):
-        copied_T[end + 1 - run_T[end] : end + 1] = True
-    return float(copied_T.mean())
-
-
-def _trace(names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None) -> NameTrace | None:
-    """Which normalised texts contain the names; None without names."""
-    if not names:
-        return None
+def _trace(
+    names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None
+) -> tuple[NameTrace, Metrics]:
+    """Which normalised texts contain the names, and the fractions; `any_` is 1 if there is at least one, for the
+    spellings of one answer."""
 
     def in_text(text: str) -> tuple[str, ...]:
         return tuple(name for name, forms in names.items() if any(form in text for form in forms))
@@ -165,26 +133,26 @@ def _trace(names: Mapping[str, tuple[str, ...]], shown: str | None, before: str,
     if found is not None:
         metrics |= {"shown": len(found) / len(names), "any_shown": float(bool(found))}
     if after is None:
-        return NameTrace(found, None, None, metrics)
+        return NameTrace(found, None, None), metrics
     held = in_text(after)
     kept = tuple(name for name in found or () if name in held)
     lost = tuple(name for name in held_before if name not in held)
     metrics |= {"held": len(held) / len(names), "any_held": float(bool(held))}
     parts = {"kept": (kept, found), "lost": (lost, held_before)}
     metrics |= {name: len(part) / len(whole) for name, (part, whole) in parts.items() if whole}
-    return NameTrace(found, held, lost, metrics)
+    return NameTrace(found, held, lost), metrics
 
 
 def _text_metrics(turn: Turn) -> Metrics:
     """Length, truncation, copying and change (as the viewers show it) of the memory that the turn wrote."""
     old, new, written = turn.memory, turn.new_memory, protocol.memory(turn.rewrite)
     cut = 0 < len(new) < len(written)  # an empty memory was not cut: the agent carries none
-    metrics: Metrics = {"words": float(len(new.split())), "cut": float(cut)}
+    metrics: Metrics = {"memory/words": float(len(new.split())), "memory/cut": float(cut)}
     if turn.observation and (memory_T := tokenize(new)):
-        metrics["copied"] = copied_fraction(common_runs(memory_T, tokenize(shown_text(turn))), MIN_COPIED_RUN)
+        metrics["memory/copied"] = copied_fraction(memory_T, tokenize(shown_text(turn)), MIN_COPIED_RUN)
     if old.split():
         changed = sum(len(run.split()) for change, run in word_diff(old, new) if change != "same")
-        metrics["changed"] = changed / (len(old.split()) + len(new.split()))
+        metrics["memory/changed"] = changed / (len(old.split()) + len(new.split()))
     return metrics
 
 

@@ -8,6 +8,7 @@ questions, not over training runs. Suffixes of arrays: N values, W resamples.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,11 @@ class PairedComparison:
     p_value: float  # two-sided, of as many wins as losses
     wins: int  # pairs whose second value is greater
     losses: int  # pairs whose second value is smaller
+
+
+def named_rng(seed: int, name: str) -> np.random.Generator:
+    """A generator of its own for each name, so that numbers do not depend on which others are drawn."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
 def mean(values: Sequence[float]) -> float:

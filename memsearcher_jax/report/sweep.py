@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from memsearcher_jax.report.console import make_table, safe_text
+from memsearcher_jax.report.console import safe_text
+from memsearcher_jax.report.evaluation import ResultTable, show_table
 from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.plots import COLORS, FAINT, INK, save_png, style_axes
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean
@@ -29,7 +30,7 @@ def sweep_row(value: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """
     benchmarks = list(results["evaluation"]["benchmarks"].values())
     names = STREAM_EFFORT if "stream_tokens" in benchmarks[0] else EFFORT
-    effort = {name: mean([math.nan if one[name] is None else one[name] for one in benchmarks]) for name in names}
+    effort = {name: mean([one.get(name, math.nan) for one in benchmarks]) for name in names}
     questions, scores = sum(one["questions"] for one in benchmarks), results["evaluation"]["averages"]["macro"]
     return {"value": value, "questions": questions, "scores": scores, **effort}
 
@@ -38,13 +39,13 @@ def show_sweep(setting: str, rows: Sequence[Mapping[str, Any]], console: Console
     """Print a table of `sweep_row`s."""
     scores = [name for name in SCORES if any(name in row["scores"] for row in rows)]
     effort = [name for name in (*EFFORT, *STREAM_EFFORT) if name in rows[0]]
-    labels = (label(name).replace(" ", "\n", 1) for name in (*scores, *effort))
-    table = make_table(setting.replace(".", ".\n"), "n", *labels)
+    cells = []
     for row in rows:
         means = [percent(row["scores"][name]["mean"]) if name in row["scores"] else "?" for name in scores]
-        cells = [format_metric(name, row[name], 3) for name in effort]
-        table.add_row(safe_text(row["value"]), f"{row['questions']:,}", *means, *cells)
-    console.print(table)
+        costs = [format_metric(name, row[name], 3) for name in effort]
+        cells.append([row["value"], f"{row['questions']:,}", *means, *costs])
+    columns = (setting.replace(".", ".\n"), "n", *map(label, (*scores, *effort)))
+    show_table(ResultTable(setting, columns, cells), console)
 
 
 def plot_sweep(path: Path, setting: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -141,7 +141,7 @@ INVALID = {
         ("--setting data.train=q.jsonl --out out -- --retrieval.corpus corpus.jsonl", "every value is evaluated: set"),
     ],
     compare: [
-        ("a b --show -1", "--show is -1: it must be at least 0"),
+        ("a b", "a holds no evaluation: name a folder that launch/evaluate.py wrote"),
     ],
     report: [
         ("none", "none: no such folder"),

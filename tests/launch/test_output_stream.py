@@ -19,7 +19,7 @@ def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(evaluate, "show_evaluation", full)
+    monkeypatch.setattr(evaluate, "show_results", full)
     flags = ["--evaluation.max_questions", "2", "--json", tmp_path / "j.json"]
     with pytest.raises(OSError, match="No space left"):
         scripted(lambda problem: ScriptedPolicy(["No.</think>\n\\boxed{unknown}"]), *flags, out="e")

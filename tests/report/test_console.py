@@ -1,7 +1,6 @@
 """The terminal view: all of a trajectory is printed, and untrusted text has no effect on the terminal."""
 
 import io
-import re
 import unicodedata
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memsearcher_jax.report.console import safe_text, shorten, show_rewrite, show_sources, show_summary, show_trajectory
+from memsearcher_jax.report.console import safe_text, shorten, show_rewrite, show_sources, show_trajectory
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Outcome, Passage, Query, SearchResult, StopReason, Turn
@@ -133,16 +132,3 @@ def test_word_diff_preserves_both_texts(old, new):
     runs = word_diff(old, new)
     assert "".join(run for change, run in runs if change != "removed") == new
     assert " ".join(run for change, run in runs if change != "added").split() == old.split()
-
-
-def test_a_summary_has_a_line_per_metric_except_stop_reasons_that_never_occurred():
-    metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5}
-    metrics |= {"generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
-    assert [re.split("  +", line.strip()) for line in printed(show_summary, metrics).splitlines()] == [
-        ["metric", "value"],
-        ["EM", "12.3 %"],
-        ["wrong: all supporting pages were shown, or the data does not name them", "10.0 %"],
-        ["golden answers: any in the new memory", "50.0 %"],
-        ["generated tokens", "123,456"],
-        ["stop/answered", "100.0 %"],
-    ]

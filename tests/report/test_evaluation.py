@@ -3,12 +3,13 @@
 import io
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from memsearcher_jax.report.evaluation import show_evaluation, summarize_evaluation
+from memsearcher_jax.report.evaluation import show_results, summarize_evaluation
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
@@ -41,9 +42,9 @@ STREAMS = [
 ]
 
 
-def printed(found, width=80):
+def printed(found, width=80, metrics=None, **judged):
     console = Console(file=io.StringIO(), width=width)
-    show_evaluation(found, console)
+    show_results({"evaluation": found, "metrics": metrics or {}, **judged}, console)
     return console.file.getvalue()
 
 
@@ -105,6 +106,32 @@ def test_stop_reasons_are_printed_and_untrusted_names_are_escaped():
     assert "\x1b[2J" not in output
 
 
+def test_metrics_have_a_line_each_except_those_of_a_family_that_are_zero():
+    metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5, "f1": 0.0}
+    metrics |= {"generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
+    _, _, table = printed(summarize_evaluation(sample("nq", 1, 2)), metrics=metrics).partition("metric ")
+    rows = [re.split("  +", line.strip()) for line in table.partition("\n\n")[0].splitlines()]
+    assert rows == [
+        ["value"],
+        ["EM", "12.3 %"],
+        ["wrong: all supporting pages were shown, or the data does not name them", "10.0 %"],
+        ["golden answers: any in the new memory", "50.0 %"],
+        ["F1", "0.0 %"],
+        ["generated tokens", "123,456"],
+        ["stop/answered", "100.0 %"],
+    ]
+
+
+def test_what_a_judge_says_and_what_it_did_not():
+    score = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    judge = {"nq": {"questions": 3, "unjudged": 1, "accuracy": score, "calibration_error": None}}
+    judge["popqa"] = {"questions": 2, "unjudged": 2}
+    lines = printed(summarize_evaluation(SEVERAL), width=120, judge=judge).splitlines()
+    assert [line.split() for line in lines if line.startswith("nq ")][-1] == ["nq", "2", "50.0", *"–––"]
+    assert "nq: 1 answers were not judged, they enter no number; --resume asks again" in lines
+    assert "popqa: 2 answers were not judged, the number is left out; --resume asks again" in lines
+
+
 def test_streams_by_source_and_by_length():
     found = summarize_evaluation(STREAMS)
     json.dumps(found, allow_nan=False)
@@ -118,7 +145,8 @@ def test_streams_by_source_and_by_length():
     assert made["scores"]["accuracy"]["mean"] == 0.25, "a stream without a score is no zero"
     assert found["averages"]["macro"]["accuracy"]["mean"] == 0.5
     long = found["by_length"]["made, 130 chunks"]
-    assert (long["unscored"], long["answers_failed"], long["scores"], long["calls_ok_share"]) == (1, 4, {}, None)
+    assert (long["unscored"], long["answers_failed"], long["scores"]) == (1, 4, {})
+    assert "calls_ok_share" not in long, "it made no calls"
     assert long["compression"] == pytest.approx(1 - 14_000 / 13_000), "a memory may be longer than its stream"
     output = printed(found, width=120)
     assert "made, 130 chunks: stream_read 100.0 %, 1 without a score, 4 answers failed" in output
@@ -137,7 +165,7 @@ def test_a_sweep_has_macro_averages_by_value(tmp_path):
     assert (row["turns"], row["searches"], row["mean_peak_context_tokens"]) == (2, 1, 200)
     console = Console(file=io.StringIO(), width=80)
     show_sweep("agent.memory_tokens", points, console)
-    lines = console.file.getvalue().splitlines()
+    lines = console.file.getvalue().rstrip().splitlines()
     assert all(len(line) <= 80 and "…" not in line for line in lines)
     assert lines[-1].split() == ["512", "5", "20.0", "20.0", "20.0", "2", "1", "200", "300"]
     plot_sweep(tmp_path / "sweep.png", "agent.$x$", [*points, point("_$\\bad$ \ud800", several)])
@@ -150,7 +178,7 @@ def test_a_sweep_of_streams_may_have_a_value_without_a_score(tmp_path):
     assert {name: points[0][name] for name in effort} == pytest.approx(effort)
     console = Console(file=io.StringIO(), width=100)
     show_sweep("memalpha.reward.compression_weight", points, console)
-    last = console.file.getvalue().splitlines()[-1].split()
+    last = console.file.getvalue().rstrip().splitlines()[-1].split()
     assert last == ["[b]", "1", "?", "13,000", "14,000", "-7.7", "%", "–"]
     plot_sweep(tmp_path / "sweep.png", "x", points)
 

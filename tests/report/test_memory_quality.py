@@ -3,15 +3,16 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
 from memsearcher_jax.report.memory_quality import (
-    common_runs,
     copied_fraction,
     golden_names,
+    last_memory,
     memory_quality,
     metric_columns,
     shown_text,
@@ -35,7 +36,12 @@ def trajectory(*turns, golden=("Ada",), titles=("Mill", "Lake (town)"), stop=Sto
 
 
 def quality(*turns, **changes):
+    """The turns of a trajectory."""
     return memory_quality(trajectory(*turns, **changes))
+
+
+def means(turns):
+    return {name: np.mean(values) for name, values in metric_columns(turn.metrics for turn in turns).items()}
 
 
 # --- names ---
@@ -43,10 +49,10 @@ def quality(*turns, **changes):
 
 def test_metrics_of_one_turn_equal_hand_computed_values():
     turn = searched("", "The Mill stands at Lake; Ada built it.", "Ada built the mill.")
-    (one,) = quality(turn).turns
-    assert one.golden.shown == one.golden.held == ("Ada",)
-    assert one.supporting.shown == ("Mill", "Lake (town)")  # the sentence has no qualifier
-    assert one.supporting.held == ("Mill",)
+    (one,) = quality(turn)
+    assert one.names["golden"].shown == one.names["golden"].held == ("Ada",)
+    assert one.names["supporting"].shown == ("Mill", "Lake (town)")  # the sentence has no qualifier
+    assert one.names["supporting"].held == ("Mill",)
     assert one.metrics == pytest.approx(
         {
             "golden/shown": 1.0,
@@ -77,8 +83,8 @@ def test_titles_count_without_their_qualifier_and_uninformative_names_are_not_tr
     assert names("Yes", "no.", "The", "...") == {}  # almost every text contains them
     assert list(names("The Beatles", "Beatles", "beatles!")) == ["The Beatles"]  # one name per normalised form
     turn = searched("", "No, yes.", "yes")
-    assert quality(turn, golden=("yes",)).turns[0].golden is None
-    assert quality(turn, titles=()).turns[0].supporting is None
+    assert "golden" not in quality(turn, golden=("yes",))[0].names
+    assert "supporting" not in quality(turn, titles=())[0].names
 
 
 @pytest.mark.parametrize("titles", ["Mill", ["Mill", 3], {"title": "Mill"}])
@@ -89,7 +95,7 @@ def test_invalid_titles_raise(titles):
 
 @given(st.text(), st.text(min_size=1))
 def test_holding_an_answer_agrees_with_cover_exact_match(text, golden):
-    one = quality(searched("", text or " ", "x"), golden=(golden,)).turns[0].golden
+    one = quality(searched("", text or " ", "x"), golden=(golden,))[0].names.get("golden")
     if one is None:
         assert reward.normalize(golden) in ("", "yes", "no", "noanswer")
     else:
@@ -100,8 +106,8 @@ def test_repeated_tool_calls_do_not_count_as_shown():
     """The observation repeats each call, and a call may guess the answer."""
     call = '{"name": "wikipedia_search", "arguments": {"query": "Ada of the Mill"}}'
     observation = f"<tool_response>{call}\nNothing about it.\n</tool_response>"
-    assert quality(searched("", observation, "?", (call,))).turns[0].golden.shown == ()
-    assert quality(searched("", observation, "?", ())).turns[0].golden.shown == ("Ada",)
+    assert quality(searched("", observation, "?", (call,)))[0].names["golden"].shown == ()
+    assert quality(searched("", observation, "?", ()))[0].names["golden"].shown == ("Ada",)
     twice = Turn("", "", (call, call), observation=f"{call} Ada {call} Lake")
     assert shown_text(twice).split() == ["Ada", "Lake"]
     assert shown_text(Turn("", "", ("", "gone"), observation="as it was")) == "as it was"
@@ -112,48 +118,40 @@ def test_turns_without_an_observation_or_a_memory():
     first = searched("", "Ada of the Mill.", "Ada of the Mill.")
     failed = Turn(first.new_memory, "...", observation="Lake", rewrite="no tags")
     bad = quality(first, failed, stop=StopReason.BAD_MEMORY)
-    assert bad.turns[1].metrics == {
+    assert bad[1].metrics == {
         "golden/shown": 0.0,
         "golden/any_shown": 0.0,
         "supporting/shown": 0.5,
         "supporting/any_shown": 1.0,
     }
     answered = quality(first, Turn(first.new_memory, "\\boxed{Ada}"), stop=StopReason.ANSWERED)
-    assert answered.turns[1].metrics == {}
-    assert answered.last == bad.last == answered.turns[0].metrics
-    assert quality(stop=StopReason.CONTEXT_FULL).turns == ()
-    assert quality(stop=StopReason.CONTEXT_FULL).last == quality().means == {}
+    assert answered[1].metrics == {}
+    assert last_memory(answered) == last_memory(bad) == answered[0].metrics
+    assert quality(stop=StopReason.CONTEXT_FULL) == ()
+    assert last_memory(()) == {}
 
 
 def test_an_agent_that_carries_no_memory_holds_nothing_and_one_without_a_memory_has_only_shown_metrics():
     """The ablation `agent.carry_memory false` writes memories that the next turn does not get."""
     written = Turn("", "...", observation="Ada of the Mill", rewrite="<memory> Ada </memory>")
     done = quality(written, written)
-    assert [turn.wrote_memory for turn in done.turns] == [True, True]
+    assert [turn.wrote_memory for turn in done] == [True, True]
     zero = ("golden/held", "supporting/held", "memory/words", "memory/cut")
-    assert all(done.means[name] == 0.0 for name in zero) and "memory/copied" not in done.means
+    assert all(means(done)[name] == 0.0 for name in zero) and "memory/copied" not in means(done)
     read = quality(replace(written, rewrite=""), stop=StopReason.ANSWERED)
-    assert {name.split("/")[1] for name in read.means} == {"shown", "any_shown"} and read.last == {}
+    assert {name.split("/")[1] for name in means(read)} == {"shown", "any_shown"} and last_memory(read) == {}
 
 
 def test_lost_refers_to_the_previous_memory():
     """Held, lost, still missing, held again."""
     memories = ("", "Ada, Mill", "Mill", "Mill, Lake", "Ada, Mill, Lake")
-    turns = quality(*(searched(old, "-", new) for old, new in itertools.pairwise(memories))).turns
-    assert [turn.golden.lost for turn in turns] == [(), ("Ada",), (), ()]
+    turns = quality(*(searched(old, "-", new) for old, new in itertools.pairwise(memories)))
+    assert [turn.names["golden"].lost for turn in turns] == [(), ("Ada",), (), ()]
     assert [turn.metrics.get("golden/lost") for turn in turns] == [None, 1.0, None, None]
     assert [turn.metrics.get("supporting/lost") for turn in turns] == [None, 0.0, 0.0, 0.0]
 
 
 # --- copying ---
-
-
-@given(words, words)
-def test_runs_by_definition(memory, source):
-    joined = f" {' '.join(source)} "
-    for end, length in enumerate(common_runs(memory, source).tolist(), start=1):
-        holds = [f" {' '.join(memory[start:end])} " in joined for start in range(end)]
-        assert length == next((end - start for start in range(end) if holds[start]), 0)
 
 
 @given(words.filter(len), words, st.integers(1, 6))
@@ -164,12 +162,12 @@ def test_copied_tokens_by_definition(memory, source, minimum):
     for start in range(len(memory) - min_copied_run + 1):
         if f" {' '.join(memory[start : start + min_copied_run])} " in joined:
             copied |= set(range(start, start + min_copied_run))
-    assert copied_fraction(common_runs(memory, source), minimum) == pytest.approx(len(copied) / len(memory))
+    assert copied_fraction(memory, source, minimum) == pytest.approx(len(copied) / len(memory))
 
 
 def test_copying_is_case_sensitive_and_ignores_white_space():
     assert tokenize("Ada's  mill,\n1850.") == ["Ada", "'", "s", "mill", ",", "1850", "."]
-    numbers = quality(searched("", "She built the old mill.", "she\nbuilt  the old mill .")).turns[0].metrics
+    numbers = quality(searched("", "She built the old mill.", "she\nbuilt  the old mill ."))[0].metrics
     assert numbers["memory/copied"] == pytest.approx(5 / 6)
 
 
@@ -181,7 +179,7 @@ def test_copying_is_case_sensitive_and_ignores_white_space():
     [("a b c d", "a b c d", 0), ("a b c d", "x y", 1), ("a b c d", "a b x", 3 / 7), ("a b", "a b c d", 2 / 6)],
 )
 def test_change_between_memories(old, new, changed):
-    assert quality(searched(old, "-", new)).turns[0].metrics["memory/changed"] == pytest.approx(changed)
+    assert quality(searched(old, "-", new))[0].metrics["memory/changed"] == pytest.approx(changed)
 
 
 # --- means ---
@@ -189,6 +187,6 @@ def test_change_between_memories(old, new, changed):
 
 def test_means_are_over_the_turns_that_have_a_metric():
     keeps = quality(searched("", "Ada", "Ada"), searched("Ada", "Ada", "Ada"), searched("Ada", "Ada", "fog"))
-    assert keeps.means["golden/held"] == pytest.approx(2 / 3) and keeps.means["golden/lost"] == 0.5
-    assert keeps.last["golden/held"] == 0.0
+    assert means(keeps)["golden/held"] == pytest.approx(2 / 3) and means(keeps)["golden/lost"] == 0.5
+    assert last_memory(keeps)["golden/held"] == 0.0
     assert metric_columns([{"a": 1.0}, {"b": 2.0}, {"a": 3.0}]) == {"a": [1.0, 3.0], "b": [2.0]}

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.report.evaluation import metrics_table, result_tables
 from memsearcher_jax.report.page import charts, tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
 from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, distinct_labels, groups_of, read_run
@@ -89,12 +90,14 @@ def _about(run: RunData, other: RunData | None) -> str:
 
 
 def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
-    parts = tables.evaluation_tables(run.results)
-    parts += [tables.results_table(run, other)] if run.results.get("metrics") else []
+    metrics = {one.name: one.results.get("metrics", {}) for one in (run, other) if one}
+    found = result_tables(run.results) if "evaluation" in run.results else []
+    found += [metrics_table(metrics if other else {"value": metrics[run.name]})] if metrics[run.name] else []
+    parts = list(map(tables.result_table, found))
     if groups:
         parts.append(tables.stops_table(groups))
         parts += [tables.accuracy_table(groups, name) for name in BREAKDOWNS]
-        parts.append(tables.datasets_table(groups))
+        parts.append(tables.datasets_table(groups) if other or "evaluation" not in run.results else "")
     if run.steps:
         parts.append(tables.steps_tables(run.steps))
     return parts
@@ -114,10 +117,12 @@ def web_file(name: str) -> str:
     return (files("memsearcher_jax.report.page") / "web" / name).read_text(encoding="utf-8")
 
 
-def content_security_policy(style: str, *scripts: str) -> str:
-    """A policy that allows this style, these scripts and no network."""
-    style_hash, *script_hashes = (
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, *scripts)
+def content_security_policy(style: str, script: str) -> str:
+    """A policy that allows this style, this script and no network."""
+    style_hash, script_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)
     )
-    allowed = " ".join(script_hashes) or "'none'"
-    return f"default-src 'none'; style-src {style_hash}; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; "
+        "form-action 'none'"
+    )

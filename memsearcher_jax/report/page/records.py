@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memsearcher_jax.jsonl import encode_float, encode_floats
 from memsearcher_jax.report.console import safe_text, search_results
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
-from memsearcher_jax.report.memory_quality import NameTrace, TrajectoryQuality, TurnQuality, memory_quality
+from memsearcher_jax.report.memory_quality import TurnQuality, memory_quality
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
 
 BLOCK_SIZE = 50  # trajectories or passages
@@ -36,7 +35,7 @@ class TrajectoryRecords:
 
     index: list[dict[str, Any]] = field(default_factory=list)
     trajectories: list[dict[str, Any]] = field(default_factory=list)
-    qualities: list[TrajectoryQuality] = field(default_factory=list)
+    qualities: list[tuple[TurnQuality, ...]] = field(default_factory=list)
     passage_ids: dict[str, int] = field(default_factory=dict)  # contents to position in the page's passages
 
     def add(self, scored: ScoredTrajectory, summary: TrajectorySummary) -> None:
@@ -59,7 +58,7 @@ class TrajectoryRecords:
         }
         turns, memory = [], ""
         lengths = (*summary.context_lengths, *[None] * len(outcome.turns))
-        for turn, turn_quality, tokens in zip(outcome.turns, quality.turns, lengths, strict=False):
+        for turn, turn_quality, tokens in zip(outcome.turns, quality, lengths, strict=False):
             turns.append(self._turn(turn, turn_quality, memory) | {"tokens": tokens})
             memory = turn.new_memory
         details = {
@@ -98,17 +97,12 @@ class TrajectoryRecords:
             "rewrite": "" if turn.new_memory else turn.rewrite,
             "new_memory": turn.new_memory,
             "has_memory": bool(turn.memory or turn.rewrite),
-            "golden": _name_lists(quality.golden),
-            "supporting": _name_lists(quality.supporting),
-            "copied": quality.text.get("copied"),
+            **{name: asdict(trace) for name, trace in quality.names.items()},  # golden and supporting
+            "copied": quality.metrics.get("memory/copied"),
         }
 
     def _passage_id(self, contents: str) -> int:
         return self.passage_ids.setdefault(sanitize(contents), len(self.passage_ids))
-
-
-def _name_lists(trace: NameTrace | None) -> dict[str, Sequence[str] | None] | None:
-    return trace and {"shown": trace.shown, "held": trace.held, "lost": trace.lost}
 
 
 def sanitize(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -12,10 +12,10 @@ from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricName
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
-from memsearcher_jax.report.evaluation import JUDGE_COLUMNS, SCORES, SHOWN, summarize
+from memsearcher_jax.report.evaluation import SHOWN, Cell, ResultTable, means_table, summarize
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label, percent
-from memsearcher_jax.report.memory_quality import TrajectoryQuality, metric_columns
-from memsearcher_jax.report.page.run_data import RunData, TrajectoryGroup, correct_counts
+from memsearcher_jax.report.memory_quality import TurnQuality, last_memory, metric_columns
+from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts
 from memsearcher_jax.report.statistics import mean, wilson_interval
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
@@ -81,52 +81,14 @@ def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
     return f'<dl class="tiles">{"".join(cells)}</dl><p class="note">{escape_html(note)}</p>'
 
 
-def results_table(run: RunData, other: RunData | None) -> str:
-    """The metrics of an evaluation; with another one, also its metrics and the differences."""
-    found = [one.results.get("metrics", {}) for one in (run, other) if one]
-    known = [{name: value for name, value in one.items() if value is not None} for one in found]
-    rows = []
-    for name in dict.fromkeys(name for one in known for name in one if not name.startswith(STOP_PREFIX)):
-        values = [one.get(name, math.nan) for one in known]
-        values += [values[0] - values[1]] if other else []
-        rows.append((escape_html(label(name)), *(format_metric(name, value) for value in values)))
-    return table("Metrics", ("metric", *((run.name, other.name, "difference") if other else ("value",))), rows)
+def result_table(of: ResultTable) -> str:
+    def cell(content: Cell) -> str:
+        if isinstance(content, str):
+            return escape_html(content)
+        mean, low, high = content
+        return f"{mean} <small>{low} to {high}</small>"
 
-
-def evaluation_tables(results: Mapping[str, Any]) -> list[str]:
-    """What an evaluation prints: scores by benchmark, average and type of question, and what a judge says."""
-    parts = []
-    evaluation = results.get("evaluation", {})
-    benchmarks = evaluation.get("benchmarks", {})
-    names = [name for name in SCORES if any(name in one["scores"] for one in benchmarks.values())]
-    if names:
-        averages = evaluation["averages"] if len(benchmarks) > 1 else {}
-        rows = [_scores_row(name, one["questions"], one["scores"], names) for name, one in benchmarks.items()]
-        rows += [_scores_row(label(name), "", scores, names) for name, scores in averages.items()]
-        head = ("benchmark", "questions", *map(label, names))
-        parts.append(table("Benchmarks", head, rows, note="Percent, with 95 % intervals over questions."))
-    for name, one in benchmarks.items():
-        rows = [
-            _scores_row(kind, mean["streams"], {"accuracy": mean}, ["accuracy"]) for kind, mean in one["types"].items()
-        ]
-        if rows:
-            parts.append(table(f"Types of questions of {name}", ("type", "streams", "accuracy"), rows))
-    if judged := results.get("judge"):
-        names = ["accuracy", *JUDGE_COLUMNS]
-        rows = [_scores_row(name, one["questions"] - one["unjudged"], one, names) for name, one in judged.items()]
-        parts.append(table("Answers, judged", ("benchmark", "judged", *map(label, names)), rows))
-    return parts
-
-
-def _scores_row(name: str, count: object, scores: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    """Fractions in percent, those that have one with their interval; a dash where one is not known."""
-    cells = []
-    for column in columns:
-        score = scores.get(column)
-        mean, *ends = (score["mean"], score["low"], score["high"]) if isinstance(score, Mapping) else (score,)
-        interval = f" <small>{percent(ends[0])} to {percent(ends[1])}</small>" if ends and mean is not None else ""
-        cells.append("–" if mean is None else percent(mean) + interval)
-    return [escape_html(name), str(count), *cells]
+    return table(of.title, of.columns, [list(map(cell, row)) for row in of.rows], note=of.note)
 
 
 def steps_tables(steps: Sequence[Metrics]) -> str:
@@ -200,29 +162,22 @@ def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
 
 def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
     """The means of each dataset; "" for a single dataset."""
-    summaries = [summary for group in groups for summary in group.summaries]
-    datasets = sorted({summary.dataset for summary in summaries})
-    if len(datasets) < 2:
-        return ""
-    columns, rows = [name for name in summarize(summaries) if name in SHOWN], []
+    means: dict[str, dict[str, float]] = {}
+    datasets = sorted({summary.dataset for group in groups for summary in group.summaries})
     for group in groups:
         for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
-                metrics = summarize(chosen)  # without scores, if all of them were lost
-                title = escape_html(name or "unnamed")
-                if len(groups) > 1:
-                    title += f" <small>{escape_html(group.label)}</small>"
-                cells = [format_metric(column, metrics.get(column, math.nan)) for column in columns]
-                rows.append([title, f"{len(chosen):,}", *cells])
-    return table("Results by dataset", ("dataset", "questions", *map(label, columns)), rows)
+                title = f"{name or 'unnamed'}, {group.label}" if len(groups) > 1 else name or "unnamed"
+                means[title] = {"questions": len(chosen)} | summarize(chosen)  # without scores, if all were lost
+    return result_table(means_table("Results by dataset", ("questions", *SHOWN), means)) if len(datasets) > 1 else ""
 
 
-def memory_table(qualities: Sequence[TrajectoryQuality]) -> str:
+def memory_table(qualities: Sequence[Sequence[TurnQuality]]) -> str:
     """The metrics of docs/evaluate.md over the page's trajectories; "" if none wrote a memory."""
-    if not any(turn.wrote_memory for quality in qualities for turn in quality.turns):
+    if not any(turn.wrote_memory for turns in qualities for turn in turns):
         return ""
-    over_turns = metric_columns(turn.metrics for quality in qualities for turn in quality.turns)
-    at_the_end = metric_columns(quality.last for quality in qualities)
+    over_turns = metric_columns(turn.metrics for turns in qualities for turn in turns)
+    at_the_end = metric_columns(map(last_memory, qualities))
     rows = []
     for name in over_turns:
         columns = (over_turns[name], at_the_end.get(name, []))

@@ -117,7 +117,7 @@ def test_an_evaluation_with_known_numbers(tmp_path):
     results = {
         "checkpoint": "x/qwen",
         "step": 30,
-        "metrics": {"exact_match": 0.5, "nq/f1": 0.25, "accuracy": None, "stop/fault": 0},
+        "metrics": {"exact_match": 0.5, "nq/f1": 0.25, "stop/fault": 0},
     }
     page, counts = page_of(evaluation(tmp_path / "ev", trajectories, results=results))
     assert counts == {"read": 4, "shown": 4}
@@ -136,10 +136,12 @@ def test_an_evaluation_with_known_numbers(tmp_path):
 def test_a_page_has_what_the_evaluation_printed(tmp_path):
     score = {"mean": 0.5, "low": 0.25, "high": 0.75}
     group = {"questions": 2, "scores": {"accuracy": score}, "types": {"multi-session": score | {"streams": 1}}}
+    group |= {"turns": 3.0}
     judge = {"questions": 3, "unjudged": 1, "accuracy": score, "agreement_with_exact_match": 1.0}
     results = {
         "evaluation": {
             "benchmarks": {"nq": group, "<b>": group | {"types": {}}},
+            "by_length": {},
             "averages": {"macro": group["scores"]},
         },
         "judge": {"nq": judge | {"calibration_error": None}, "popqa": {"questions": 2, "unjudged": 2}},
@@ -148,6 +150,7 @@ def test_a_page_has_what_the_evaluation_printed(tmp_path):
     cell = "50.0 25.0 to 75.0"
     assert rows(page, "Benchmarks")[1:] == [["nq", "2", cell], ["<b>", "2", cell], ["average", "", cell]]
     assert rows(page, "Types of questions of nq")[1:] == [["multi-session", "1", cell]]
+    assert rows(page, "Cost") == [["benchmark", "turns"], ["nq", "3"], ["<b>", "3"]]
     assert rows(page, "Answers, judged")[1:] == [["nq", "2", cell, "100.0", "–", "–"], ["popqa", "0", *"––––"]]
 
 
@@ -178,7 +181,7 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
     lost = scored(metadata={"source": "popqa"}, stop=StopReason.SEARCH_FAILED, answer="", reward=math.nan)
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(metadata={"source": "nq"}), replace(lost, scores={})]))
     head, nq, popqa = rows(page, "Results by dataset")
-    assert head[:6] == ["dataset", "questions", "EM", "F1", "cover-EM", "reward"]
+    assert head[:6] == ["benchmark", "questions", "EM", "F1", "cover-EM", "reward"]
     assert nq[:6] == ["nq", "1", "100.0 %", "100.0 %", "100.0 %", "1"]
     assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0.0 %"]
 
