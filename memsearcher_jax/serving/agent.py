@@ -120,9 +120,9 @@ class AgentService:
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     @property
-    def reads_texts(self) -> bool:
-        """Whether the agent reads texts into a memory; otherwise it is asked questions."""
-        return isinstance(self.run.agent, ReadingAgent)
+    def reader(self) -> ReadingAgent | None:
+        """The agent, if it reads texts into a memory; otherwise it is asked questions."""
+        return self.run.agent if isinstance(self.run.agent, ReadingAgent) else None
 
     @property
     def active(self) -> int:
@@ -151,10 +151,10 @@ class AgentService:
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams
     ) -> AsyncGenerator[Event | Rollout]:
-        """The events of reading the texts, in chunks, into a memory, None for a new one; `remembered` gives the new one
-        of what its workflow returned."""
-        agent, tokenizer = self.run.agent, self.run.tokenizer
-        assert isinstance(agent, ReadingAgent), "only these memorize"
+        """The events of reading the texts, in chunks, into a memory, None for a new one. `reader.remembered` gives the
+        memory that the workflow has written."""
+        agent, tokenizer = self.reader, self.run.tokenizer
+        assert agent is not None, "only readers memorize"
         limit = agent.chunk_tokens
 
         def chunks() -> tuple[str, ...]:
@@ -166,11 +166,6 @@ class AgentService:
         workflow = agent.start(problem, tokenizer, memory)
         async for event in self._events(workflow, params):
             yield event
-
-    def remembered(self, outcome: Outcome) -> Any:
-        """The memory that reading has written."""
-        assert isinstance(self.run.agent, ReadingAgent), "only these memorize"
-        return self.run.agent.remembered(outcome)
 
     async def recall(self, question: str, memory: Any) -> Completion:
         """Answers a question from a memory, with the completer of evaluations.

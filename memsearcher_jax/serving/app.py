@@ -15,12 +15,12 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
@@ -38,11 +38,8 @@ from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, ch
 from memsearcher_jax.serving.tools import make_tools
 from memsearcher_jax.types import StopReason
 
-WEB = {
-    "/": ("agent.html", "text/html"),
-    "/agent.js": ("agent.js", "text/javascript"),
-    "/agent.css": ("agent.css", "text/css"),
-}
+WEB = {"/": "agent.html", "/agent.js": "agent.js", "/agent.css": "agent.css"}
+FOLDER = Path(__file__).with_name("web")
 PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
@@ -150,13 +147,12 @@ def make_app(
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(error_body(500, f"{type(error).__name__}; see the server's log"), 500)
 
-    for path, (file, media_type) in WEB.items():
-        content = files("memsearcher_jax.serving").joinpath("web", file).read_text(encoding="utf-8")
-        response = Response(content, media_type=media_type, headers={"Content-Security-Policy": PAGE_POLICY})
+    for path, file in WEB.items():
+        response = FileResponse(FOLDER / file, headers={"Content-Security-Policy": PAGE_POLICY})
         app.router.routes.append(Route(path, response, methods=["GET"]))  # a response is an ASGI application
 
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memsearcher_jax"}
-    about |= {"workflow": agent.run.config.agent.workflow, "reads_texts": agent.reads_texts}
+    about |= {"workflow": agent.run.config.agent.workflow, "reads_texts": agent.reader is not None}
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -166,14 +162,10 @@ def make_app(
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [about]})
 
-    @app.get("/v1/models/{id:path}")
-    async def one_model(id: str) -> JSONResponse:
-        _check_model(id, name)
-        return JSONResponse(about)
-
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
-        _check_model(body.model, name)
+        if body.model != name:
+            raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
         for parameter, neutral in NEUTRAL.items():
             if (body.model_extra or {}).get(parameter) not in (None, neutral, [], {}):
                 raise HTTPException(400, f"{parameter}: the agent does not support it")
@@ -183,11 +175,11 @@ def make_app(
                 raise ValueError("the last message must have the role user: it is the question")
             await agent.check_question(last.text)
             texts = [message.text for message in earlier if message.text.strip()]
-            if agent.reads_texts:
+            if agent.reader:
                 check_text("\n".join(texts), "what the agent is to read, the messages before the question,")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reads_texts else len(earlier))
+        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reader else len(earlier))
         events = answer.events(texts, last.text)
         if not body.stream:
             whole = await _unless_disconnected(request, answer.whole(events))
@@ -199,11 +191,6 @@ def make_app(
         return StreamingResponse(answer.streamed(first, events, include_usage), media_type="text/event-stream")
 
     return app
-
-
-def _check_model(id: str, name: str) -> None:
-    if id != name:
-        raise HTTPException(404, f"model: {id[:100]!r} is not served: use {name!r}")
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event | None:
@@ -236,7 +223,7 @@ class _ChatCompletion:
 
     async def events(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
         """The events, the last of which has the type `end`. Raises HTTPException for what failed."""
-        if self.agent.reads_texts:
+        if self.agent.reader:
             events = self.agent.memorize(texts, None, self.params)
         else:
             events = self.agent.ask(question, self.params)
@@ -254,8 +241,8 @@ class _ChatCompletion:
     async def _end(self, finished: Rollout, question: str) -> Event:
         outcome, answered = finished.outcome, ""
         assert outcome is not None, "nothing pauses requests"
-        if outcome.stop is StopReason.STREAM_READ:
-            completion = await self.agent.recall(question, self.agent.remembered(outcome))
+        if (reader := self.agent.reader) and outcome.stop is StopReason.STREAM_READ:
+            completion = await self.agent.recall(question, reader.remembered(outcome))
             stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
             outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
         if outcome.stop.is_fault:

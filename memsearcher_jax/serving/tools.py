@@ -18,19 +18,14 @@ from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
-from memsearcher_jax.types import Outcome, StopReason
+from memsearcher_jax.types import Outcome, Passage, StopReason
 
 MAX_NAME = 200  # characters
 
 
-class Source(BaseModel):
-    id: str
-    contents: str
-
-
 class Answer(BaseModel):
     answer: str
-    sources: list[Source]  # passages that contain the answer
+    sources: list[Passage]  # those that contain the answer
 
 
 class Memorized(BaseModel):
@@ -43,7 +38,7 @@ def make_tools(agent: AgentService) -> MCPServer:
     """The tools of the agent; an error that a tool raises is a result with `is_error`."""
     server = MCPServer("memsearcher_jax", version=version("memsearcher_jax"), log_level="WARNING")
     memories: dict[str, Any] = {}
-    max_memories = agent.limits.max_memories
+    max_memories, reader = agent.limits.max_memories, agent.reader
     # Texts are added one by one. A lock exists while a request uses it: clients may send any number of names.
     locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -54,12 +49,12 @@ def make_tools(agent: AgentService) -> MCPServer:
             outcome = await _finish(agent.ask(question, RequestParams()), context)
             if outcome.stop is not StopReason.ANSWERED:
                 raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
-        sources = [Source(id=one.id, contents=one.contents) for one in sources_of(outcome)[0]]
-        return Answer(answer=outcome.answer, sources=sources)
+        return Answer(answer=outcome.answer, sources=sources_of(outcome)[0])
 
     async def memorize(text: str, context: Context, memory: str = "default") -> Memorized:
         """Read a text into a memory, which keeps what it knows from earlier texts. `memory`: the name of the memory."""
         with _tool_errors():
+            assert reader is not None, "only its tool"
             check_text(text, "the text")
             if len(memory) > MAX_NAME:
                 raise ValueError(f"the name of a memory has at most {MAX_NAME} characters")
@@ -70,7 +65,7 @@ def make_tools(agent: AgentService) -> MCPServer:
                 outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
                 if outcome.stop is not StopReason.STREAM_READ:
                     raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
-                memories[memory] = agent.remembered(outcome)
+                memories[memory] = reader.remembered(outcome)
         counts = outcome.counts
         return Memorized(chunks=len(outcome.turns), items=counts["memory_items"], tokens=counts["memory_tokens"])
 
@@ -85,7 +80,7 @@ def make_tools(agent: AgentService) -> MCPServer:
                 raise ValueError(f"no answer: {completion.error}")
         return completion.text
 
-    for tool in (memorize, recall) if agent.reads_texts else (ask,):
+    for tool in (memorize, recall) if reader else (ask,):
         server.tool()(tool)
     return server
 

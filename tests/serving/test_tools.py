@@ -86,7 +86,7 @@ def test_a_memory_agent_memorizes_and_recalls(serving, flags, tmp_path, fast_com
 
 def test_the_names_of_refused_memories_are_not_kept():
     """A client may send any number of them."""
-    agent = SimpleNamespace(limits=AgentLimits(max_memories=0), reads_texts=True)
+    agent = SimpleNamespace(limits=AgentLimits(max_memories=0), reader=True)
 
     def locks():
         return sum(type(one) is asyncio.Lock for one in gc.get_objects())
