@@ -13,28 +13,24 @@ if __name__ == "__main__":
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import tyro
 
-from memsearcher_jax.config import RunConfig, to_dict
+from memsearcher_jax.config import to_dict
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
-from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
 from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, has_ended
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.ending import RunEnded
@@ -43,10 +39,6 @@ from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
 from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder
 from memsearcher_jax.training.config import learning_rate_plan
 
-if TYPE_CHECKING:
-    from memsearcher_jax.rl.state import SavedProgress
-
-LAST_STEPS = 10  # over which the results of a run are means
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
 REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.py writes larger ones
 
@@ -117,7 +109,9 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             writer = None
             if hosts.first:
                 preconditions.print_skipped(run.problems)
-                for line in changes(out, config, start, weights=weights):
+                lines = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed]
+                lines += check_inputs(read_inputs(out), out, config, start.initial_step, weights=weights)
+                for line in lines:
                     print(f"{place}: {line}", file=sys.stderr)
                 kept = keep_inputs(out, config, start.initial_step)
                 start = replace(start, inputs=kept.hashes)
@@ -155,32 +149,16 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             print(f"{place}: step {steps} done, {format_metrics(metrics[-1])}{hint}")
 
 
-def changes(out: Path, config: RunConfig, start: SavedProgress, *, weights: bool) -> list[str]:
-    """What has changed since the checkpoint, a line each. Raises ValueError for inputs that must not."""
-    settings = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed]
-    return settings + check_inputs(read_inputs(out), out, config, start.initial_step, weights=weights)
-
-
 def finish(out: Path, place: object, remote: RemoteDir | None, settings: RLConfig) -> bool:
     """Writes the report and the results of a trained run; returns whether there is a report."""
     with cli.one_line_errors():
         if remote:
             remote.fetch_trajectories(REPORT_TRAJECTORIES // (settings.prompts_per_step * settings.group_size) + 1)
         reported = write_report(out, place)
-        outputs.write_json(out / RESULTS_FILE, last_steps(out))  # last: `has_ended` looks for it
+        outputs.write_json(out / RESULTS_FILE, {"steps": len(read_metrics(out / METRICS_FILE))})  # last: `has_ended`
         if remote:
             remote.send()
     return reported
-
-
-def last_steps(out: Path) -> dict[str, Any]:
-    """The results of training for its card: means over the last steps, with intervals over these steps."""
-    steps = read_metrics(out / METRICS_FILE)
-    last, rng = steps[-LAST_STEPS:], np.random.default_rng(0)
-    wanted = (MetricName.REWARD, MetricName.EXACT_MATCH)
-    names = [name for name in wanted if all(math.isfinite(step.get(name, math.nan)) for step in last)]
-    means = {str(name): asdict(mean_interval([step[name] for step in last], rng)) for name in names}
-    return {"steps": len(steps), "last_steps": len(last), "metrics": means}
 
 
 def write_report(out: Path, place: object) -> bool:

@@ -2,7 +2,7 @@
 
 RUN/run.json        the settings
 RUN/inputs.json     hashes of the data, the weights and other inputs
-RUN/results.json    of an evaluation, its results; of training, means over the last steps; written at the end
+RUN/results.json    of an evaluation, its results; of training, the number of steps; written at the end
 RUN/weights.json    of an evaluation, the checkpoint: a run that trains on has a newer one later
 """
 

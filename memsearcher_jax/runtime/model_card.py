@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.config import RunConfig, agent_of
-from memsearcher_jax.logs.run_facts import read_facts
+from memsearcher_jax.logs.metric_names import MetricName
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.plots import CURVES_FILE
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import EXPORT_FILE
@@ -16,6 +19,7 @@ from memsearcher_jax.runtime.inputs import read_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 MODEL_CARD = "README.md"
+LAST_STEPS, MEANS = 10, (MetricName.REWARD, MetricName.EXACT_MATCH)
 USE = """In a checkout of memsearcher_jax, after `pip install -e .`:
 
 ```bash
@@ -72,17 +76,15 @@ def _use(config: RunConfig | None, name: str, base: str, adapter: bool) -> str:
 
 
 def _training(directory: Path, run: Path) -> Iterator[str]:
-    results, program = read_facts(run).results, read_inputs(run).program
+    program = read_inputs(run).program
     if not program:
         return
-    program = program[-1]
-    yield f"## Training\n\nmemsearcher_jax {program['version']}, commit {program['commit'] or 'unknown'}.\n"
-    if "last_steps" in results:
-        means = (
-            f"{name} {value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
-            for name, value in results["metrics"].items()
-        )
-        yield f"{results['steps']} steps; means over the last {results['last_steps']}: {', '.join(means)}.\n"
+    yield f"## Training\n\nmemsearcher_jax {program[-1]['version']}, commit {program[-1]['commit'] or 'unknown'}.\n"
+    steps = read_metrics(run / METRICS_FILE) if (run / METRICS_FILE).is_file() else []
+    if last := steps[-LAST_STEPS:]:
+        shown = (name for name in MEANS if all(math.isfinite(step.get(name, math.nan)) for step in last))
+        means = (f"{name} {fmean(step[name] for step in last):.3f}" for name in shown)
+        yield f"{len(steps)} steps; means over the last {len(last)}: {', '.join(means)}.\n"
     if (run / CURVES_FILE).is_file():
         shutil.copyfile(run / CURVES_FILE, directory / CURVES_FILE)
         yield f"![Learning curves]({CURVES_FILE})\n"

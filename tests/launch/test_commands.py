@@ -30,8 +30,7 @@ def test_a_run_writes_its_files_and_metrics(finished):
     }
     facts = read_facts(finished)
     assert facts.training and facts.settings["rl"]["steps"] == 2
-    assert facts.results["steps"] == facts.results["last_steps"] == 2
-    assert set(facts.results["metrics"]["exact_match"]) == {"mean", "low", "high"}
+    assert facts.results == {"steps": 2}
     result = json.loads(finished.with_suffix(".json").read_text())
     assert result == {"run": str(finished), "metrics": read_metrics(finished / "metrics.jsonl")}
 

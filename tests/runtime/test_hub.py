@@ -135,10 +135,9 @@ def run(tmp_path, monkeypatch):
     run_dir.write_run_config(
         folder, config(model__path="Qwen/Qwen2.5-7B@" + "0" * 40, retrieval__corpus="/home/me/wiki")
     )
-    interval = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    results = {"steps": 30, "last_steps": 10, "metrics": {"reward": interval}}
+    steps = (json.dumps({"step": number, "reward": 0.4 + 0.2 * (number % 2)}) for number in range(30))
     (folder / "inputs.json").write_text(json.dumps({"program": [{"version": "0.2.0", "commit": "abc"}]}))
-    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "metrics.jsonl").write_text("\n".join(steps))
     (folder / "curves.png").write_bytes(b"png")
     return folder
 
@@ -153,6 +152,6 @@ def test_a_model_card_is_made_from_the_run(run, tmp_path):
         "Qwen/Qwen2.5-7B",
         "transformers",
     )
-    assert "30 steps; means over the last 10: reward 0.500 [0.400, 0.600]." in card.text
+    assert "30 steps; means over the last 10: reward 0.500." in card.text
     assert "memsearcher.json" in card.text and "/home/me" not in card.text
     assert "commit abc" in card.text and (out / "curves.png").read_bytes() == b"png"
