@@ -27,13 +27,13 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_floats, encode_line, numbered_lines, parse_object
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -51,9 +51,6 @@ from memsearcher_jax.types import (
     TrajectorySummary,
     Turn,
 )
-
-_GZIP_WBITS = 16 + zlib.MAX_WBITS
-_READ_BYTES = 1 << 20
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -84,21 +81,12 @@ def read_trajectories(path: str | Path) -> Iterator[ScoredTrajectory]:
         yield decode_trajectory(where, line)
 
 
-def open_log(path: Path) -> BinaryIO:
-    """Open a log for `append_trajectory`; it is created if it does not exist.
-
-    Each line is a gzip member of its own, so a killed process loses no trajectory that it had finished: an incomplete
-    last member is removed first. One process at most may append; others may read at the same time.
-
-    Raises ValueError if the file is damaged before its last line.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    truncate_incomplete(path)
-    return path.open("ab")
-
-
 def append_trajectory(log: BinaryIO, scored: ScoredTrajectory) -> None:
-    """Append one trajectory; it is on disk when this returns."""
+    """Append one trajectory to a log, a file opened with "ab"; it is on disk when this returns.
+
+    Each line is a gzip member of its own, so a killed process loses no trajectory that it had finished. One process at
+    most may append, after `clean_log`; others may read at the same time.
+    """
     log.write(compress_trajectories([scored]))
     log.flush()
     os.fsync(log.fileno())
@@ -114,40 +102,27 @@ def read_log(path: Path) -> Iterator[ScoredTrajectory]:
 
 
 def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """As `numbered_lines`, without an incomplete end, such as a log has that is being written to.
+    """As `numbered_lines`, without an incomplete end: of a log that is being written to, or whose process was killed.
 
     Raises ValueError if the file is damaged elsewhere.
     """
-    lines = (line for _, text in _gzip_members(path) for line in text.splitlines())
-    for number, line in enumerate(lines, start=1):
-        yield f"{path}:{number}", line
+    try:
+        yield from numbered_lines(path)
+    except ValueError as error:
+        if not isinstance(error.__cause__, EOFError):
+            raise
 
 
-def truncate_incomplete(path: Path) -> None:
-    """Remove the bytes after the last complete line of a log, if there is one; a complete file is not touched."""
-    if path.exists():
-        complete = max((end for end, _ in _gzip_members(path)), default=0)
-        if path.stat().st_size > complete:
-            os.truncate(path, complete)
-
-
-def _gzip_members(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(end offset, text) of each complete member. Only a truncated last member is skipped; other errors are damage."""
-    text, member = [], zlib.decompressobj(_GZIP_WBITS)
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            while chunk:
-                try:
-                    text.append(member.decompress(chunk))
-                except zlib.error as error:
-                    raise ValueError(
-                        f"{path}: compressed data is damaged ({error}): move the file away; "
-                        "--resume then answers its questions again"
-                    ) from error
-                chunk = member.unused_data
-                if member.eof:
-                    yield file.tell() - len(chunk), b"".join(text)
-                    text, member = [], zlib.decompressobj(_GZIP_WBITS)
+def clean_log(path: Path, keep: Callable[[ScoredTrajectory], bool]) -> None:
+    """Remove an incomplete end, and the trajectories that are not to be kept. Raises ValueError if it is damaged."""
+    logged = list(read_log(path))
+    kept = list(filter(keep, logged))
+    try:
+        complete = len(kept) == sum(1 for _ in numbered_lines(path))
+    except ValueError:
+        complete = False
+    if not complete:
+        atomic_write(path, b"".join(compress_trajectories([scored]) for scored in kept))
 
 
 def encode_trajectory(scored: ScoredTrajectory) -> bytes:

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import jax
 
-from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.trajectories import (
-    append_trajectory,
-    compress_trajectories,
-    open_log,
-    read_log,
-    summarize_trajectory,
-    truncate_incomplete,
-)
+from memsearcher_jax.logs.trajectories import append_trajectory, clean_log, read_log, summarize_trajectory
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
@@ -97,15 +89,11 @@ class Evaluator:
 def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> dict[str, TrajectorySummary]:
     """What all hosts of an evaluation of `problems` have written to `folder` so far, by the question's id.
 
-    An incomplete last line, left by a killed process, is cut off in the files that belong to this host.
     Raises ValueError if a file is damaged, or holds anything but these questions, once each.
     """
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
-    own = _own_files(folder, hosts)
     for path in sorted(folder.glob("host_*.jsonl.gz")):
-        if path in own:
-            truncate_incomplete(path)
         for scored in read_log(path):
             problem = scored.trajectory.problem
             if problem != problem_by_id.get(problem.id):
@@ -119,13 +107,10 @@ def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> d
 def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
     """Removes the trajectories that were lost to faults from the files of this host: their questions are asked again.
 
-    Raises ValueError if a file is damaged.
+    Also removes an incomplete last line, left by a killed process. Raises ValueError if a file is damaged.
     """
     for path in _own_files(folder, hosts):
-        logged = list(read_log(path))
-        kept = [scored for scored in logged if not scored.trajectory.outcome.stop.is_fault]
-        if len(kept) < len(logged):
-            atomic_write(path, b"".join(compress_trajectories([scored]) for scored in kept))
+        clean_log(path, lambda scored: not scored.trajectory.outcome.stop.is_fault)
 
 
 def missing_jobs(problems: Sequence[Problem], done: Collection[str], hosts: Hosts) -> list[Job]:
@@ -150,7 +135,8 @@ def evaluate_to_folder(
     answerer are rewarded as many at a time as there are slots: a killed evaluation loses these at most.
     """
     key, notify = evaluation_key(run), lambda line: None
-    with open_log(folder / HOST_FILE.format(hosts.index)) as log:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / HOST_FILE.format(hosts.index), "ab") as log:
 
         def write(scored: ScoredTrajectory) -> None:
             append_trajectory(log, scored)

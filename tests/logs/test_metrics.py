@@ -13,6 +13,10 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 
 
+def full_disk(_):
+    raise OSError
+
+
 def write_steps(directory, steps, **options):
     with MetricsWriter(directory, **options) as writer:
         for step in steps:
@@ -39,17 +43,31 @@ def test_every_finite_float_round_trips(value):
     assert decode_float(json.loads(line, parse_constant=pytest.fail)["x"]) == value
 
 
-def test_resume_drops_the_steps_that_will_run_again_and_a_line_that_was_cut_off(tmp_path):
+def test_resume_drops_the_steps_that_will_run_again(tmp_path):
     write_steps(tmp_path, range(6))
     path = tmp_path / "metrics.jsonl"
     before = path.read_text().splitlines()
     with pytest.raises(ValueError, match="earlier run"):
         MetricsWriter(tmp_path)
-    path.write_text(path.read_text() + '{"step": 6, "rew')
-    assert len(read_metrics(path)) == 6
     write_steps(tmp_path, range(4, 8), resume_step=4)
     assert [metrics["step"] for metrics in read_metrics(path)] == list(range(8))
     assert path.read_text().splitlines()[:4] == before[:4]
+
+
+def test_what_could_not_be_written_is_written_with_the_next_step(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(tmp_path, trackers=()) as writer:
+        writer.write(0, {"reward": 0.0})
+        with monkeypatch.context() as full, pytest.raises(OSError):
+            full.setattr("os.fsync", full_disk)
+            writer.write(1, {"reward": 0.1})
+        assert [metrics["step"] for metrics in read_metrics(path)] == [0]
+        writer.write(2, {"reward": 0.2})
+        assert [metrics["step"] for metrics in read_metrics(path)] == [0, 1, 2]
+        with monkeypatch.context() as full, pytest.raises(OSError):
+            full.setattr("os.fsync", full_disk)
+            writer.write(3, {"reward": 0.3})
+    assert len(read_metrics(path)) == 4, "the last chance is the end"
 
 
 def test_what_an_earlier_run_lacked_is_added_to_its_last_step(tmp_path):
@@ -108,9 +126,6 @@ def tfrecords(data):
 
 
 def test_a_failed_atomic_write_keeps_the_old_file_and_removes_the_temporary_one(tmp_path, monkeypatch):
-    def full_disk(_):
-        raise OSError
-
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr("os.fsync", full_disk)

@@ -10,10 +10,11 @@ from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.logs.trajectories import append_trajectory, open_log
+from memsearcher_jax.logs.trajectories import append_trajectory
 from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
     HOST_FILE,
+    drop_lost_trajectories,
     evaluate,
     evaluate_to_folder,
     evaluation_problems,
@@ -97,7 +98,7 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
 
 
 def test_a_changed_question_is_an_error(tmp_path):
-    with open_log(tmp_path / HOST_FILE.format(0)) as log:
+    with (tmp_path / HOST_FILE.format(0)).open("ab") as log:
         append_trajectory(log, score(trajectory(problem("q"))))
     assert list(read_summaries(tmp_path, [problem("q"), problem("r")], Hosts())) == ["q"]
     for others in ([problem("r")], [problem("q", question="Whom?")], [problem("q", "nq")]):
@@ -105,15 +106,16 @@ def test_a_changed_question_is_an_error(tmp_path):
             read_summaries(tmp_path, others, Hosts())
 
 
-def test_only_the_host_of_a_file_truncates_a_torn_line(tmp_path):
+def test_only_the_host_of_a_file_removes_a_torn_line(tmp_path):
     """Another host may be writing to it."""
     files = [tmp_path / HOST_FILE.format(number) for number in range(2)]
     for file in files:
-        with open_log(file) as log:
+        with file.open("ab") as log:
             append_trajectory(log, score(trajectory(problem(file.name))))
         file.write_bytes(file.read_bytes() + file.read_bytes()[:9])
     sizes = [file.stat().st_size for file in files]
     assert len(read_summaries(tmp_path, [problem(file.name) for file in files], Hosts(1, 2))) == 2
+    drop_lost_trajectories(tmp_path, Hosts(1, 2))
     assert [file.stat().st_size for file in files] == [sizes[0], sizes[1] - 9]
 
 

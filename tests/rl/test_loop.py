@@ -12,6 +12,8 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.logs import metrics as metrics_log
+from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import loop, recorder
@@ -262,16 +264,15 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(scripted):
 
 
 def test_metrics_and_trajectories_that_cannot_be_written_are_written_later(scripted, monkeypatch):
-    run, failures = scripted(), {"trajectories": 3, "metrics": 2}
+    run, failures = scripted(), {"trajectories": 3, "metrics": 3}
 
     def fails(what):
         failures[what] -= 1
         if run.state.step > 1 and failures[what] >= 0:
             raise FULL
 
-    write, flush = recorder.atomic_write, MetricsWriter.flush
-    monkeypatch.setattr(recorder, "atomic_write", lambda *args: fails("trajectories") or write(*args))
-    monkeypatch.setattr(MetricsWriter, "flush", lambda writer: fails("metrics") or flush(writer))
+    for module, what in ((recorder, "trajectories"), (metrics_log, "metrics")):
+        monkeypatch.setattr(module, "atomic_write", lambda *args, what=what: fails(what) or atomic_write(*args))
     run.train()
     assert run.steps() == (list(range(STEPS)), list(range(STEPS)))
     assert [one.trajectory.rollout for one in read_trajectories(step_path(run.out, 2))] == [0, 1] * 2
