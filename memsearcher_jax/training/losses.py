@@ -53,15 +53,14 @@ def sft_loss(
 ) -> tuple[jax.Array, Metrics]:
     """Cross entropy of the trained tokens: up to a constant the forward KL divergence from whoever sampled them.
 
-    Metrics: `forward_kl`, an estimate of that divergence from the log-probabilities that were recorded, 0 for those of
-    a program; `frac_confident`, the share of tokens with a probability above 0.5.
+    The metric `forward_kl` estimates that divergence from the log-probabilities that were recorded; those of a program
+    are 0.
     """
     loss = masked.weighted_sum(-logprob_BT, weight_BT)
     return loss, {
         "loss": loss,
         "forward_kl": masked.mean(batch.old_logprob_BT - logprob_BT, batch.mask_BT),
         "entropy": _token_mean(entropy_BT, batch),
-        "frac_confident": masked.mean(logprob_BT > jnp.log(0.5), batch.mask_BT),
         "trained_tokens": jnp.sum(batch.mask_BT != 0),
     }
 

@@ -86,6 +86,6 @@ def test_a_silent_phase_is_reported_with_its_time():
     stream = io.StringIO()
     with Progress("train", 1, quiet_s=0.5, stream=stream) as progress:
         progress.activity("update")
-        time.sleep(2.5)
+        time.sleep(1.4)
     lines = stream.getvalue().splitlines()
     assert lines and re.fullmatch(r"train 0/1  update … [12] s", lines[-1])

@@ -14,6 +14,7 @@ from memsearcher_jax.ops import attention
 from memsearcher_jax.ops.axes import as_bits, from_bits
 
 common_pages = jax.jit(kv_cache.common_pages, static_argnums=0)
+view_of = jax.jit(CacheView.of)
 WIDTH = 64  # tokens of a chunk
 HELD = (700, 0, 530, 511)  # tokens that each context holds before: several pages, none, about four pages of 128
 NEW = (130, 64, 1, 65)  # tokens that are added to each context
@@ -48,7 +49,7 @@ def feed(forward):
         real_B = np.full(B, width) if real_B is None else np.asarray(real_B)
         position_BT = rows.length_B[:, None] + np.arange(width)
         segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-        view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), *[jnp.asarray(rows.length_B)] * 2)
+        view = view_of(rows.cache, rows.table_BN, *[rows.length_B] * 2)
         logits_BTV, rows.cache = forward(params, config, ids_BT, position_BT, segment_BT, view)
         rows.length_B = rows.length_B + real_B.astype(np.int32)
         return np.asarray(logits_BTV)
@@ -167,7 +168,7 @@ def test_append_writes_the_real_tokens_and_nothing_else(width, page_tokens, base
     new = [rng.standard_normal((L, len(cases), K, width, H)).astype(np.float32) for _ in range(2)]
     length_B, real_B = (np.array(x, np.int32) for x in zip(*cases, strict=True))
     segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-    view = CacheView.of(rows.cache, jnp.asarray(rows.table_BN), *[jnp.asarray(length_B)] * 2)
+    view = view_of(rows.cache, rows.table_BN, *[length_B] * 2)
     written = replace(rows, cache=jax.jit(CacheView.append)(view, *map(jnp.asarray, new), jnp.asarray(segment_BT)))
     for row, (length, real) in enumerate(cases):
         (k_LKHC, v_LKCH), end = rows.entries(row), min(length + real, capacity)
@@ -223,7 +224,7 @@ def test_chunks_attend_to_their_context_and_to_each_other(base, make_params, for
     fill(params, base, rows, [ids_T[:held] for ids_T, held in zip(contexts, HELD, strict=True)])
     (ids_1T, position_1T, segment_1T), chunks = block_of(contexts, rows.table_BN, (3, 1, 0, 2), chunks=8)
     assert ids_1T.shape[1] > 2 * attention.QUERY_BLOCK
-    view = CacheView.of(rows.cache, *map(jnp.asarray, chunks))
+    view = view_of(rows.cache, *chunks)
     logits_1TV, rows.cache = forward(params, base, ids_1T, position_1T, segment_1T, view)
     logits_1TV = np.asarray(logits_1TV)
     for number, ids_T in enumerate(contexts):

@@ -15,6 +15,7 @@ from memsearcher_jax.ops import paged_attention as kernels
 from memsearcher_jax.ops.attention import combine, normalize, partial_attention
 from memsearcher_jax.ops.quantization import quantize, rounded
 
+rotate = jax.jit(apply_rope)
 LAYERS, LAYER, PAGE, PAGES_PER_CHUNK = 2, 1, 8, 5
 LENGTHS = {
     "ragged": (0, 5, 8, 40, 17, 1),  # a whole group of six chunks, one of them without entries
@@ -109,30 +110,27 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
     q_AKG1H, pool, table_AN = random(A, K, G, 1, H), pools(random, A, K, H), page_table(A)
     own, buffer = (random(A, K, 1, H), random(A, K, 1, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
     own[1][2, :, 0, 0] = np.inf
-    rotation = rope_rotation(length_A[:, None], H, 10_000.0)
+    rotation = jax.jit(rope_rotation, static_argnums=(1, 2))(length_A[:, None], H, 10_000.0)
     buffer[0][:, :, :, used:] = np.nan  # a key that is NaN says nothing to those who do not see it
     stored, pool = in_int8(*pool) if int8 else (pool, pool)
-    k_AK1H, v_AK1H = np.array(jax.jit(apply_rope)(own[0], rotation)), own[1].copy()
+    k_AK1H, v_AK1H = np.array(rotate(own[0], rotation)), own[1].copy()
     if int8:
         k_AK1H, v_AK1H = np.array(jax.jit(rounded)(k_AK1H)), np.array(jax.jit(rounded)(v_AK1H))
     k_AK1H[2], v_AK1H[2] = np.nan, 0
 
-    @jax.jit
-    def plain(q_AKG1H):
-        rotated_AKG1H = apply_rope(q_AKG1H.reshape(A, K * G, 1, H), rotation).reshape(q_AKG1H.shape)
-        k_AKCH, v_AKCH = (
-            np.concatenate([old[LAYER, :, :, :used], new], axis=2)
-            for old, new in zip(buffer, (k_AK1H, v_AK1H), strict=True)
-        )
-        every_A1C = np.ones((A, 1, used + 1), bool)
-        others = partial_attention(rotated_AKG1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH, every_A1C)
-        return normalize(combine([attention_to_pages(rotated_AKG1H, *pool, table_AN, length_A), others]))
+    k_AKCH, v_AKCH = (
+        np.concatenate([old[LAYER, :, :, :used], new], axis=2)
+        for old, new in zip(buffer, (k_AK1H, v_AK1H), strict=True)
+    )
+    rotated_AKG1H = rotate(q_AKG1H.reshape(A, K * G, 1, H), rotation).reshape(q_AKG1H.shape)
+    cached = attention_to_pages(rotated_AKG1H, *pool, table_AN, length_A)
+    expected_AKG1H = attention_to_others_too(cached, rotated_AKG1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH)
 
     where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AN, length_A), length_A)
     kernel = jax.jit(partial(kernels.decode_attention, interpret=True))
     out_AKG1H, *new = kernel(rotation, q_AKG1H, (*own, *buffer), stored, *where)
     out_AKG1H = np.asarray(out_AKG1H)
-    np.testing.assert_allclose(out_AKG1H, plain(q_AKG1H), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out_AKG1H, expected_AKG1H, rtol=1e-4, atol=1e-5)
     assert np.isnan(out_AKG1H[2]).all() and np.isnan(out_AKG1H).sum() == K * G * H
     np.testing.assert_allclose(new[0], k_AK1H, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(new[1], v_AK1H, rtol=1e-6 * int8)

@@ -10,7 +10,7 @@ from examples.warmstart import demonstrate
 from memsearcher_jax.launch import export_hf, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.logs.trajectories import step_path
+from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories, step_path
 from memsearcher_jax.runtime.ending import STOPPED
 
 TINY = "--model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8"
@@ -22,9 +22,11 @@ SMALL = f"""
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Two steps of demonstrations and held-out ones."""
+    """A third of two steps of demonstrations and of held-out ones."""
     out = tmp_path_factory.mktemp("demos") / "demos"
     demonstrate.main(["--config", "tiny_warmstart", "--steps", "2", "--out", str(out)])
+    for file in out.rglob("*.jsonl.gz"):
+        file.write_bytes(compress_trajectories(list(read_trajectories(file))[::3]))
     return ["--sft.trajectories", str(out), "--sft.held_out", str(out / "held_out")]
 
 

@@ -19,6 +19,7 @@ TRAINING = TrainingConfig(
 )
 BIGGER = replace(NANO, embed_size=2 * NANO.embed_size, layers=NANO.layers + 1, vocab_size=NANO.vocab_size + 8)
 PROMPT = (3, 1, 4, 1, 5)
+NO_UPDATE = {"learning_rate": np.float32(1), "skipped": np.float32(0)}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,13 @@ def params(model, seed=0):
 
 
 def logprobs_of(model, weights, ids):
-    """Of each token but the first, by the whole forward pass of one context."""
-    ids_BT = np.array([ids])
-    position_BT, segment_BT = np.arange(len(ids))[None], np.ones_like(ids_BT)
+    """Of each token but the first, by the whole forward pass of one context in a row of its own."""
+    ids_BT, position_BT = np.zeros((1, TRAINING.seq_len), int), np.arange(TRAINING.seq_len)[None]
+    ids_BT[0, : len(ids)] = ids
+    segment_BT = np.int32(position_BT < len(ids))
     logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(weights, model, ids_BT, position_BT, segment_BT)
-    logprob_TV = jax.nn.log_softmax(logits_BTV[0, :-1])
-    return np.take_along_axis(np.asarray(logprob_TV), ids_BT[0, 1:, None], axis=1)[:, 0]
+    logprob_TV = np.asarray(jax.nn.log_softmax(logits_BTV[0]))
+    return logprob_TV[np.arange(len(ids) - 1), ids[1:]]
 
 
 def trained(examples, objective, teacher, model=None, weights=None, student=NANO, **changes):
@@ -60,9 +62,9 @@ def trained(examples, objective, teacher, model=None, weights=None, student=NANO
         adapters = lora.init(jax.random.key(1), student) if student.lora_rank else base
         state = update.init_state(adapters, student, update.make_optimizer(settings), mesh)
 
-        def spy(state, batch, *_):
+        def spy(state, batch, *rest):
             seen.append(jax.device_get(batch))
-            return trainer.update(state, batch, *_)
+            return trainer.update(state, batch, *rest) if settings.kl_coefficient else (state, NO_UPDATE)
 
         _, metrics = replace(trainer, update=spy).step(state, examples, np.random.default_rng(1), print, 0)
     assert all(batch.teacher_weight_BT is None for batch in seen)
