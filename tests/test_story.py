@@ -258,7 +258,7 @@ def test_a_run_is_self_contained_and_survives_an_outage(base, tmp_path, monkeypa
     """The weights, questions, passages and templates that it began with may change or vanish."""
     given, out = tmp_path / "given", tmp_path / "run"
     shutil.copytree(base, given / "weights")
-    shutil.copytree(Path(prompts.__file__).parent / "templates" / "brief", given / "templates")
+    shutil.copytree(Path(prompts.__file__).parent / "templates" / "brief" / "memsearcher", given / "templates")
     encyclopedia = make_encyclopedia(load_preset("nano").data.encyclopedia)
     for name, rows in (("corpus", encyclopedia.passages), ("questions", encyclopedia.train)):
         (given / f"{name}.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
