@@ -117,14 +117,13 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
 
 
 def _question_problem(where: str, row: dict[str, Any]) -> Problem:
+    """A question. Its answers and its id are where FlashRAG, Search-R1 or MemAgent write them."""
     reward, extra = (row[name] if isinstance(row.get(name), dict) else {} for name in ("reward_model", "extra_info"))
     truth = reward.get("ground_truth")
     truth = truth.get("target") if isinstance(truth, dict) else truth
     fields = {name: row.get(name) for name in ("golden_answers", "answers")} | {"reward_model.ground_truth": truth}
-    field, answers = next(
-        ((name, value) for name, value in fields.items() if value is not None), ("golden_answers", ())
-    )
-    answers = [answers] if isinstance(answers, str) else answers
+    field = next((name for name, value in fields.items() if value is not None), "golden_answers")
+    answers = [fields[field]] if isinstance(fields[field], str) else fields[field]
     if not isinstance(answers, list) or not answers:
         raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
     if row.get("id") is None:

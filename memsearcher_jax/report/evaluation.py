@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from memsearcher_jax.logs.metric_names import STOP_PREFIX
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.memory_quality import metric_columns
@@ -190,9 +191,9 @@ def means_table(title: str, names: Iterable[str], groups: Mapping[str, Mapping[s
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> ResultTable:
-    """The metrics of one evaluation, or of two by their names with the differences; no zeros of a family (`stop/…`)."""
+    """The metrics of one evaluation, or of two by their names with the differences. Stop reasons are shown apart."""
     rows: list[list[Cell]] = []
-    shown = (name for one in metrics.values() for name, value in one.items() if value or "/" not in name)
+    shown = (name for one in metrics.values() for name in one if not name.startswith(STOP_PREFIX))
     for name in dict.fromkeys(shown):
         values = [one.get(name, math.nan) for one in metrics.values()]
         values += [values[0] - values[1]] if len(values) == 2 else []

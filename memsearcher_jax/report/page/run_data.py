@@ -6,8 +6,7 @@ Two kinds of folders are supported: a training run (metrics.jsonl, trajectories/
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,15 +120,6 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
         chosen = [summary for summary in run.summaries if summary.step in chosen_steps]
         groups.append(TrajectoryGroup(f"{label}, {span}" if label else span, chosen))
     return groups
-
-
-def correct_counts(groups: Sequence[TrajectoryGroup], name: str) -> dict[int, list[tuple[int, int]]]:
-    """For each value of the field `name` of `TrajectorySummary`, ascending: the correct and all scored trajectories
-    with that value, of each group."""
-    totals = [Counter(getattr(one, name) for one in group.summaries if one.correct is not None) for group in groups]
-    correct = [Counter(getattr(one, name) for one in group.summaries if one.correct) for group in groups]
-    values, pairs = sorted(set().union(*totals) - {None}), list(zip(correct, totals, strict=True))
-    return {value: [(hits[value], total[value]) for hits, total in pairs] for value in values}
 
 
 def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:

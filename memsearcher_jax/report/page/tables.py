@@ -15,7 +15,7 @@ from memsearcher_jax.report.console import safe_text
 from memsearcher_jax.report.evaluation import SHOWN, Cell, ResultTable, means_table, summarize
 from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label, percent
 from memsearcher_jax.report.memory_quality import TurnQuality, last_memory, metric_columns
-from memsearcher_jax.report.page.run_data import TrajectoryGroup, correct_counts
+from memsearcher_jax.report.page.run_data import TrajectoryGroup
 from memsearcher_jax.report.statistics import mean, wilson_interval
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
@@ -147,13 +147,18 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
 
 def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
     """Exact match with its interval for each value of a field; "" if no scored trajectory has one."""
+    scored = [[one for one in group.summaries if one.correct is not None] for group in groups]
     rows = []
-    for value, counts in correct_counts(groups, name).items():
+    for value in sorted({getattr(one, name) for summaries in scored for one in summaries} - {None}):
         cells = [str(value)]
-        for color, (correct, total) in enumerate(counts):
-            low, high = wilson_interval(correct, total) if total else (0.0, 0.0)
-            note = f"{percent(low)} to {percent(high)}, n {total:,}"
-            cells.append(share(correct / total, color, note, low, high) if total else "–")
+        for color, summaries in enumerate(scored):
+            correct = [bool(one.correct) for one in summaries if getattr(one, name) == value]
+            if not correct:
+                cells.append("–")
+                continue
+            low, high = wilson_interval(sum(correct), len(correct))
+            note = f"{percent(low)} to {percent(high)}, n {len(correct):,}"
+            cells.append(share(sum(correct) / len(correct), color, note, low, high))
         rows.append(cells)
     note = "Exact match, 95 % Wilson intervals."
     header = (name, *(group.label for group in groups))
