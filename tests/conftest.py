@@ -116,6 +116,14 @@ def fresh_programs():
 
 
 @pytest.fixture
+def on_one_device():
+    from tests.support import one_device
+
+    with one_device():
+        yield
+
+
+@pytest.fixture
 def quick_collections():
     """A garbage collection looks at the objects of this test alone; at those of all earlier ones it takes seconds."""
     gc.freeze()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from memsearcher_jax.model.config import ModelConfig
@@ -41,6 +43,18 @@ NANO = ModelConfig(
     compute_dtype="float32",
 )
 """A Qwen2.5 of about 20,000 parameters; every size divides a (2, 2, 2) mesh."""
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Commands inside it use one device: on eight, each would compute its own slots for every question."""
+    import jax
+
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("devices", "local_devices"):
+            patch.setattr(jax, name, lambda: first)
+        yield
 
 
 NANO_SAMPLING = SamplingConfig(

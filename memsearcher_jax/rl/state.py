@@ -89,8 +89,8 @@ def initial_params(run: Run, step: int | None = None) -> Params:
     if model.path:
         dtype = model.compute_dtype if model.lora_rank else model.param_dtype
         return load_weights.load_params(model.path, model, mesh, dtype, step)
-    init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
-    return init(named_key(run.config.seed, "weights", 0))
+    init = jax.jit(qwen.init, static_argnums=1, out_shardings=sharding.param_shardings(model, mesh))
+    return init(named_key(run.config.seed, "weights", 0), model)
 
 
 def initial_adapters(run: Run) -> Params:
@@ -99,8 +99,8 @@ def initial_adapters(run: Run) -> Params:
     if model.adapter:
         return load_weights.load_adapters(model, mesh)[1]
     shardings = jax.tree.map(lambda x: x.sharding, sharding.abstract_arrays(lora.adapter_specs(model), mesh))
-    init = jax.jit(lambda key: lora.init(key, model), out_shardings=shardings)
-    return init(named_key(run.config.seed, "adapters", 0))
+    init = jax.jit(lora.init, static_argnums=1, out_shardings=shardings)
+    return init(named_key(run.config.seed, "adapters", 0), model)
 
 
 def initial_policy(run: Run, step: int | None = None) -> Params:

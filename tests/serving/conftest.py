@@ -11,6 +11,7 @@ from memsearcher_jax.launch import cli, serve_agent
 from memsearcher_jax.launch.serve_search import listen
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.serving.app import make_app
+from tests.support import one_device
 
 SMALL = ["--sampling.slots", "8", "--sampling.decode_batch_sizes", "--retrieval.index_type", "exact"]
 LIMITS = ["--limits.max_body_bytes", "100000", "--limits.read_timeout", "5", "--limits.max_memories", "2"]
@@ -38,7 +39,8 @@ def serve(agent, key="", cors_origins=()):
 
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory):
-    return serve_agent.open_agent(flags_of("tiny", *SMALL), tmp_path_factory.mktemp("agent"))
+    with one_device():
+        return serve_agent.open_agent(flags_of("tiny", *SMALL), tmp_path_factory.mktemp("agent"))
 
 
 @pytest.fixture(scope="session")
