@@ -46,7 +46,7 @@ ENVIRONMENT = {
 }
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
-PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12,.0f}{:>9}"
+PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12}{:>9}"
 PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}    {}"
 
 
@@ -135,9 +135,9 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         print("\nGB per device               peak   total  operations  Mcycles")
         try:
             for program in itertools.chain(*sources):
-                cycles = f"{program.work.cycles / 1e6:.1f}" if program.work.cycles else "?"
-                cells = f"{program.peak_bytes / GB:.2f}", f"{program.total_bytes / GB:.2f}", program.work.operations
-                print(PROGRAM_ROW.format(program.name, *cells, cycles), flush=True)
+                work, sizes = program.work, (program.peak_bytes, program.total_bytes)
+                counts = (f"{work.operations:,.0f}", f"{work.cycles / 1e6:.1f}") if work.cycles else ("?", "?")
+                print(PROGRAM_ROW.format(program.name, *(f"{x / GB:.2f}" for x in sizes), *counts), flush=True)
                 programs.append(program)
                 peaks[program.phase] = max(peaks.get(program.phase, 0), program.total_bytes)
                 if reason := excess(peaks, limit):

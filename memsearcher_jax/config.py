@@ -303,17 +303,12 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_dict(value, hint, f"{name}.")
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    expected = f"of type {getattr(hint, '__name__', '')}"
-    if origin is tuple:
-        if isinstance(value, list | tuple):
-            return tuple(_typed(member, choices[0], name) for member in value)
-        expected = "a list"
-    elif origin is Literal:
-        if value in choices:
-            return value
-        expected = f"one of {', '.join(choices)}"
-    elif hint is float and type(value) is int:
-        return float(value)
-    elif type(value) is hint:
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_typed(member, choices[0], name) for member in value)
+    if type(value) is hint or (origin is Literal and value in choices):
         return value
+    if hint is float and type(value) is int:
+        return float(value)
+    of_literal = f"one of {', '.join(choices)}" if origin is Literal else f"of type {getattr(hint, '__name__', '')}"
+    expected = "a list" if origin is tuple else of_literal
     raise ValueError(f"{name} is {value!r}: it must be {expected}")

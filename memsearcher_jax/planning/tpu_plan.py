@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import jax
@@ -112,28 +111,25 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     state = update.abstract_state(model, update.make_optimizer(training), mesh)
     weights = _compute_params(model, mesh)
 
-    def compiled(name: str, program: Any, *arguments: object, others: int) -> Program:
-        notify(f"compiling {name}")
-        with jax.set_mesh(mesh):
-            lowered = program.lower(*arguments)
-        return _compile(name, lowered, others)
-
-    step = update_program(model, mesh, "grpo", temperature, training)
+    logprob_fn = partial(make_logprob_fn, config=training, temperature=temperature)
+    kept, rows = memory.state + memory.base + memory.reference, _abstract_batch(training, mesh)
     arguments = state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None
-    yield compiled("update", step, *arguments, others=memory.training - memory.state - memory.base)
-    scored = list[tuple[str, ModelConfig, sharding.Params, int]]()  # the last: bytes of weights that the run keeps
+    step, others = update_program(model, mesh, "grpo", temperature, training), memory.training - memory.state
+    calls: list[tuple[str, Any, tuple, int]] = [("update", step, arguments, others - memory.base)]
     if "reference" in passes:
         of_policy = not training.kl_coefficient or config.teacher.path or config.teacher.hint
         params = state.params if of_policy and not model.lora_rank else weights
         own = 0 if of_policy and model.lora_rank else _device_bytes(params)  # LoRA merges a copy of the policy
-        scored.append(("reference", model, params, own))
+        calls.append(("reference", logprob_fn(model), (params, rows), kept - own))
     if "teacher" in passes:
         taught_by = sharding.select_attention(teacher_model(config), mesh)
-        scored.append(("teacher", taught_by, _compute_params(taught_by, mesh), memory.reference))
-    for name, scored_by, params, own in scored:
-        program = make_logprob_fn(scored_by, training, temperature=temperature)
-        others = memory.state + memory.base + memory.reference - own
-        yield compiled(name, program, params, _abstract_batch(training, mesh), others=others)
+        params = _compute_params(taught_by, mesh)
+        calls.append(("teacher", logprob_fn(taught_by), (params, rows), kept - memory.reference))
+    for name, program, arguments, others in calls:
+        notify(f"compiling {name}")
+        with jax.set_mesh(mesh):
+            lowered = program.lower(*arguments)
+        yield _compile(name, lowered, others)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
@@ -154,25 +150,23 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
 
 def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_trips: int = 1) -> Program:
     """`others`: bytes that the run keeps allocated meanwhile, besides the arguments. `phase`: by default the name."""
-    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
-        try:
-            # Dumped, because `Compiled.as_text` fails for some programs; the dump has no estimated cycles.
-            compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            line = str(error).splitlines()[0]
-            reason = line[max(line.rfind("Ran out of"), 0) :]
-            # The compiler's 15.75G in the unit of the plan.
-            reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
-            raise DoesNotFitError(f"{name}: {reason}") from error
-        (file,) = Path(folder).glob("*after_optimizations.txt")
-        text = file.read_text()
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        text = compiled.as_text() or text
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        line = str(error).splitlines()[0]
+        reason = line[max(line.rfind("Ran out of"), 0) :]
+        # The compiler's 15.75G in the unit of the plan.
+        reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
+        raise DoesNotFitError(f"{name}: {reason}") from error
+    text = None
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text
+        text = compiled.as_text()
+    work = count_work(text, unknown_trips=unknown_trips) if text else Work()
     memory = compiled.memory_analysis()
     assert memory is not None, "the compiler for TPUs reports memory"
-    peak, work = memory.peak_memory_in_bytes, count_work(text, unknown_trips=unknown_trips)
+    peak = memory.peak_memory_in_bytes
     return Program(name, phase or name, peak, peak + others, work)
 
 
