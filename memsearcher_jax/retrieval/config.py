@@ -36,8 +36,6 @@ class RetrievalConfig:
     encoder: str = HASHING
     """Encoder of the texts: hashing, which needs no download, or a Hugging Face folder or repository of E5 or MiniLM.
     Empty: it must be given, as in the presets of published models."""
-    encoder_size: Count = 1_024
-    """Dimensions of a hashed vector; halving them costs recall, see retrieval/hashing_encoder.py."""
     encoder_prompts: Literal["auto", "e5", "none"] = "auto"
     """Prefixes of queries and passages: `query: ` and `passage: ` (e5), none, or those in the encoder's folder (auto),
     which are E5's if the folder defines none and has the name of a published E5, such as e5-base-v2."""

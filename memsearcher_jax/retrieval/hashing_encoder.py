@@ -31,6 +31,9 @@ class TextEncoder:
     queries: Encoder
 
 
+VECTOR_SIZE = 1_024
+HASHING_NAME = f"hashing-{analyzer.VERSION}/{VECTOR_SIZE}"
+"""Encoders with this name that are fitted on the same corpus return the same vectors."""
 TITLE_WEIGHT = 6.0  # a word of a passage's title counts as this many words of its text
 NGRAM_SIZE = 4  # characters, including the markers of the word's ends
 IDF_BUCKETS = 1 << 18  # features that collide share an idf value only
@@ -44,7 +47,7 @@ class HashingEncoder:
     """An `Encoder`; its only fitted state is the idf of the corpus."""
 
     idf_F: np.ndarray  # float32 [IDF_BUCKETS]
-    size: int  # D
+    size: int = VECTOR_SIZE  # D
 
     def __call__(self, texts: list[str]) -> np.ndarray:
         chunks = [self._encode(texts[start : start + CHUNK_TEXTS]) for start in range(0, len(texts), CHUNK_TEXTS)]
@@ -76,12 +79,7 @@ class HashingEncoder:
         return summed.reshape(len(words), self.size).astype(np.float32)
 
 
-def hashing_name(size: int) -> str:
-    """Encoders with the same name that are fitted on the same corpus return the same vectors."""
-    return f"hashing-{analyzer.VERSION}/{size}"
-
-
-def fit_hashing(texts: Iterable[str], size: int) -> HashingEncoder:
+def fit_hashing(texts: Iterable[str], size: int = VECTOR_SIZE) -> HashingEncoder:
     @functools.lru_cache(CACHED_WORDS)
     def word_buckets(word: str) -> list[int]:
         return [feature % IDF_BUCKETS for feature, _ in _features(word)]

@@ -17,7 +17,7 @@ from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import HASHING, MAX_BATCH, MAX_TOP_N, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, corpus_checksum
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
-from memsearcher_jax.retrieval.hashing_encoder import HashingEncoder, TextEncoder, hashing_name
+from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, HashingEncoder, TextEncoder
 from memsearcher_jax.retrieval.index import open_index, open_index_corpus, read_index_manifest
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import SearchClient
@@ -160,10 +160,10 @@ def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | N
     if config.method == "bm25":
         corpus = open_index_corpus(Path(config.index))
         return LocalSource(corpus, words(BM25, "passage"))
-    name = model.name if model else hashing_name(config.encoder_size)
+    name = model.name if model else HASHING_NAME
     stored = open_index(Path(config.index), encoder=name, index_type=config.index_type)
     corpus = stored.corpus
-    queries = model.queries if model else HashingEncoder(stored.encoder_state["idf"], config.encoder_size)
+    queries = model.queries if model else HashingEncoder(stored.encoder_state["idf"])
     dense = DenseRetriever(queries, stored.index)
     if config.method == "dense":
         return LocalSource(corpus, dense)

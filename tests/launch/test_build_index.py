@@ -11,18 +11,16 @@ from memsearcher_jax.retrieval import vector_files
 from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 
-FLAGS = ["--retrieval.encoder_size", "64"]
-
 
 @pytest.mark.parametrize(
     "flags", [["--retrieval.index_type", "exact"], ["--config", "qwen7b", "--retrieval.encoder", "hashing"]]
 )
 def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
     out = tmp_path / "it's an index"
-    argv = [*FLAGS, *flags, "--retrieval.corpus", str(corpus), "--out", str(out), "--json", str(tmp_path / "j")]
+    argv = [*flags, "--retrieval.corpus", str(corpus), "--out", str(out), "--json", str(tmp_path / "j")]
     build_index.main(argv)
     output = capsys.readouterr()
-    assert output.out.startswith(f"{out}: 20 passages of 64 dimensions by hashing-2/64, ")
+    assert output.out.startswith(f"{out}: 20 passages of 1024 dimensions by hashing-2/1024, ")
     assert "embedding: 20/20" in output.err and "passages/s" in output.err
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
     printed = shlex.split(output.out.partition("; search it with ")[2])
@@ -35,8 +33,8 @@ def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
 def test_an_index_is_built_in_shards_from_given_embeddings(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(vector_files, "SHARD_ROWS", 7)
     texts = [passage.contents for _, passage in read_passages(corpus)]
-    np.save(tmp_path / "vectors.npy", fit_hashing(texts, 64)(texts))
-    argv = [*FLAGS, "--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]
+    np.save(tmp_path / "vectors.npy", fit_hashing(texts)(texts))
+    argv = ["--retrieval.corpus", str(corpus), "--embeddings", str(tmp_path / "vectors.npy")]
     argv += ["--out", str(tmp_path / "i"), "--retrieval.index_type", "exact"]
     build_index.main([*argv, "--shard", "1/2"])
     assert "shard 1/2 is done; shard 0/2 finishes the index" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.runtime.run_dir import located
 
 PROGRAM = Path(serve_search.__file__)
-SMALL = ["--retrieval.index_type", "exact", "--retrieval.encoder_size", "64"]
+SMALL = ["--retrieval.index_type", "exact"]
 
 
 @contextlib.contextmanager

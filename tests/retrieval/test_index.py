@@ -7,6 +7,7 @@ import pytest
 from memsearcher_jax.retrieval import index, scann_index
 from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME as NAME
 from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex, open_index
 from memsearcher_jax.types import Passage
@@ -14,9 +15,8 @@ from tests.retrieval.samples import clustered
 
 PASSAGES = [Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40)]
 TEXTS = [passage.contents for passage in PASSAGES]
-ENCODER = fit_hashing(TEXTS, 32)
-NAME = "hashing-2/32"
-CONFIG = RetrievalConfig(encoder_size=32)
+ENCODER = fit_hashing(TEXTS)
+CONFIG = RetrievalConfig()
 
 
 @pytest.mark.parametrize("size", [3, 32, 57, 384])
@@ -62,7 +62,7 @@ def test_the_rounding_of_products_does_not_change_results():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_an_index_folder_round_trips(tmp_path, index_type, dtype):
     folder = tmp_path / "deep" / "index"
-    config = RetrievalConfig(encoder_size=32, index_type=index_type, embedding_dtype=dtype)
+    config = RetrievalConfig(index_type=index_type, embedding_dtype=dtype)
     build_index(config, PASSAGES, folder)
     stored = open_index(folder, encoder=NAME, index_type=index_type)
     assert list(stored.corpus) == PASSAGES
@@ -96,7 +96,7 @@ def test_an_index_with_a_tree_can_be_moved(tmp_path, monkeypatch):
     ],
 )
 def test_an_index_that_was_built_otherwise_is_an_error(tmp_path, built, encoder, message):
-    build_index(RetrievalConfig(encoder_size=32, **built), PASSAGES, tmp_path / "i")
+    build_index(RetrievalConfig(**built), PASSAGES, tmp_path / "i")
     with pytest.raises(ValueError, match=message):
         open_index(tmp_path / "i", encoder=encoder)
     with pytest.raises(FileExistsError, match="already exists"):

@@ -21,7 +21,7 @@ PASSAGES = tuple(
     Passage(str(row), f'"{name}"\n{name} lies in {land}.')
     for row, (name, land) in enumerate([("Oslo", "Norway"), ("Turin", "Italy"), ("Lyon", "France"), ("Bari", "Italy")])
 )
-SMALL = RetrievalConfig(encoder_size=256)
+SMALL = RetrievalConfig()
 
 
 @dataclass
@@ -78,7 +78,7 @@ def test_edge_cases():
 
 @pytest.mark.parametrize("index_type", ["scann", "exact"])
 def test_an_index_is_built_once(tmp_path, index_type):
-    config = RetrievalConfig(encoder_size=256, index_type=index_type)
+    config = RetrievalConfig(index_type=index_type)
     first = open_searcher(config, tmp_path / "index", PASSAGES)
     made = (tmp_path / "index" / "manifest.json").stat().st_mtime_ns
     again = open_searcher(config, tmp_path / "index", PASSAGES)
@@ -92,7 +92,7 @@ def test_an_index_needs_no_corpus_and_refuses_another_one(tmp_path, method):
     """So a run that is resumed with its own index does not read the file again."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES))
-    given = RetrievalConfig(corpus=str(corpus), encoder_size=256, method=method)
+    given = RetrievalConfig(corpus=str(corpus), method=method)
     found = open_searcher(given, tmp_path / "index", ()).search(["Lyon"], 1)
     assert found[0][0].title == "Lyon"
     corpus.write_text(json.dumps({"id": "0", "contents": "changed"}))
@@ -171,7 +171,7 @@ def test_a_configured_index_is_not_changed(tmp_path):
     """A hybrid search writes its BM25 index into the run's folder, and uses one in the configured index."""
     build_index(SMALL, PASSAGES, tmp_path / "theirs")
     before = sorted(path.name for path in (tmp_path / "theirs").iterdir())
-    config = RetrievalConfig(index=str(tmp_path / "theirs"), encoder_size=256, method="hybrid")
+    config = RetrievalConfig(index=str(tmp_path / "theirs"), method="hybrid")
     first = open_source(config, tmp_path / "index")
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == before
     (tmp_path / "index" / "bm25").rename(tmp_path / "theirs" / "bm25")

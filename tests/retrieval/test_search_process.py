@@ -25,7 +25,7 @@ TOWNS = ["Oslo", "Turin", "Lyon", "Bari"]
 def config(tmp_path):
     """Of an index of words."""
     passages = [Passage(str(row), f'"{town}"\n{town} lies by the sea.') for row, town in enumerate(TOWNS)]
-    config = RetrievalConfig(index=str(tmp_path / "index"), index_type="exact", encoder_size=64, method="bm25")
+    config = RetrievalConfig(index=str(tmp_path / "index"), index_type="exact", method="bm25")
     build_index(config, passages, tmp_path / "index")
     return config
 
@@ -40,7 +40,7 @@ def embed(texts):
 def test_results_are_those_of_a_search_in_this_process(tmp_path, method, model):
     rows = [{"id": str(row), "contents": f'"{town}"\n{town} lies by the sea.'} for row, town in enumerate(TOWNS)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = RetrievalConfig(index_type="exact", encoder_size=64, method=method, encoder="folder" if model else HASHING)
+    config = RetrievalConfig(index_type="exact", method=method, encoder="folder" if model else HASHING)
     queries = [f"{town} {number} \ud800" for number in range(QUERIES_PER_MESSAGE) for town in TOWNS]
     given = replace(config, corpus=str(tmp_path / "corpus.jsonl"))
     searcher = open_searcher(given, tmp_path / "index", (), lambda _: model)

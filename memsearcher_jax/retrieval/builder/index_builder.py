@@ -34,7 +34,7 @@ from memsearcher_jax.retrieval.builder.build_dir import (
 )
 from memsearcher_jax.retrieval.config import MAX_BATCH, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
-from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing, hashing_name
+from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
@@ -116,8 +116,8 @@ def build_index(
         if config.method != "bm25":
             state: dict[str, np.ndarray] = {}
             if model is None:
-                hashing = fit_hashing((passage.contents for passage in corpus), config.encoder_size)
-                model, state = TextEncoder(hashing_name(config.encoder_size), hashing, hashing), {"idf": hashing.idf_F}
+                hashing = fit_hashing(passage.contents for passage in corpus)
+                model, state = TextEncoder(HASHING_NAME, hashing, hashing), {"idf": hashing.idf_F}
             build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
             vectors = build.start()
             build.write_shards(shard)

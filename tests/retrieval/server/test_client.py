@@ -51,7 +51,7 @@ def closes(handler, request):
 
 
 def sleeps(handler, request):
-    time.sleep(5.0)
+    time.sleep(1.0)
 
 
 def drips_headers(handler, request):
