@@ -36,16 +36,12 @@ class Reference:
     """A frozen model whose log-probabilities of the rows an objective needs: the initial policy, or the teacher."""
 
     logprob_fn: LogprobFn
-    params: Params | None  # in compute_dtype; None: those of the policy
-    offloaded: bool = False
+    params: Params | None  # in compute_dtype, on the devices or in the host's memory; None: those of the policy
 
     def scores(self, batches: Sequence[PackedBatch], policy: Params) -> list[jax.Array]:
         """logprob_BT of each batch."""
-        params = policy if self.params is None else self.params
-        if not self.offloaded:
-            return [self.logprob_fn(params, batch) for batch in batches]
-        params = _move(params, "device")
-        # The copy is freed before the first update is dispatched.
+        params = policy if self.params is None else _move(self.params, "device")
+        # A copy from the host is freed before the first update is dispatched.
         return jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
 
 
@@ -210,7 +206,7 @@ def make_trainer(
         copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
         reference = Reference(logprob_fn, copy)
     if reference and reference.params is not None and reference.params is not base and config.offload_reference:
-        reference = replace(reference, params=_move(reference.params, PINNED_HOST), offloaded=True)
+        reference = replace(reference, params=_move(reference.params, PINNED_HOST))
 
     make_update = partial(update_program, model_config, mesh, method, temperature)
     return Trainer(config, mesh, make_update(config), logprob_fn, make_update, reference, teacher, base, merge)

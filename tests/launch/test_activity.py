@@ -22,7 +22,7 @@ def test_what_takes_long_is_repeated_with_its_age(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_shows_a_reply_while_it_grows(monkeypatch):
+def test_a_terminal_shows_a_reply_while_it_grows(monkeypatch, on_one_device):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, highlight=False)
     monkeypatch.setattr(ask, "Console", lambda **settings: console)
