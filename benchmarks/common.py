@@ -72,6 +72,15 @@ def run_child(
     return done.stdout
 
 
+def in_process(function: Callable[..., Any], *arguments: Any, seconds: float = 0.0, **environment: str) -> Any:
+    """What a function of a benchmark returns in another process, as `run_child`. All values are those of JSON."""
+    module = Path(function.__code__.co_filename)
+    call = f"{module.stem}.{function.__name__}(*json.loads({json.dumps(arguments, default=str)!r}))"
+    environment["PYTHONPATH"] = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
+    source = f"import json, {module.stem}; print(json.dumps({call}))"
+    return json.loads(run_child("-c", source, seconds=seconds, **environment).splitlines()[-1])
+
+
 def model_of(size: Size, dtype: str) -> ModelConfig:
     """The model config, with weights, activations and cache in one data type."""
     from memsearcher_jax.launch.cli import load_preset

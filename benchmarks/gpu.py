@@ -26,7 +26,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from typing import Any
 import common
 import numpy as np
 import tyro
+from update import measure
 
 from memsearcher_jax.launch.preconditions import has_accelerator
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
@@ -69,14 +70,6 @@ class Flags:
     """Tiny models and one step; also without a GPU."""
     json: Path | None = None
     """Also write the rows to this file."""
-    child: str = ""
-    """Internal: a key of CHILDREN, to run in this process."""
-    size: common.Size = "tiny"
-    """Internal: the model of a child process."""
-
-    @property
-    def model(self) -> ModelConfig:
-        return common.model_of(self.size, "float32" if self.small or self.child == "numerics" else "bfloat16")
 
     @property
     def trains(self) -> bool:
@@ -85,6 +78,10 @@ class Flags:
     @property
     def slots(self) -> tuple[int, ...]:
         return (1, 4) if self.small else (1, 16, 64, 256)
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.small else "bfloat16"
 
 
 @dataclass
@@ -107,9 +104,9 @@ class Report:
             self.add(part, what, *numbers, f"{ratio:.2f}" if ratio else "", f"{share:.0%}" if share else "")
 
     def run(
-        self, part: str, what: str, *command: object, limit: float = PART_SECONDS, stop: bool = False
-    ) -> str | None:
-        """The output of a script; None, and a row that says why, if it fails or has no time."""
+        self, part: str, what: str, call: Callable[..., Any], *arguments: Any, limit=PART_SECONDS, **options
+    ) -> Any:
+        """What `call` returns of another process; None, and a row that says why, if it fails or has no time."""
         # A process has the GPU alone; later ones find the programs that earlier ones compiled.
         environment = {"JAX_COMPILATION_CACHE_DIR": str(self.folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92"}
         left = self.end - time.monotonic() - (TRAIN_SECONDS if self.flags.trains and part != "train" else 0)
@@ -117,23 +114,14 @@ class Report:
         try:
             if seconds < 1:
                 raise SystemExit("no time is left")
-            return common.run_child(*command, seconds=seconds, stop=stop, **environment)
+            return call(*arguments, seconds=seconds, **options, **environment)
         except SystemExit as error:
             first, *others = str(error).strip().splitlines()
             self.add(part, f"{what} left out: {first[-60:]} {' '.join(others[-1:])}")
             return None
 
-    def child(self, part: str, name: str, size: str) -> Any:
-        """What `CHILDREN[name]` returns in another process, or None."""
-        words = ["--child", name, "--size", size, *(["--small"] if self.flags.small else [])]
-        output = self.run(part, f"{size}, {name}", __file__, *words)
-        return output and json.loads(output.splitlines()[-1])
-
 
 def main(flags: Flags) -> None:
-    if flags.child:
-        print(json.dumps(CHILDREN[flags.child](flags)))
-        return
     if missing := [str(file) for file in (*flags.train, *flags.test, flags.corpus) if file and not file.exists()]:
         raise SystemExit(f"no such file: {', '.join(missing)}")
     if not flags.small and not has_accelerator():
@@ -142,7 +130,8 @@ def main(flags: Flags) -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         report = Report(flags, Path(folder), started + 60 * flags.minutes)
         print(ROW.format("part", "", "ours", "torch", "ratio", "share"))
-        found = report.child("numerics", "numerics", sizes[0]) or {"device": "unknown", "rows": {}}
+        found = report.run("numerics", "numerics", common.in_process, numerics, sizes[0])
+        found = found or {"device": "unknown", "rows": {}}
         for what, value in found["rows"].items():
             report.add("numerics", what, value)
         device, torch = found["device"], importlib.util.find_spec("torch") is not None
@@ -159,15 +148,15 @@ def main(flags: Flags) -> None:
     common.write_json({"device": device, "rows": report.rows}, flags.json)
 
 
-def numerics(flags: Flags) -> dict[str, Any]:
+def numerics(size: common.Size) -> dict[str, Any]:
     """The name of the device, and rows of the table. The CPU computes in the same process."""
     if (platforms := os.environ.get("JAX_PLATFORMS")) and "cpu" not in platforms:
         os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"
     import jax
 
-    device = jax.devices()[0]
+    device, model = jax.devices()[0], common.model_of(size, "float32")
     with jax.default_matmul_precision("highest"):  # TensorFloat-32 otherwise
-        cpu, own = (on_device(flags.model, one) for one in (jax.devices("cpu")[0], device))
+        cpu, own = (on_device(model, one) for one in (jax.devices("cpu")[0], device))
     rows = {}
     for name in ("logits", "log-probabilities", "gradients"):
         largest = max(float(np.abs(a).max()) for a in cpu[name])
@@ -225,45 +214,44 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     }
 
 
-def engine(flags: Flags) -> dict[str, Any]:
+def engine(size: common.Size, dtype: str, slots: Sequence[int]) -> dict[str, Any]:
     """Tokens/s by slots, and the bytes that one step has to read."""
     import jax
 
-    model = flags.model
+    model = common.model_of(size, dtype)
     mesh, params = common.publish_random(model)
-    engine = common.open_engine(model, mesh, params, flags.slots, PROMPT + NEW, prefill_buckets=BUCKETS)
+    engine = common.open_engine(model, mesh, params, slots, PROMPT + NEW, prefill_buckets=BUCKETS)
     weights = sum(x.nbytes for x in jax.tree.leaves(params)) - (0 if model.tie_embeddings else params["embed"].nbytes)
     cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)
-    speed = speeds(lambda prompts, new: common.generate(engine, params, prompts, new), flags)
-    return {"speed": speed, "bytes": [weights + slots * cache for slots in flags.slots]}
+    speed = speeds(lambda prompts, new: common.generate(engine, params, prompts, new), model, slots)
+    return {"speed": speed, "bytes": [weights + count * cache for count in slots]}
 
 
-def transformers(flags: Flags) -> dict[str, Any]:
+def transformers(size: common.Size, dtype: str, slots: Sequence[int]) -> dict[str, Any]:
     """Tokens/s by slots. Compiling `generate` takes a minute for each number of slots."""
-    generate = common.transformers_generate(flags.model)
+    model = common.model_of(size, dtype)
+    generate = common.transformers_generate(model)
     static = {"cache_implementation": "static", "disable_compile": True, "do_sample": False}
-    return {"speed": speeds(lambda prompts, new: generate(prompts, new, **static), flags)}
+    return {"speed": speeds(lambda prompts, new: generate(prompts, new, **static), model, slots)}
 
 
-def speeds(generate: Callable[..., Any], flags: Flags) -> list[float]:
+def speeds(generate: Callable[..., Any], model: ModelConfig, slots: Sequence[int]) -> list[float]:
     """Decoded tokens/s by slots: what `NEW` tokens take longer than one, in the second of two runs."""
     speed, rng = [], np.random.default_rng(1)
-    for slots in flags.slots:
-        prompts, seconds = rng.integers(0, flags.model.vocab_size, (slots, PROMPT)).tolist(), []
+    for count in slots:
+        prompts, seconds = rng.integers(0, model.vocab_size, (count, PROMPT)).tolist(), []
         for new in (1, NEW, 1, NEW):
             started = time.perf_counter()
             generate(prompts, new)
             seconds.append(time.perf_counter() - started)
-        speed.append(slots * (NEW - 1) / max(seconds[3] - seconds[2], 1e-9))
+        speed.append(count * (NEW - 1) / max(seconds[3] - seconds[2], 1e-9))
     return speed
 
 
-CHILDREN = {"numerics": numerics, "engine": engine, "transformers": transformers}
-
-
 def decode(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
-    own = report.child("decode", "engine", size)
-    other = report.child("decode", "transformers", size) if torch else None
+    decoded = size, report.flags.dtype, report.flags.slots
+    own = report.run("decode", f"{size}, engine", common.in_process, engine, *decoded)
+    other = report.run("decode", f"{size}, torch", common.in_process, transformers, *decoded) if torch else None
     for number, slots in enumerate(report.flags.slots):
         speeds = (found and found["speed"][number] for found in (own, other))
         bound = own and chip and slots * chip.hbm_bandwidth / own["bytes"][number]
@@ -271,11 +259,9 @@ def decode(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
 
 
 def update(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
-    file, small = report.folder / f"{size}.json", report.flags.small
-    words = ["--sizes", size, "--dtype", "float32" if small else "bfloat16", "--contexts", 4 if small else 16]
-    words += ["--repeats", 1, "--json", file, *([] if torch else ["--no-torch"])]
-    if report.run("update", size, Path(__file__).with_name("update.py"), *words) is not None:
-        (row,) = json.loads(file.read_text())
+    contexts, devices, repeats = 4 if report.flags.small else 16, 2, 1
+    arguments = size, report.flags.dtype, contexts, devices, repeats, torch
+    if row := report.run("update", size, common.in_process, measure, *arguments):
         own = row["ours tokens/s"]
         bound = chip and own * chip.flops / (1e12 * row["ours TFLOP/s"])
         report.compare("update", f"{size}, tokens/s", own, row.get("torch tokens/s"), bound)
@@ -294,14 +280,15 @@ def train(report: Report) -> None:
 
     def exact_match(name: str, *checkpoint: object) -> str:
         command = launch / "evaluate.py", *checkpoint, "--out", report.folder / name
-        if report.run("train", f"test {name}", *command, limit=TEST_SECONDS) is None:
+        if report.run("train", f"test {name}", common.run_child, *command, limit=TEST_SECONDS) is None:
             return "?"
         results = json.loads((report.folder / name / "results.json").read_text())
         return f"{results['metrics']['exact_match']:.3f}"
 
     before = exact_match("before", *words, "--checkpoint", weights)
     command = launch / "tpu_train.py", *words, "--model.path", weights, "--rl.steps", steps, "--out", out
-    report.run("train", "training", *command, limit=report.end - time.monotonic() - TEST_SECONDS, stop=True)
+    limit = report.end - time.monotonic() - TEST_SECONDS
+    report.run("train", "training", common.run_child, *command, limit=limit, stop=True)
     found = read_metrics(out / METRICS_FILE) if (out / METRICS_FILE).is_file() else []
     if not found:
         return

@@ -14,7 +14,6 @@ tokens of all contexts; TFLOP/s three forward passes of the tokens that a progra
 
 from __future__ import annotations
 
-import json
 import resource
 import tempfile
 import time
@@ -53,10 +52,6 @@ class Flags(common.Flags):
     """Type of weights and activations."""
     devices: int = 2
     """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
-    child: str = ""
-    """Internal: a key of CHILDREN, to run in this process."""
-    folder: Path | None = None
-    """Internal: the folder of the weights."""
 
 
 @dataclass(frozen=True)
@@ -71,40 +66,39 @@ class Context:
 
 
 def main(flags: Flags) -> None:
-    if flags.child:
-        print(json.dumps(CHILDREN[flags.child](flags, flags.sizes[0])))
-        return
     rows = []
     for size in flags.sizes:
-        rows.append(measure(size, flags))
+        rows.append(measure(size, flags.dtype, flags.contexts, flags.devices, flags.repeats, flags.torch))
         cells = (f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in rows[-1].items())
         print(*cells, sep="  ", flush=True)
     common.write_json(rows, flags.json)
 
 
-def measure(size: common.Size, flags: Flags) -> dict:
+def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: int, torch: bool) -> dict:
     """One row of the table."""
-    names = ["ours", "torch"] if flags.torch else ["ours"]
+    names = ["ours", "torch"] if torch else ["ours"]
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
-        # In a child process, too: the memory of this process must stay small.
-        run_child("weights", size, flags, Path(folder))
-        programs = {name: partial(run_child, name, size, flags, Path(folder)) for name in names}
-        alternated = common.alternate(programs, flags.repeats)
+        arguments, environment = (size, dtype, count, folder), {"JAX_NUM_CPU_DEVICES": str(devices)}
+        # In a process of its own, too: the memory of this one must stay small.
+        common.in_process(write_weights, *arguments, **environment)
+        functions = {"ours": update_steps, "torch": torch_steps}
+        programs = {name: partial(common.in_process, functions[name], *arguments, **environment) for name in names}
+        alternated = common.alternate(programs, repeats)
     runs = {name: [result for _, result in repeats] for name, repeats in alternated.items()}
-    model = common.model_of(size, flags.dtype)
-    contexts = make_contexts(size, flags, model.vocab_size)
+    model = common.model_of(size, dtype)
+    contexts = make_contexts(size, count, model.vocab_size)
     lengths, trained = [len(one.ids) for one in contexts], sum(int(one.sampled.sum()) for one in contexts)
-    result: dict = {"size": size, "contexts": len(lengths), "dtype": flags.dtype}
+    result: dict = {"size": size, "contexts": len(lengths), "dtype": dtype}
     for name in names:
         seconds = median(run["seconds"] for run in runs[name])
         flops = 3 * forward_flops(model, runs[name][0]["computed"], sum(x * x / 2 for x in lengths), trained).forward
         result |= {f"{name} tokens/s": sum(lengths) / seconds, f"{name} TFLOP/s": flops / seconds / 1e12}
         result[f"{name} peak GB"] = median(run["peak_bytes"] for run in runs[name]) / 1e9
-    if not flags.torch:
+    if not torch:
         return result
     ours, theirs = runs["ours"][0], runs["torch"][0]
     for key, scale in (("loss", 0.1), ("grad_norm", ours["grad_norm"])):
-        if abs(ours[key] - theirs[key]) > TOLERANCE[flags.dtype] * scale:
+        if abs(ours[key] - theirs[key]) > TOLERANCE[dtype] * scale:
             raise SystemExit(f"{size}: {key} differs: ours {ours[key]}, torch {theirs[key]}")
     for clock in ("seconds", "cpu_seconds"):
         pairs = zip(runs["ours"], runs["torch"], strict=True)
@@ -113,15 +107,9 @@ def measure(size: common.Size, flags: Flags) -> dict:
     return result | {"memory ratio": result["ours peak GB"] / result["torch peak GB"]}
 
 
-def run_child(name: str, size: common.Size, flags: Flags, folder: Path) -> dict:
-    """The result of one program in a process of its own."""
-    words = ["--sizes", size, "--dtype", flags.dtype, "--contexts", flags.contexts, "--child", name, "--folder", folder]
-    return json.loads(common.run_child(__file__, *words, JAX_NUM_CPU_DEVICES=str(flags.devices)).splitlines()[-1])
-
-
-def make_contexts(size: str, flags: Flags, vocab_size: int) -> list[Context]:
+def make_contexts(size: str, count: int, vocab_size: int) -> list[Context]:
     """The contexts of a step, with log-probabilities close to those of random weights, so that some are clipped."""
-    count, rng = flags.contexts or CONTEXTS.get(size, 6), np.random.default_rng(0)
+    count, rng = count or CONTEXTS.get(size, 6), np.random.default_rng(0)
     load, contexts = workload.make_workload(count, 5, vocab_size), []
     for plan in load.plans:
         memory: tuple[int, ...] = ()
@@ -137,14 +125,14 @@ def make_contexts(size: str, flags: Flags, vocab_size: int) -> list[Context]:
     return [contexts[index] for index in rng.permutation(len(contexts))[:count]]
 
 
-def write_weights(flags: Flags, size: str) -> None:
+def write_weights(size: common.Size, dtype: str, contexts: int, folder: str) -> None:
     from memsearcher_jax.model import weights
 
-    model = common.model_of(size, flags.dtype)
-    weights.save(flags.folder, model, common.random_params(model, common.mesh_of(fsdp=True)), None)
+    model = common.model_of(size, dtype)
+    weights.save(Path(folder), model, common.random_params(model, common.mesh_of(fsdp=True)), None)
 
 
-def update_steps(flags: Flags, size: str) -> dict:
+def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     """Times the update of the package."""
     import jax
 
@@ -154,9 +142,9 @@ def update_steps(flags: Flags, size: str) -> dict:
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
 
     mesh = common.mesh_of(fsdp=True)
-    model, params = weights.load(flags.folder, mesh=mesh)
-    model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat="save_qkv_attention")
-    contexts = make_contexts(size, flags, model.vocab_size)
+    model, params = weights.load(Path(folder), mesh=mesh)
+    model = replace(model, param_dtype=dtype, compute_dtype=dtype, remat="save_qkv_attention")
+    contexts = make_contexts(size, count, model.vocab_size)
 
     def packed(seq_len: int, rows: int, logprobs: str = "old_logprob"):
         examples = [TrainingExample(one.ids, getattr(one, logprobs), one.sampled, one.advantage) for one in contexts]
@@ -200,7 +188,7 @@ def update_steps(flags: Flags, size: str) -> dict:
         return result | {"computed": computed, "peak_bytes": peak}
 
 
-def torch_steps(flags: Flags, size: str) -> dict:
+def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     """Times the same step as TRL's GRPOTrainer takes it; logits are computed from the first trained token on.
 
     The loss is that of trl/trainer/grpo_trainer.py, `_compute_loss` with loss_type "dapo" on one process: with r the
@@ -211,10 +199,10 @@ def torch_steps(flags: Flags, size: str) -> dict:
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = {"dtype": getattr(torch, flags.dtype), "attn_implementation": "sdpa"}
-    model = AutoModelForCausalLM.from_pretrained(flags.folder, **settings).to(device).train()
+    settings = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(folder, **settings).to(device).train()
     model.config.use_cache = False
-    contexts = sorted(make_contexts(size, flags, model.config.vocab_size), key=lambda context: len(context.ids))
+    contexts = sorted(make_contexts(size, count, model.config.vocab_size), key=lambda context: len(context.ids))
     rows = 4 if device == "cuda" else 2
     microbatches = [contexts[start : start + rows] for start in range(0, len(contexts), rows)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
@@ -275,8 +263,6 @@ def time_steps(step: Callable[[], tuple[float, float]]) -> dict:
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
-
-CHILDREN = {"weights": write_weights, "ours": update_steps, "torch": torch_steps}
 
 if __name__ == "__main__":
     main(tyro.cli(Flags))
