@@ -150,14 +150,14 @@ def test_scann_never_gets_pickled_files(tmp_path, created):
     (tmp_path / scann_index.ASSETS).write_text('assets {\n  asset_path: "dataset.npy"\n}\n')
     (tmp_path / scann_index.PICKLED).write_bytes(pickle.dumps(PicklePayload(created)))
     with pytest.raises(ValueError, match="do not trust it"):
-        scann_index.load_tree(tmp_path, 3, scann_index.TreeSettings(1, 1))
+        scann_index.load_tree(tmp_path, 3, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.npy", r"\056\056/x"])
 def test_scann_never_gets_paths_outside_its_folder(name, tmp_path):
     (tmp_path / scann_index.ASSETS).write_text(f'assets {{\n  asset_path: "{name}"\n}}\n')
     with pytest.raises(ValueError, match="do not trust it"):
-        scann_index.load_tree(tmp_path, 3, scann_index.TreeSettings(1, 1))
+        scann_index.load_tree(tmp_path, 3, 1, 1)
 
 
 def test_weights_are_read_only_from_safetensors(tmp_path, created):

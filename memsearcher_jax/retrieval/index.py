@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,17 +23,11 @@ from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards, Vectors
 
-FORMAT = 7  # of the folder; incremented when older readers would misread it
+FORMAT = 8  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
 MAX_BLOCK_SCORES = 1 << 26  # scores that exact search keeps in memory
 MAX_BLOCK_FLOATS = 1 << 26  # floats of vectors that it reads from disk at a time
 FLOAT32_ROUNDOFF = 2.0**-24
-
-
-class Index(Protocol):
-    def search(self, vectors_QD: np.ndarray, top_n: int) -> Ranking:
-        """The rows with the highest inner products. N is `top_n`, or the number of rows if that is smaller."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +69,10 @@ class ExactIndex:
         return max(float(np.linalg.norm(block_BD, axis=1).max()) for _, block_BD in self._blocks())
 
 
+Index = ExactIndex | scann_index.ScannIndex
+"""`search(vectors_QD, top_n)` ranks the rows with the highest inner products: N is `top_n`, or all rows if fewer."""
+
+
 @dataclass(frozen=True)
 class StoredIndex:
     corpus: Corpus
@@ -107,8 +105,8 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
         if len(corpus) != shards.rows or shards.missing():
             raise ValueError("its files disagree on the number of passages")
     if index_type == "scann" and manifest["tree"] is not None:
-        tree = scann_index.TreeSettings(**manifest["tree"])
-        return StoredIndex(corpus, scann_index.load_tree(directory / TREE, shards.rows, tree), state)
+        tree = scann_index.load_tree(directory / TREE, shards.rows, **manifest["tree"])
+        return StoredIndex(corpus, tree, state)
     return StoredIndex(corpus, ExactIndex(shards[:]), state)
 
 

@@ -3,8 +3,8 @@ ICML 2020).
 
 A tree splits the vectors into leaves by k-means. A query scores quantised residuals in its nearest leaves and rescores
 the best candidates with the full vectors, here in bfloat16. The shape of the tree follows from the number and the size
-of the vectors. The leaves and candidates that a recall requires depend on the vectors much more than on their number:
-on 9,002 passages, hashed words need nearly all of 95 leaves, and clustered vectors one in ten. `tune` measures both.
+of the vectors. The leaves that a recall requires depend on the vectors much more than on their number: on 9,002
+passages, hashed words need nearly all of 95 leaves, and clustered vectors one in ten. `tune` measures them.
 
 `scann` is imported where it is used, so that reading a config and printing `--help` do not need it.
 """
@@ -17,19 +17,16 @@ import os
 import re
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memsearcher_jax.retrieval.config import MAX_TOP_N
-
 MIN_TREE_ROWS = 20_000  # exact search of fewer takes about a millisecond a query
 TOP = 5  # results whose recall is measured
-# Numbers of rows to rescore that `tune` tries. At least twice MAX_TOP_N: a search for fewer results then considers the
-# same rows, and a query's results do not depend on the largest number of results in its batch.
-CANDIDATES = (2 * MAX_TOP_N, 512, 1_024)
+# Rows per query that are rescored with full vectors. They are more than twice MAX_TOP_N: a search for fewer results
+# then considers the same rows, and a query's results do not depend on the largest number of results in its batch.
+CANDIDATES = 1_024
 MAX_BLOCKS = 256  # of quantised dimensions; with more, ScaNN leaves its fastest path
 SAMPLES_PER_LEAF = 50  # rows that train k-means
 CODEBOOK_ROWS = 100_000  # rows that train the quantiser
@@ -39,27 +36,19 @@ ASSETS, PICKLED = "scann_assets.pbtxt", "scann_docids.pkl"  # ScaNN's file names
 
 
 @dataclass(frozen=True)
-class TreeSettings:
-    """How a tree is built and searched."""
-
-    leaves: int
-    leaves_searched: int
-    candidates: int = CANDIDATES[-1]  # rows per query that are rescored with full vectors
-
-
-@dataclass(frozen=True)
 class ScannIndex:
     searcher: Any
     rows: int
-    settings: TreeSettings
+    leaves: int
+    leaves_searched: int  # for a query
 
     def search(self, vectors_QD: np.ndarray, top_n: int) -> tuple[np.ndarray, np.ndarray]:
         n = min(top_n, self.rows)
         if not len(vectors_QD):
             return np.zeros((0, n), np.int64), np.zeros((0, n), np.float32)
         limits = {
-            "leaves_to_search": self.settings.leaves_searched,
-            "pre_reorder_num_neighbors": max(self.settings.candidates, 2 * n),
+            "leaves_to_search": self.leaves_searched,
+            "pre_reorder_num_neighbors": max(CANDIDATES, 2 * n),
         }
         queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
         batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // len(os.sched_getaffinity(0))))
@@ -112,35 +101,30 @@ def build_tree(vectors_RD: np.ndarray) -> ScannIndex:
             anisotropic_quantization_threshold=0.2,
             training_sample_size=min(rows, CODEBOOK_ROWS),
         )
-        .reorder(CANDIDATES[-1], quantize=scann.ReorderType.BFLOAT16)
+        .reorder(CANDIDATES, quantize=scann.ReorderType.BFLOAT16)
         .build()
     )
-    return ScannIndex(searcher, rows, TreeSettings(leaves, leaves_searched=leaves))
+    return ScannIndex(searcher, rows, leaves, leaves_searched=leaves)
 
 
 def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target_recall: float) -> ScannIndex:
-    """Return the same tree with the fewest candidates, and then leaves, that reach `target_recall` of the queries'
-    exact top five.
+    """Return the same tree with the fewest leaves that reach `target_recall` of the queries' exact top five.
 
-    Fewer candidates were faster on clustered vectors and on hashed words, although they can need more leaves. Raises
-    ValueError if all leaves with the most candidates do not reach the recall.
+    Raises ValueError if all leaves do not reach it.
     """
 
-    def searching(candidates: int, leaves: int) -> ScannIndex:
-        return replace(index, settings=replace(index.settings, leaves_searched=leaves, candidates=candidates))
+    def searching(leaves: int) -> ScannIndex:
+        return replace(index, leaves_searched=leaves)
 
-    def recall(candidates: int, leaves: int) -> float:
-        return recall_at_n(searching(candidates, leaves).search(queries_QD, TOP)[0], exact_QN)
+    def recall(leaves: int) -> float:
+        return recall_at_n(searching(leaves).search(queries_QD, TOP)[0], exact_QN)
 
-    every = index.settings.leaves
-    candidates = next((count for count in CANDIDATES if recall(count, every) >= target_recall), None)
-    if candidates is None:
+    if (best := recall(index.leaves)) < target_recall:
         raise ValueError(
-            f"ScaNN reaches a recall of {recall(CANDIDATES[-1], every):.3f} in the exact top {TOP}: lower "
-            f"retrieval.target_recall from {target_recall}"
+            f"ScaNN reaches a recall of {best:.3f} in the exact top {TOP}: lower retrieval.target_recall from "
+            f"{target_recall}"
         )
-    leaves = 1 + bisect_left(range(1, every), target_recall, key=partial(recall, candidates))
-    return searching(candidates, leaves)
+    return searching(1 + bisect_left(range(1, index.leaves), target_recall, key=recall))
 
 
 def recall_at_n(result_QN: np.ndarray, exact_QN: np.ndarray) -> float:
@@ -157,7 +141,7 @@ def save_tree(index: ScannIndex, directory: Path) -> None:
         raise OSError(f"{directory}: ScaNN cannot write its files ({error}); is the disk full?") from error
 
 
-def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
+def load_tree(directory: Path, rows: int, leaves: int, leaves_searched: int) -> ScannIndex:
     import scann
 
     _check_trusted(directory)
@@ -167,7 +151,7 @@ def load_tree(directory: Path, rows: int, settings: TreeSettings) -> ScannIndex:
         raise ValueError(f"{directory}: ScaNN cannot read its files ({error}); rebuild the index") from error
     if searcher.size() != rows:
         raise ValueError(f"{directory}: contains {searcher.size()} vectors, not {rows}; rebuild the index")
-    return ScannIndex(searcher, rows, settings)
+    return ScannIndex(searcher, rows, leaves, leaves_searched)
 
 
 def _check_trusted(directory: Path) -> None:

@@ -23,7 +23,7 @@ def tuned(tree, recall, seed=2):
 
 def test_a_tuned_tree_reaches_its_target_recall(tree):
     index, queries = tuned(tree, 0.95), clustered(300, seed=1)
-    assert index.settings.leaves_searched < index.settings.leaves, "clustered vectors do not need all leaves"
+    assert index.leaves_searched < index.leaves, "clustered vectors do not need all leaves"
     ids, scores = index.search(queries, 5)
     assert scann_index.recall_at_n(ids, ExactIndex(VECTORS).search(queries, 5)[0]) > 0.93
     # Candidates are rescored in bfloat16.

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,8 @@ class _VectorBuild:
         self.on_progress("measuring recall", 0, 0)
         tuned, recall, probes = self._tuned(tree)
         scann_index.save_tree(tuned, self.staging / TREE)
-        return {"tree": asdict(tuned.settings), "recall": recall, "measured_on": probes}
+        tree_settings = {"leaves": tuned.leaves, "leaves_searched": tuned.leaves_searched}
+        return {"tree": tree_settings, "recall": recall, "measured_on": probes}
 
     def _tuned(self, tree: scann_index.ScannIndex) -> tuple[scann_index.ScannIndex, float, int]:
         """The tree tuned to the target recall, with its recall on probes that did not tune it, and their number."""

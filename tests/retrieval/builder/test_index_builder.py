@@ -201,7 +201,7 @@ def test_the_recall_is_verified_on_held_out_probes(tmp_path, monkeypatch):
 
     def overfit(tree, probes, exact, aim):
         aims.append(aim)
-        missing = replace(tree, settings=replace(tree.settings, leaves_searched=1))
+        missing = replace(tree, leaves_searched=1)
         return tune(tree, probes, exact, 0.9) if aim > 0.95 else missing
 
     monkeypatch.setattr(scann_index, "tune", overfit)
