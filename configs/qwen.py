@@ -32,7 +32,13 @@ def memsearcher(model: ModelConfig, *, tensor: int, grad_accum_steps: int) -> Ru
     return RunConfig(
         published_model=True,
         model=model,
-        sampling=SamplingConfig(slots=256, kv_tokens=524_288, decode_steps_per_call=16, tensor=tensor),
+        sampling=SamplingConfig(
+            slots=256,
+            kv_tokens=524_288,
+            decode_steps_per_call=16,
+            prefill_buckets=(256, 1_024, 2_048),
+            tensor=tensor,
+        ),
         retrieval=RetrievalConfig(encoder=""),  # the paper's is E5, in a folder
         training=TrainingConfig(grad_accum_steps=grad_accum_steps, logit_chunk=512),
     )
