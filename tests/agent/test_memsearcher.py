@@ -1,13 +1,16 @@
 """The MemSearcher workflow: what crosses from turn to turn, and what a memory may hold."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.configs.qwen import qwen7b
 from memsearcher_jax.types import Completion, Problem, Prompt, StopReason
-from tests.agent.conftest import agent_of, passages, play
+from tests.agent.conftest import passages, play
 
 CALL = '<tool_call>{"name": "wikipedia_search", "arguments": {"query": "q"}}</tool_call>'
 SEARCH = f" look </think>{CALL}"
@@ -82,7 +85,7 @@ def test_a_memory_cannot_forge_a_turn():
 @pytest.mark.parametrize("budget", [512, 1024, 2048])
 def test_a_memory_fills_its_budget_under_the_settings_of_7b(budget, token_counter):
     """The policy writes as much as it may; the budget, and no other limit, decides what the next turn sees."""
-    settings = vars(qwen7b().agent) | {"memory_tokens": budget}
+    agent = make_agent(replace(qwen7b().agent, memory_tokens=budget))
     seen = []
 
     def generate(request):
@@ -92,7 +95,7 @@ def test_a_memory_fills_its_budget_under_the_settings_of_7b(budget, token_counte
         words = " ".join(["fact"] * (request.max_tokens - 2))
         return Completion(f"<memory> {words} </memory>")
 
-    workflow = agent_of("memsearcher", **settings).start(Problem("1", "who?", ()), token_counter)
+    workflow = agent.start(Problem("1", "who?", ()), token_counter)
     outcome = run_workflow(workflow, generate, lambda request: tuple(map(passages, request.queries)))
     assert outcome.stop is StopReason.ANSWERED
     assert token_counter.count(seen[1]) == outcome.counts["memory_tokens"] == budget
