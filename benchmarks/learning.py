@@ -37,8 +37,7 @@ COLLAPSING = (  # 30 times the learning rate of the preset, and a quarter of its
     *("--training.learning_rate", "9e-3", "--rl.prompts_per_step", "4", "--sampling.slots", "32"),
     *("--rl.evaluate_every", "5", "--evaluation.max_questions", "100"),
 )
-TAUGHT = ("--teacher.path", "OUT/tiny, seed 0", "--rl.keep_constant_reward_groups", "True")  # OUT is --out
-DISTILL, BOTH = (("--training.objective", name) for name in ("distill", "grpo+distill"))
+HINT = ("--training.objective", "grpo+distill", "--teacher.hint", "True", "--rl.keep_constant_reward_groups", "True")
 VARIANTS = {
     "tiny": Variant("tiny"),
     "last context": Variant("tiny", ("--rl.credit", "last_context")),
@@ -56,10 +55,7 @@ VARIANTS = {
     "carry over 2": Variant("tiny", ("--rl.carry_over", "2")),
     "collapse": Variant("tiny", COLLAPSING),
     "rollback": Variant("tiny", (*COLLAPSING, "--health.on_collapse", "rollback", "--health.patience", "2")),
-    "distill": Variant("tiny", (*DISTILL, *TAUGHT)),
-    "grpo and distill": Variant("tiny", (*BOTH, *TAUGHT)),
-    "grpo and distill wrong": Variant("tiny", (*BOTH, *TAUGHT, "--teacher.on", "wrong")),
-    "hint": Variant("tiny", (*BOTH, "--teacher.hint", "True", *TAUGHT[2:])),
+    "hint": Variant("tiny", HINT),
     "memalpha": Variant("tiny_memalpha"),
     "memalpha pooled": Variant("tiny_memalpha", ("--rl.advantage_scope", "pooled")),
     "memalpha reader": Variant("tiny_memalpha", ("--memalpha.answer_from", "rag"), trained=False),
@@ -87,7 +83,6 @@ def main(flags: Flags) -> None:
     table: dict[str, list[str]] = {}
     for name in flags.variants:
         config, arguments, trained = VARIANTS[name]
-        arguments = [word.replace("OUT/", f"{flags.out}/") for word in arguments]
         start = f"{config}, start" if trained else name
         if start not in table:
             words = ["--config", config, *([] if trained else arguments)]

@@ -28,15 +28,17 @@ from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
 from memsearcher_jax.report.plots import COLORS, save_png, style_axes
 
 REACHED = 0.8
-TAUGHT = ("--rl.keep_constant_reward_groups", "True", "--teacher.path")
+TAUGHT = ("--rl.keep_constant_reward_groups", "True")
 METHODS = {
     "grpo": (),
     "distill": ("--training.objective", "distill", *TAUGHT),
     "grpo+distill": ("--training.objective", "grpo+distill", "--teacher.on", "wrong", *TAUGHT),
     "best of n": (),
 }
-BEST = ("--sft.keep", "best", "--sft.min_reward", "0.5", "--sft.held_out_share", "0")
-BEST += ("--sft.trajectories_per_step", "32", "--sft.epochs", "4")
+BEST = (
+    *("--sft.keep", "best", "--sft.min_reward", "0.5", "--sft.held_out_share", "0"),
+    *("--sft.trajectories_per_step", "32", "--sft.epochs", "4", "--training.learning_rate", "1e-3"),
+)
 HALF = ("--model.embed_size", "64", "--model.ffn_size", "160", "--model.head_size", "16")
 
 
@@ -84,7 +86,7 @@ def main(flags: Flags) -> None:
                 if method == "best of n":
                     points = best_of_n(run, student.rounds, words, start, seed)
                 else:
-                    taught = [*objective, str(out / "teacher")] if objective else []
+                    taught = [*objective, "--teacher.path", str(out / "teacher")] if objective else []
                     points = trained(run, student, [*words, "--model.path", start, "--seed", str(seed), *taught])
                 curves.setdefault((name, method), []).append(list(points))
     rows = [f"| {' | '.join([*names, *row(seeds)])} |" for names, seeds in curves.items()]
@@ -131,7 +133,7 @@ def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: in
         if not is_done(tested):
             sampling = ["--seed", str(seed + 10 * number), "--rl.steps", "5", "--training.learning_rate", "1e-12"]
             command("tpu_train", sampled, [*words, "--model.path", policy, *sampling])
-            learning = ["--seed", str(seed), "--sft.trajectories", *files, *BEST, "--training.learning_rate", "1e-3"]
+            learning = ["--seed", str(seed), "--sft.trajectories", *files, *BEST]
             command("sft", learned, [*words, "--model.path", start, *learning])
             command("evaluate", tested, [*words, "--checkpoint", str(learned)])
         if number < rounds and not exported.is_dir():

@@ -31,7 +31,10 @@ def new_output_dir(out: Path | None, kind: str, locks: contextlib.ExitStack | No
     folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     require_vacant(folder)
     created = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out {folder} cannot be created ({error.strerror}): choose another directory") from error
     with contextlib.ExitStack() as on_error:
         on_error.callback(_remove_empty, created)
         lock = on_error.enter_context(contextlib.ExitStack())

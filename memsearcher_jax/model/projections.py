@@ -18,7 +18,6 @@ from jax import Array
 from memsearcher_jax.ops.axes import platform
 
 FEW_TOKENS = 32
-LARGE_WEIGHT = 1 << 16  # numbers
 
 
 class Int8Weight(NamedTuple):
@@ -104,8 +103,7 @@ def product(subscripts: str, x: Array, weight: Array, einsum: Callable[[str, Arr
     x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
     token_axes = "".join(axis for axis in x_axes if axis not in weight_axes)
     tokens = math.prod(length for axis, length in zip(x_axes, x.shape, strict=True) if axis in token_axes)
-    is_faster = weight.dtype == jnp.bfloat16 and tokens <= FEW_TOKENS and weight.size >= LARGE_WEIGHT
-    if platform() != "cpu" or not is_faster:
+    if platform() != "cpu" or weight.dtype != jnp.bfloat16 or tokens > FEW_TOKENS:
         return einsum(subscripts, x, weight)
     order = "".join(axis for axis in weight_axes if axis not in x_axes) + token_axes
     return jnp.einsum(f"{order}->{out_axes}", einsum(f"{weight_axes},{x_axes}->{order}", weight, x))

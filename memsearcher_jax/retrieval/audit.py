@@ -84,12 +84,12 @@ def audit(
                 answers["corpus"] = float(bool(held & set(wanted))) if wanted else None
                 shares["corpus"] = 1 - len(missing) / len(named) if named else None
             for query, hits in zip(QUERIES, rankings, strict=True):
+                found_titles = [_normal(passage.title) for passage in hits]
+                texts = [_normal(passage.contents) for passage in hits]
                 for depth in DEPTHS:
-                    texts = [_normal(passage.contents) for passage in hits[:depth]]
-                    answered = any(needle in text for text in texts for needle in wanted)
+                    answered = any(needle in text for text in texts[:depth] for needle in wanted)
                     answers[f"{query}@{depth}"] = float(answered) if wanted else None
-                    found_titles = {_normal(passage.title) for passage in hits[:depth]}
-                    shares[f"{query}@{depth}"] = _mean([float(title in found_titles) for title in named])
+                    shares[f"{query}@{depth}"] = _mean([float(title in found_titles[:depth]) for title in named])
             audited.append(Audited(problem, answers, shares, missing))
         on_questions(len(audited))
     return audited

@@ -34,8 +34,14 @@ from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory
 
 FIXED_SETTINGS = (
-    *("agent.", "memalpha.", "data.", "seed", "sampling.context_tokens", "training.seq_len"),
-    *("rl.prompts_per_step", "rl.group_size"),
+    "agent.",
+    "memalpha.",
+    "data.",
+    "seed",
+    "sampling.context_tokens",
+    "training.seq_len",
+    "rl.prompts_per_step",
+    "rl.group_size",
 )
 """What carried trajectories depend on: under another value they would not be what that value describes."""
 

@@ -72,6 +72,7 @@ INVALID = {
         ("--model.param_dtype bfloat16", "model.param_dtype bfloat16 loses nearly all updates to rounding: set it to"),
         ("--out taken", "--out taken is not empty: choose another --out"),
         ("--out file", "--out file is a file: choose a directory"),
+        ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
         ("--json folder", "--json folder is a directory or a device: choose a file"),
         ("--resume", "--resume needs --out"),
         ("--resume --out none", "none holds no run: there is no run.json in it"),

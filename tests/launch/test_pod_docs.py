@@ -1,4 +1,4 @@
-"""docs/pods.md: the output of every dry run equals the documented output, in which `…` stands for any lines."""
+"""docs/pods.md: the output of every dry run equals the documented output, in which `…` means any lines."""
 
 import re
 import shlex

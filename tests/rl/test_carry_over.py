@@ -261,7 +261,7 @@ def test_any_number_of_hosts_takes_up_what_is_carried(steps, sampled):
 
 
 def test_carried_trajectories_name_their_problem_by_id_and_content(steps, sampled):
-    """Wherever it stands in the data; one that was changed is refused instead of scored by another's answers."""
+    """At any position of the data; one that was changed is refused instead of scored by another's answers."""
     run, carried = steps(2), sampled(2)[2][1]
     text = to_text(carried)
     moved = [Problem("new", "Who?", ("x",)), *reversed(ALL)]

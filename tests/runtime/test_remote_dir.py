@@ -34,7 +34,7 @@ def objects(address):
 
 
 def fetch_copy(address, tmp_path):
-    """The same run, fetched into a directory that stands for another machine."""
+    """The same run, fetched into the directory of another machine."""
     copy = RemoteDir(address, tmp_path / "b")
     copy.fetch()
     return copy

@@ -49,7 +49,7 @@ def test_calls_reward(results, ours, original):
     [
         ("squad", "It was Paris", [None, "Paris"], 1.0),  # what is missing is left out
         ("booksum", "none but the whale", ["whale", None, "ship"], 0.5),
-        ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # a list stands for its first
+        ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # of a list, the first
     ],
 )
 def test_what_is_missing_and_corrections_of_the_original(source, prediction, gold, score):
