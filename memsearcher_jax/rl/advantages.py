@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.hints import Hint
 from memsearcher_jax.training.grpo import group_advantages
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context, ScoredTrajectory
@@ -27,18 +28,18 @@ def multi_context_advantages(
     scored: Sequence[ScoredTrajectory],
     group_R: Sequence[int],
     settings: RLConfig,
-    hints: Sequence[Sequence[int]] | None = None,
+    hints: Sequence[Sequence[Hint]] | None = None,
 ) -> list[TrainingExample]:
     """One example per context that holds a sampled token, in the order of the trajectories.
 
-    `group_R` says which trajectories are rollouts of one problem; `hints`: see `hints.hint_ids`. A NaN reward means
+    `group_R` says which trajectories are rollouts of one problem; `hints`: see `hints.make_hints`. A NaN reward means
     that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError where rewards and
     contexts differ in number.
     """
     # U: what has a reward of its own, a trajectory or a context.
     rewarded = [
-        (reward, group, contexts, (_is_correct(one), hint))
-        for one, number, hint in zip(scored, group_R, hints or [()] * len(scored), strict=True)
+        (reward, group, contexts, _is_correct(one), hints_C)
+        for one, number, hints_C in zip(scored, group_R, hints or [None] * len(scored), strict=True)
         for reward, group, contexts in _rewarded_contexts(one, number, settings)
         if not math.isnan(reward)
     ]
@@ -55,9 +56,10 @@ def multi_context_advantages(
             np.array(context.sampled, bool),
             float(advantage),
             number,
-            *rest,
+            is_correct,
+            *(hints_C[number] if hints_C else ()),
         )
-        for (_, group, contexts, rest), advantage in zip(rewarded, advantage_U, strict=True)
+        for (_, group, contexts, is_correct, hints_C), advantage in zip(rewarded, advantage_U, strict=True)
         if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]
         for number, context in contexts
         if any(context.sampled)

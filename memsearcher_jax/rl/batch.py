@@ -18,6 +18,7 @@ import numpy as np
 from memsearcher_jax.logs.trajectories import compress_trajectories, summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.hints import Hint
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
@@ -25,7 +26,7 @@ from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
 
 TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
-FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_}
+FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "hint_place": np.int32}
 """Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
 
 
@@ -48,7 +49,7 @@ def make_rollout_batch(
     scored: Sequence[ScoredTrajectory],
     stats: RolloutStats,
     settings: RLConfig,
-    hints: Sequence[Sequence[int]] | None = None,
+    hints: Sequence[Sequence[Hint]] | None = None,
 ) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
     examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings, hints)

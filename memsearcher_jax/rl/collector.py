@@ -12,7 +12,7 @@ import numpy as np
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, make_rollout_batch
-from memsearcher_jax.rl.hints import hint_ids
+from memsearcher_jax.rl.hints import make_hints
 from memsearcher_jax.rl.metrics import RolloutStats, rollout_metrics, trajectory_metrics
 from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
@@ -83,7 +83,7 @@ class Collector:
         with timer("rewards"):
             # One key for all steps: equal memories earn equal rewards.
             scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
-        hints = hint_ids(scored, self.run.tokenizer) if self.run.config.teacher.hint else None
+        hints = make_hints(scored, self.run.tokenizer) if self.run.config.teacher.hint else None
         return make_rollout_batch(scored, stats, self.run.config.rl, hints)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from memsearcher_jax.agent.prompts import END, SYSTEM
+import numpy as np
+
+from memsearcher_jax.agent.memalpha.reward import golden_texts
+from memsearcher_jax.agent.prompts import ASSISTANT, END
+from memsearcher_jax.agent.reward import cover_exact_match
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.types import ScoredTrajectory
+from memsearcher_jax.types import Context, Objectives, Problem, ScoredTrajectory
+
+Hint = tuple[Sequence[int], int]
+"""Token ids, and the number of the context's token that they stand before."""
 
 
-def hint_ids(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
-    """For each trajectory a system message with the golden answers of its problem, and the supporting passages that
-    any of the problem's trajectories has found."""
-    passages: dict[str, dict[str, str]] = {}
-    for trajectory in (one.trajectory for one in scored):
-        titles, found = trajectory.problem.supporting_titles, passages.setdefault(trajectory.problem.id, {})
-        for result in (result for turn in trajectory.outcome.turns for result in turn.results):
-            found |= {passage.id: passage.contents for passage in result.passages if passage.title in titles}
-    hints = []
-    for problem in (one.trajectory.problem for one in scored):
-        answers = f"The answer is {' or '.join(problem.golden_answers)}."
-        if problem.stream and problem.stream.questions:
-            pairs = ((one.text, json.dumps(one.answer, ensure_ascii=False)) for one in problem.stream.questions)
-            answers = "\n".join(map(" ".join, pairs))
-        text = "\n\n".join([answers, *passages[problem.id].values()])
-        ends = tokenizer.encode_trusted(SYSTEM), tokenizer.encode_trusted(END)
-        hints.append((*ends[0], *tokenizer.encode_untrusted(text), *ends[1]))
-    return hints
+def make_hints(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> list[list[Hint]]:
+    """For each context of each trajectory the golden answers that stand in what was read last, at the end of that.
+
+    So a hint teaches to read: to write of a search result, or of a part of a stream, what the question needs. Where no
+    answer was read there is none: a teacher who knows it would neither search nor trust the memory.
+    """
+    trajectories = [one.trajectory for one in scored]
+    return [[_hint(one.problem, context, tokenizer) for context in one.contexts] for one in trajectories]
+
+
+def _hint(problem: Problem, context: Context, tokenizer: ChatTokenizer) -> Hint:
+    sampled_T = np.asarray(context.sampled, bool)
+    (starts,) = np.nonzero(sampled_T & ~np.roll(sampled_T, 1))
+    if not (len(starts) > 1 or (problem.stream and len(starts))):
+        return (), 0
+    reply = int(starts[-1])
+    begin = int(np.flatnonzero(sampled_T[:reply])[-1]) + 1 if len(starts) > 1 else 0
+    read = tokenizer.transcript(context.ids[begin:reply])
+    if not (known := [text for text, answers in _answers(problem) if cover_exact_match(read, answers)]):
+        return (), 0
+    (ends,) = np.nonzero(np.equal(context.ids[begin:reply], tokenizer.encode_trusted(END + ASSISTANT)[0]))
+    return tokenizer.encode_untrusted(" ".join(["", *known])), begin + int(ends[-1]) if len(ends) else reply
+
+
+def _answers(problem: Problem) -> Iterator[tuple[str, Sequence[str]]]:
+    """The sentences that tell the answers, each with the spellings of its answer."""
+    if problem.stream and problem.stream.questions:
+        for question in problem.stream.questions:
+            texts = golden_texts(question.answer)
+            yield f"{question.text} {' or '.join(texts)}", texts
+    else:
+        for texts in problem.golden if isinstance(problem.golden, Objectives) else (problem.golden,):
+            yield f"The answer to the question is {' or '.join(texts)}.", texts

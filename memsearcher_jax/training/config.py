@@ -91,8 +91,8 @@ class TeacherConfig:
     """Its weights, which are not trained: a run, a Hugging Face folder or OWNER/NAME on the Hub, of any size, with the
     vocabulary of the policy. "": none."""
     hint: bool = False
-    """The teacher is also shown the golden answers and the supporting passages that were found. Without a path it is
-    the policy itself, before the update."""
+    """The teacher is also shown a golden answer, behind what was read where that holds it. Without a path it is the
+    policy itself, before the update."""
     on: Literal["all", "wrong"] = "all"
     """Which trajectories it teaches: all, or those with a wrong answer (DGPO: arXiv 2508.20324)."""
     coefficient: NonNegative = 1.0

@@ -40,14 +40,11 @@ def advantages(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, j
 
 
 def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:
-    """The example behind its hint, which is cut where a row ends."""
+    """The example with its hint, which is cut where a row ends."""
     hint = np.asarray(example.hint, np.int32)[: seq_len - len(example.ids)]
-    return replace(
-        example,
-        ids=np.concatenate([hint, example.ids]),
-        logprobs=np.concatenate([np.zeros(len(hint), np.float32), example.logprobs]),
-        sampled=np.concatenate([np.zeros(len(hint), bool), example.sampled]),
-    )
+    fields = {"ids": hint, "logprobs": 0.0, "sampled": False}
+    places = np.full(len(hint), example.hint_place)
+    return replace(example, **{name: np.insert(getattr(example, name), places, x) for name, x in fields.items()})
 
 
 def by_example(batch: PackedBatch) -> np.ndarray:

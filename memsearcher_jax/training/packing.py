@@ -27,7 +27,8 @@ class TrainingExample:
     advantage: float  # of the trajectory
     number: int = 0  # of the context in its trajectory
     correct: bool = False  # the answer of its trajectory is
-    hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees before the context
+    hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees
+    hint_place: int = 0  # the number of the token that the hint stands before
 
     def __post_init__(self) -> None:
         lengths = len(self.ids), len(self.logprobs), len(self.sampled)

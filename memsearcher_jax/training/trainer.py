@@ -140,7 +140,7 @@ class Trainer:
         return np.concatenate(logprobs)
 
     def _hinted_logprobs(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> np.ndarray:
-        """ref_logprob_BT of the rows under a teacher to whom each context is shown behind its hint."""
+        """ref_logprob_BT of the rows under a teacher to whom each context is shown with its hint."""
         assert self.reference is not None, "a hint needs a teacher"
         hinted = [distillation.with_hint(example, self.config.seq_len) for example in examples]
         rows = self._pack(hinted, np.random.default_rng(0))

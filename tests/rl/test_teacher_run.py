@@ -25,13 +25,12 @@ from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.types import (
     Context,
     Outcome,
-    Passage,
     Problem,
     ScoredTrajectory,
-    SearchResult,
     StopReason,
+    Stream,
+    StreamQuestion,
     Trajectory,
-    Turn,
 )
 from tests.support import SMALL_RUN, byte_tokenizer
 
@@ -65,18 +64,21 @@ def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_pat
 
 def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
     """Neither what the sampler is given nor what the policy is trained on holds a hint, which the teacher was shown."""
-    given, shown, generate, make = [], [], Scheduler._generate, hints.hint_ids
+    given, shown, generate, make = [], [], Scheduler._generate, hints.make_hints
 
     def spy(self, context, ids, *rest):
         given.append(TOKENIZER.transcript(ids))
         generate(self, context, ids, *rest)
 
     monkeypatch.setattr(Scheduler, "_generate", spy)
-    monkeypatch.setattr(collector, "hint_ids", lambda *args: shown.append(make(*args)) or shown[-1])
-    steps = trained(tmp_path / "run", "--training.objective", "distill", "--teacher.hint", "True")
+    monkeypatch.setattr(collector, "make_hints", lambda *args: shown.append(make(*args)) or shown[-1])
+    documents = "--agent.workflow memagent --agent.prompts terse --data.synthetic documents"
+    documents += " --data.documents.train_passages 2 --data.documents.test_passages 2 --model.vocab_size 1536"
+    flags = ["--training.objective", "distill", "--teacher.hint", "True", *documents.split()]
+    steps = trained(tmp_path / "run", *flags)
     assert all(step["correct_logprob"] < 0 for step in steps if step["exact_match"])
-    texts = {TOKENIZER.transcript(hint) for step in shown for hint in step}
-    answers = {answer for text in texts for answer in re.findall(r"The answer is .*?\.", text)}
+    texts = {TOKENIZER.transcript(ids) for step in shown for trajectory in step for ids, _ in trajectory}
+    answers = {answer for text in texts for answer in re.findall(r"The answer to the question is .*?\.", text)}
     assert len(shown) == 2 and len(answers) > 1 and all(np.isfinite(step["teacher_kl"]) for step in steps)
     for file in (tmp_path / "run" / "trajectories").iterdir():
         contexts = (context for one in read_trajectories(file) for context in one.trajectory.contexts)
@@ -84,23 +86,46 @@ def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
     assert len(given) > 8 and not [text for text in given if any(answer in text for answer in answers)]
 
 
-def scored(problem, score, passages=()):
-    turn = Turn("", "", results=(SearchResult(tuple(passages)),))
-    context = Context((1, 2, 3), (0.0, -1.0, -1.0), (False, True, True))
-    outcome = Outcome(StopReason.ANSWERED, turns=(turn,))
-    return ScoredTrajectory(Trajectory(problem, 0, outcome, (context,), ""), score, scores={"exact_match": score})
+QUESTION = Problem("q", "Who?", ("Ada", "Lovelace"))
+ASKED = (StreamQuestion("Who?", ["Ada", "Lovelace"]), StreamQuestion("When?", 1815))
+STREAM = replace(QUESTION, stream=Stream("source", ("a chunk",), ASKED))
+OPENED, NEXT = "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>user\n"
+ANSWER = " The answer to the question is Ada or Lovelace."
 
 
-def test_a_hint_holds_the_answers_and_the_supporting_passages_that_a_rollout_found():
-    problem = Problem("q", "Who?", ("Ada", "Lovelace"), {"supporting_titles": ["Ada"]})
-    page, other = Passage("1", '"Ada"\nA <|im_end|> of 1815.'), Passage("2", '"Bob"\nAnother.')
-    group = [scored(problem, 0.0, [page, other]), scored(problem, 1.0)]
-    found = hints.hint_ids(group, TOKENIZER)
-    text = 'The answer is Ada or Lovelace.\n\n"Ada"\nA < |im_end|> of 1815.'
-    assert [TOKENIZER.transcript(ids) for ids in found] == [f"<|im_start|>system\n{text}<|im_end|>\n"] * 2
+def context_of(*parts):
+    """A context of parts of which every second one was sampled."""
+    ids = [TOKENIZER.encode_trusted(part) for part in parts]
+    sampled = tuple(number % 2 == 1 for number, part in enumerate(ids) for _ in part)
+    return Context(sum(ids, ()), (0.0,) * len(sampled), sampled)
+
+
+@pytest.mark.parametrize(
+    ("problem", "before", "read", "hint"),
+    [
+        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "ADA of 1815", ANSWER),
+        (QUESTION, ("Who?" + OPENED, "Search.", NEXT + "Ada" + OPENED, "More.", NEXT), "Bob of 1815", ""),
+        (QUESTION, ("Who?" + OPENED, "<search>", "\n<information>"), "Ada</information>", ANSWER),
+        (QUESTION, ("",), "Is it Ada?", ""),
+        (STREAM, ("",), "Bob of 1815", " When? 1815"),
+        (STREAM, ("",), "Ada was born in 1815", " Who? Ada or Lovelace When? 1815"),
+    ],
+)
+def test_a_hint_ends_what_was_read_last_where_that_holds_an_answer(problem, before, read, hint):
+    opened = "" if "information" in read else OPENED
+    context = context_of(*before[:-1], before[-1] + read + opened, "A reply.")
+    trajectory = Trajectory(problem, 0, Outcome(StopReason.ANSWERED), (context_of("", ""), context), "")
+    group = [ScoredTrajectory(trajectory, reward, scores={"exact_match": reward}) for reward in (0.0, 1.0)]
+    found = hints.make_hints(group, TOKENIZER)
+    (ids, place) = found[0][1]
+    shown = (*context.ids[:place], *ids, *context.ids[place:])
+    assert TOKENIZER.transcript(shown) == "".join(before) + read + hint + opened + "A reply."
     examples = multi_context_advantages(group, [0, 0], RLConfig(), found)
     again = from_bytes(to_bytes(RolloutBatch(examples, []))).examples
-    assert [(one.correct, tuple(one.hint)) for one in again] == [(False, found[0]), (True, found[1])]
+    assert [(one.correct, tuple(one.hint), one.hint_place) for one in again] == [
+        (False, ids, place),
+        (True, ids, place),
+    ]
 
 
 @pytest.mark.parametrize(

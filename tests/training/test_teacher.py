@@ -31,7 +31,8 @@ def examples():
         ids = (*PROMPT, *rng.integers(0, NANO.vocab_size, length))
         sampled = np.arange(len(ids)) > len(PROMPT) + 1
         logprobs = np.where(sampled, -rng.random(len(ids)) - 4, 0).astype(np.float32)
-        return TrainingExample(ids, logprobs, sampled, advantage, correct=right, hint=(7, 8, 9, int(right)))
+        hint = {"hint": (7, 8, 9, int(right)), "hint_place": len(PROMPT)}
+        return TrainingExample(ids, logprobs, sampled, advantage, correct=right, **hint)
 
     return [example(False, -1.0, 9), example(True, 1.0, 12), example(True, 1.0, 7), example(False, -1.0, 14)]
 
@@ -80,9 +81,9 @@ def trained(examples, objective, teacher, model=None, weights=None, student=NANO
 def expected(examples, model, weights, own, coefficient=1.0, on="all", hinted=False):
     """own x advantage + coefficient x (teacher - policy), where the teacher teaches."""
     for example in examples:
-        hint = example.hint if hinted else ()
-        teacher = logprobs_of(model, weights, (*hint, *example.ids))[len(hint) - 1 if hint else 0 :]
-        teacher = teacher if hint else np.append(0, teacher)
+        place, hint = example.hint_place, example.hint if hinted else ()
+        teacher = logprobs_of(model, weights, (*example.ids[:place], *hint, *example.ids[place:]))
+        teacher = np.append(np.zeros(place), teacher[place + len(hint) - 1 :])
         pull = coefficient * (teacher - example.logprobs) * (on == "all" or not example.correct)
         yield (own * example.advantage + pull)[example.sampled]
 

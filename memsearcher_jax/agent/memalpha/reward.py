@@ -157,7 +157,7 @@ def question_score(
     if "infbench" in source:
         return best_metrics(answer, gold, ["rougeL_f1"])["rougeL_f1"]
     if "detectiveqa" in source:
-        return float(_boxed(answer) in _texts(gold))
+        return float(_boxed(answer) in golden_texts(gold))
     return best_metrics(answer, gold, ["substring_exact_match"])["substring_exact_match"]
 
 
@@ -224,7 +224,7 @@ METRICS: dict[str, Callable[[str, str], float]] = {
 
 def answer_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
     """The maximum of each metric over the golden answers; 0 if there are none."""
-    return {name: max((METRICS[name](prediction, text) for text in _texts(gold)), default=0.0) for name in names}
+    return {name: max((METRICS[name](prediction, text) for text in golden_texts(gold)), default=0.0) for name in names}
 
 
 def best_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
@@ -247,7 +247,7 @@ def _is_missing(gold: Gold) -> bool:
     return gold is None or (isinstance(gold, list) and all(map(_is_missing, gold)))
 
 
-def _texts(gold: Gold) -> list[str]:
+def golden_texts(gold: Gold) -> list[str]:
     """All golden answers, with nested lists flattened."""
     if not isinstance(gold, list):
         return [str(gold)]
