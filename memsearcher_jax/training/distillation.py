@@ -18,8 +18,13 @@ from memsearcher_jax.training.packing import PackedBatch, TrainingExample
 
 def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
     """teacher_weight_BT: that of the teacher's advantage for each token."""
-    taught_E = np.array([config.on == "all" or not example.correct for example in examples])
+    taught_E = np.array([is_taught(config, one) and (config.on == "all" or not one.correct) for one in examples])
     return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
+
+
+def is_taught(config: TeacherConfig, example: TrainingExample) -> bool:
+    """Whether the teacher is another than the policy: by its weights, or by a hint."""
+    return bool(config.path or example.hint)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -45,9 +50,3 @@ def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:
     fields = {"ids": hint, "logprobs": 0.0, "sampled": False}
     places = np.full(len(hint), example.hint_place)
     return replace(example, **{name: np.insert(getattr(example, name), places, x) for name, x in fields.items()})
-
-
-def by_example(batch: PackedBatch) -> np.ndarray:
-    """The order that sorts the trained tokens of the rows by their example."""
-    assert batch.example_BT is not None, "as packed"
-    return np.argsort(batch.example_BT[batch.mask_BT], kind="stable")

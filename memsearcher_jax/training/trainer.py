@@ -140,17 +140,21 @@ class Trainer:
         return np.concatenate(logprobs)
 
     def _hinted_logprobs(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> np.ndarray:
-        """ref_logprob_BT of the rows under a teacher to whom each context is shown with its hint."""
+        """ref_logprob_BT of the rows under a teacher to whom each context is shown with its hint; where the policy has
+        none to teach itself, it is its own teacher."""
         assert self.reference is not None, "a hint needs a teacher"
-        hinted = [distillation.with_hint(example, self.config.seq_len) for example in examples]
-        rows = self._pack(hinted, np.random.default_rng(0))
-        batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
-        scores = [multihost_utils.process_allgather(x, tiled=True) for x in self.reference.scores(batches, policy)]
-        # X: trained tokens. Both packings hold those of each example once, in order.
-        values_X = np.empty(np.count_nonzero(packed.mask_BT), np.float32)
-        values_X[distillation.by_example(packed)] = np.concatenate(scores)[rows.mask_BT][distillation.by_example(rows)]
-        logprob_BT = np.zeros(packed.mask_BT.shape, np.float32)
-        logprob_BT[packed.mask_BT] = values_X
+        taught = [number for number, example in enumerate(examples) if distillation.is_taught(self.teacher, example)]
+        logprob_BT = np.array(packed.old_logprob_BT)
+        if taught:
+            hinted = [distillation.with_hint(examples[number], self.config.seq_len) for number in taught]
+            rows = self._pack(hinted, np.random.default_rng(0))
+            batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
+            scores = [multihost_utils.process_allgather(x, tiled=True) for x in self.reference.scores(batches, policy)]
+            # Both packings hold the trained tokens of each example once, in order.
+            places = np.argwhere(packed.mask_BT & np.isin(packed.example_BT, taught))
+            places = places[np.argsort(packed.example_BT[tuple(places.T)], kind="stable")]
+            by_example = np.argsort(rows.example_BT[rows.mask_BT], kind="stable")
+            logprob_BT[tuple(places.T)] = np.concatenate(scores)[rows.mask_BT][by_example]
         return logprob_BT
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:

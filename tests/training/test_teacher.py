@@ -108,9 +108,17 @@ def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, object
     np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=1e-4)
 
 
-def test_the_policy_itself_teaches_when_it_is_shown_a_hint(examples):
-    found, _ = trained(examples, "distill", TeacherConfig(hint=True))
-    for one, other in zip(found, expected(examples, NANO, params(NANO), 0.0, hinted=True), strict=True):
+@pytest.mark.parametrize("old_logprobs", ["sampler", "trainer"])
+def test_the_policy_itself_teaches_where_it_is_shown_a_hint(examples, old_logprobs):
+    examples = [*examples[:2], replace(examples[2], hint=()), examples[3]]
+    found, _ = trained(examples, "distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
+    if old_logprobs == "trainer":
+        before = [logprobs_of(NANO, params(NANO), one.ids) for one in examples]
+        examples = [replace(one, logprobs=np.append(0, x)) for one, x in zip(examples, before, strict=True)]
+    by_hand = list(expected(examples, NANO, params(NANO), 0.0, hinted=True))
+    assert np.abs(by_hand[3]).max() > 0.01
+    by_hand[2] = np.zeros_like(by_hand[2])
+    for one, other in zip(found, by_hand, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
