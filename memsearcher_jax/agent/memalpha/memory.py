@@ -42,7 +42,7 @@ class ErrorKind(enum.Enum):
     UNREADABLE = "Invalid JSON arguments"
     MISSING = "Missing required argument"  # or an unknown tool
     INVALID = "Invalid argument value"  # an id that the store does not hold, or a disabled store
-    UNEXPECTED = "Unexpected error"  # arguments that are not an object, or a memory_type that the tool does not accept
+    UNEXPECTED = "Unexpected error"  # arguments that are no object, a memory_type or an id of a kind that does not fit
 
 
 @dataclass(frozen=True)

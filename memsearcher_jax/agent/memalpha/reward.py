@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.memalpha.conversations import LOCOMO, LONGMEMEVAL, locomo_score
 from memsearcher_jax.agent.memalpha.memory import CallResult, Status
-from memsearcher_jax.agent.protocol import until_closing_brace
 from memsearcher_jax.agent.reward import cover_exact_match, exact_match, token_f1
 from memsearcher_jax.ranges import NonNegative, Probability
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 Gold = Any
 """A golden answer as data sets hold it: text, a list of texts, or an object with a `text`."""
 
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_BOXES = (re.compile(r"\\boxed\{([^}]*)\}"), re.compile(r"\\box\{([^}]*)\}"))
+_BOX = re.compile(r"\\boxed\{([^}]*)\}")
 _ANSWER_LINE = re.compile(r"answer:(.*)", re.IGNORECASE)
 _WORDS = re.compile(r"[a-z]+")
 _JSON_BLOCK = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
@@ -157,7 +155,7 @@ def question_score(
     if "infbench" in source:
         return best_metrics(answer, gold, ["rougeL_f1"])["rougeL_f1"]
     if "detectiveqa" in source:
-        return float(_boxed(answer) in golden_texts(gold))
+        return float(short_answer(answer) in golden_texts(gold))
     return best_metrics(answer, gold, ["substring_exact_match"])["substring_exact_match"]
 
 
@@ -179,14 +177,9 @@ def parse_verdict(reply: str) -> bool | None:
 
 
 def short_answer(prediction: str) -> str:
-    """The content of the first `<answer>`, else of the first box, else the complete text.
-
-    A box ends at its first closing brace, as in the original's reward.
-    """
-    for pattern in (_ANSWER_TAG, *_BOXES):
-        if match := pattern.search(prediction):
-            return match[1].strip()
-    return prediction.strip()
+    """The content of the first box, which ends at its first closing brace as in the original, else the text."""
+    match = _BOX.search(prediction)
+    return (match[1] if match else prediction).strip()
 
 
 def answer_line(prediction: str) -> str:
@@ -277,13 +270,3 @@ def _same_number(answer: str, gold: Gold) -> bool:
     """Whether the answer consists of digits and is exactly the gold: `03` is not `3`."""
     digits, expected = (text.strip("\"'").strip() for text in (short_answer(answer), _first_text(gold)))
     return re.fullmatch(r"\d+", digits) is not None and digits == expected
-
-
-def _boxed(answer: str) -> str:
-    """Like `short_answer`, but a box ends where its braces balance."""
-    if match := _ANSWER_TAG.search(answer):
-        return match[1].strip()
-    for opening in ("\\boxed{", "\\box{"):
-        if (content := until_closing_brace(answer.partition(opening)[2])) is not None:
-            return content.strip()
-    return answer.strip()

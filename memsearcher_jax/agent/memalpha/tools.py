@@ -151,6 +151,8 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallResult
     content = CONTENT_ARGUMENT.get(name)
     if content and content not in arguments:
         return CallResult.failed(ErrorKind.MISSING, f"the argument {content!r} is missing")
+    if name in (UPDATE, DELETE) and store is not Store.CORE and isinstance(arguments.get("memory_id"), list | dict):
+        return CallResult.failed(ErrorKind.UNEXPECTED, f"{name} takes one id as text")
     return store
 
 

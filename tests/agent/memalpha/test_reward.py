@@ -12,6 +12,7 @@ from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Status
 from memsearcher_jax.agent.memalpha.reward import MemalphaRewardConfig, question_score, stream_reward
 
 OK, SKIPPED = CallResult(Status.OK), CallResult(Status.SKIPPED)
+NO_BOXES = ("<answer>3</answer>", "\\box{3}", "3 <answer>3</answer>")  # of an earlier release of Mem-alpha
 IDLE = CallResult(Status.OK, idle=True)
 FAILED = CallResult.failed(ErrorKind.INVALID, "no")
 
@@ -50,6 +51,8 @@ def test_calls_reward(results, ours, original):
         ("squad", "It was Paris", [None, "Paris"], 1.0),  # what is missing is left out
         ("booksum", "none but the whale", ["whale", None, "ship"], 0.5),
         ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # of a list, the first
+        *((source, text, "3", 0.0) for source in ("pubmed-rct", "detectiveqa") for text in NO_BOXES),
+        ("detectiveqa", "\\boxed{a{b}c}", "a{b", 1.0),
     ],
 )
 def test_what_is_missing_and_corrections_of_the_original(source, prediction, gold, score):

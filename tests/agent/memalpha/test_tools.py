@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.agent.memalpha import tools as tools
+from memsearcher_jax.agent.memalpha import tools
 from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Memory, Status, Store
 from memsearcher_jax.agent.memalpha.tools import Call
 
@@ -59,6 +59,15 @@ def test_search_is_not_offered_by_default(token_counter):
     assert result == CallResult.failed(ErrorKind.MISSING, "there is no tool 'search_memory'")
     off = Memory(enabled=frozenset({Store.CORE}))
     assert tools.run_call(off, call, token_counter, offered=("search_memory",))[1].error is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("item_id", [["0000"], {"0000": 1}])
+@pytest.mark.parametrize("name", [tools.UPDATE, tools.DELETE])
+def test_an_id_that_is_a_list_or_an_object_is_an_error(token_counter, name, item_id):
+    memory, _ = Memory().insert(Store.SEMANTIC, "x", token_counter)
+    arguments = {"memory_type": "semantic_memory", "new_content": "y", "memory_id": item_id}
+    after, result = tools.run_call(memory, Call(name, json.dumps(arguments)), token_counter)
+    assert (after, result.error) == (memory, ErrorKind.UNEXPECTED)
 
 
 bits = st.sampled_from(
