@@ -7,6 +7,7 @@ with the two halves of a head interleaved.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,8 +31,8 @@ SIZES = {
 }
 """Field of `ModelConfig` -> the key that states it, after "llama." or "qwen2."."""
 
-READ = (*SIZES.values(), "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon")
-READ = {*READ, "rope.freq_base"}
+NORM_EPS = "attention.layer_norm_rms_epsilon"
+READ = {*SIZES.values(), "attention.head_count_kv", "attention.key_length", "rope.freq_base", NORM_EPS}
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -98,8 +99,11 @@ def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelCon
         raise ValueError(f"{file}: general.architecture is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
     prefix = f"{family}."
     own = {name.removeprefix(prefix): value for name, value in fields.items() if not HARMLESS.match(name)}
-    if missing := [key for key in (*SIZES.values(), "attention.layer_norm_rms_epsilon") if key not in own]:
+    if missing := [key for key in (*SIZES.values(), NORM_EPS) if key not in own]:
         raise ValueError(f"{file} lacks the key {prefix}{missing[0]}")
+    for key in sorted(READ & own.keys()):
+        if not isinstance(own[key], int | float) or not 0 < own[key] < math.inf:  # models may have a list, by layer
+            raise ValueError(f"{file}: {prefix}{key} = {own[key]!r} is not supported, only a positive number is")
     sizes: dict[str, Any] = {field: int(own[key]) for field, key in SIZES.items()}
     kv_heads = int(own.get("attention.head_count_kv", sizes["heads"]))
     check_heads(file, sizes["heads"], kv_heads)
@@ -120,7 +124,7 @@ def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelCon
         kv_heads=kv_heads,
         head_size=head_size,
         rope_theta=_shortest(own.get("rope.freq_base", 10_000.0)),
-        norm_eps=_shortest(own["attention.layer_norm_rms_epsilon"]),
+        norm_eps=_shortest(own[NORM_EPS]),
         tie_embeddings="output.weight" not in shapes,
         family=family,
     )
@@ -150,7 +154,10 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     if unknown := [key for key in found if not HARMLESS_TOKENIZER.fullmatch(key)]:
         raise ValueError(f"{file}: the key tokenizer.{unknown[0]} is not known: this program may read the file wrongly")
     specials = {f"{name}_token": parts.get(f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
-    settings |= {name: None if id is None else parts["tokens"][id] for name, id in specials.items()}
+    tokens = dict(enumerate(parts.get("tokens", ())))
+    if unknown := [f"{name} {id}" for name, id in specials.items() if id is not None and id not in tokens]:
+        raise ValueError(f"{file}: {unknown[0]} is none of its {len(tokens)} tokens")
+    settings |= {name: tokens.get(id) for name, id in specials.items()}
     try:
         backend, _ = convert_gguf_tokenizer(fields["general.architecture"], parts)
     except Exception as error:  # of many types

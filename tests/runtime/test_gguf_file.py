@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -76,7 +77,9 @@ def write_gguf(tmp_path):
 
         for key, value in keys.items():
             kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
-            kinds[type(value)](key, value)
+            for shard in writer.kv_data:  # in place of one from above
+                shard.pop(key, None)
+            (kinds | {list: writer.add_array})[type(value)](key, value)
 
         def add(name: str, *shape: int) -> None:
             if name in without:
@@ -195,6 +198,10 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
         ("llama", {"keys": {"llama.attention.sliding_window": 64}}, "sliding_window = 64 is not supported"),
         ("llama", {"keys": {"llama.attention.sinks": 4}}, "the key attention.sinks is not known"),
         ("llama", {"keys": {"tokenizer.ggml.remove_extra_whitespaces": True}}, "remove_extra_whitespaces is not known"),
+        ("llama", {"keys": {"llama.attention.head_count_kv": [1, 2]}}, r"head_count_kv = \[1, 2\] is not supported"),
+        ("llama", {"keys": {"llama.context_length": 0}}, "llama.context_length = 0 is not supported"),
+        ("llama", {"keys": {"llama.rope.freq_base": math.nan}}, "llama.rope.freq_base = nan is not supported"),
+        ("llama", {"end_id": 100_000}, "eos_token 100000 is none of its 262 tokens"),
     ],
 )
 def test_every_key_and_tensor_is_read_or_refused_by_name(architecture, changes, message, write_gguf, tmp_path):
