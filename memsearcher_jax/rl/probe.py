@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.agent.base import Agent, Scoring
 from memsearcher_jax.agent.prompts import ASSISTANT
 from memsearcher_jax.agent.run import checked, run_workflow
 from memsearcher_jax.agent.tool_functions import file_tools
@@ -75,8 +75,16 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
     (trajectory,) = ended
     if isinstance(trajectory, BaseException):
         raise ValueError(f"agent.workflow {file}: {described(trajectory)}") from trajectory
+    group = [replace(trajectory, rollout=rollout) for rollout in range(2)]
+    if not agent.needs_completers:
+        try:
+            count = len(agent.rewards(group, Scoring(counter)))
+        except Exception as error:
+            raise ValueError(f"agent.workflow {file}: {described(error)}") from error
+        if count != len(group):
+            raise ValueError(f"agent.workflow {file}: {count} rewards for {len(group)} trajectories")
     if function := agent.reward.function:
-        for scored in own_rewards(function, [ScoredTrajectory(trajectory, 0.0)] * 2):
+        for scored in own_rewards(function, [ScoredTrajectory(one, 0.0) for one in group]):
             if scored.trajectory.outcome.stop is not trajectory.outcome.stop:
                 raise ValueError(f"reward.function {function}: {scored.reason}")
 

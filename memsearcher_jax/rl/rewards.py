@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import jax
@@ -37,13 +36,20 @@ class RewardFn:
     ) -> list[ScoredTrajectory]:
         """One `ScoredTrajectory` for each, in order; `key` decides what answerer and judge sample.
 
-        Raises ConnectionError where one of them completes nothing at all.
+        A fault has no reward, whatever an agent or a function of a user's says.
+        Raises ConnectionError where one of them completes nothing at all, ValueError for an agent that does not score
+        each trajectory.
         """
         answerer, judge = completing_once(self.answerer, key), completing_once(self.judge, key)
         scored = self.agent.rewards(
             trajectories, Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
         )
-        return own_rewards(self.agent.reward.function, scored) if self.agent.reward.function else scored
+        if len(scored) != len(trajectories):
+            workflow = self.agent.config.workflow
+            raise ValueError(f"agent.workflow {workflow}: {len(scored)} rewards for {len(trajectories)} trajectories")
+        if self.agent.reward.function:
+            scored = own_rewards(self.agent.reward.function, scored)
+        return [_unrewarded(one, one.reason) if one.trajectory.outcome.stop.is_fault else one for one in scored]
 
     def answer(self, pairs: Sequence[tuple[Any, str]], key: jax.Array) -> list[Completion]:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
@@ -54,8 +60,13 @@ class RewardFn:
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
     """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward."""
     function, rewarded = load_named(file, "reward.function", "reward"), list[ScoredTrajectory]()
-    for _, group in groupby(scored, lambda one: one.trajectory.problem.id):
-        group = list(group)
+    groups = list[list[ScoredTrajectory]]()
+    for one in scored:
+        # Not by the problem: two neighbours may be the same, or have one id.
+        if not groups or one.trajectory.rollout <= groups[-1][-1].trajectory.rollout:
+            groups.append([])
+        groups[-1].append(one)
+    for group in groups:
         try:
             values = list(function([one.trajectory for one in group]))
             if len(values) != len(group):
@@ -86,9 +97,14 @@ def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
 
 def _lost(scored: ScoredTrajectory, error: str) -> ScoredTrajectory:
     """The trajectory as a fault of the machinery, which has no reward."""
-    trajectory, nothing = scored.trajectory, (math.nan,) * len(scored.trajectory.contexts)
-    outcome = replace(trajectory.outcome, stop=StopReason.FAULT, error=error)
-    return ScoredTrajectory(replace(trajectory, outcome=outcome), math.nan, error, {}, nothing)
+    outcome = replace(scored.trajectory.outcome, stop=StopReason.FAULT, error=error)
+    return _unrewarded(replace(scored, trajectory=replace(scored.trajectory, outcome=outcome)), error)
+
+
+def _unrewarded(scored: ScoredTrajectory, reason: str) -> ScoredTrajectory:
+    """The trajectory without rewards, of its contexts too, and without scores."""
+    nothing = (math.nan,) * len(scored.trajectory.contexts)
+    return ScoredTrajectory(scored.trajectory, math.nan, reason, {}, nothing)
 
 
 def completing_once(completer: Completer | None, key: jax.Array) -> Complete | None:

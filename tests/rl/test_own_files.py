@@ -14,6 +14,8 @@ from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.logs.trajectories import compress_trajectories, decode_response, encode_response, read_trajectories
 from memsearcher_jax.rl import probe as probing
+from memsearcher_jax.rl.advantages import multi_context_advantages
+from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
@@ -118,10 +120,9 @@ def test_a_mistake_in_a_reward_is_found_before_long_work(source, line, file):
     assert ", line 2" in str(error.value) or "score" not in source
 
 
-def scored(answer, contexts=2, stop=StopReason.ANSWERED, problem="q"):
+def scored(answer, rollout, stop=StopReason.ANSWERED, problem=PROBLEM):
     context = Context((1, 2), (0.0, -1.0), (False, True))
-    outcome = Outcome(stop, answer)
-    trajectory = Trajectory(replace(PROBLEM, id=problem), 0, outcome, (context,) * contexts, "")
+    trajectory = Trajectory(problem, rollout, Outcome(stop, answer), (context,) * 2, "")
     return ScoredTrajectory(trajectory, math.nan if stop.is_fault else 0.0, scores={"f1": 0.5})
 
 
@@ -134,8 +135,8 @@ def mine(trajectories):
     return [{"each": [1.0, 3.0], "nan": float("nan")}.get(answer, len(answer)) for answer in answers]
 """
     batch = [
-        *(scored("abc"), scored("nan"), scored("each"), scored("lost", stop=StopReason.SEARCH_FAILED)),
-        *(scored("abc", problem="r"), scored("raise", problem="r")),
+        *(scored("abc", 0), scored("nan", 1), scored("each", 2), scored("lost", 3, StopReason.SEARCH_FAILED)),
+        *(scored("abc", 0), scored("raise", 1)),  # the same problem again
     ]
     one, nan, each, lost, *group = own_rewards(file(source), batch)
     assert (one.reward, one.context_rewards, one.scores) == (3.0, (3.0, 3.0), {"f1": 0.5})
@@ -147,6 +148,44 @@ def mine(trajectories):
     agent = make_agent(AgentConfig(), RewardConfig(function=file(source)))
     (rewarded,) = RewardFn(agent, TOKENIZER)([batch[0].trajectory], jax.random.key(0), print)
     assert rewarded.reward == 3.0 and rewarded.scores["exact_match"] == 0.0
+    fresh = RewardFn(agent, TOKENIZER)([one.trajectory for one in batch[2:4]], jax.random.key(0), print)
+    examples = multi_context_advantages(fresh, [0, 0], RLConfig(advantage_scope="pooled"))
+    assert [round(one.advantage, 3) for one in examples] == [-0.707, 0.707], "those of the fault are not trained"
+
+
+OWN_CLASS = (
+    HEAD.replace("mine", "flow")
+    + OPEN
+    + """    return Outcome(StopReason.ANSWERED, reply.text)
+from memsearcher_jax.agent.base import QuestionAgent
+class mine(QuestionAgent):
+    workflow = staticmethod(flow)
+    def rewards(self, trajectories, scoring):
+"""
+)
+
+
+def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
+    lines = "        return [ScoredTrajectory(one, 1.0, '', {'x': 1.0}, (1.0, 1.0)) for one in trajectories]\n"
+    agent = make_agent(AgentConfig(workflow=file(OWN_CLASS + lines)))
+    batch = [scored("abc", 0).trajectory, scored("", 1, StopReason.SEARCH_FAILED).trajectory]
+    probe(agent, TOKENIZER, PROBLEM)
+    answered, lost = RewardFn(agent, TOKENIZER)(batch, jax.random.key(0), print)
+    assert answered.reward == 1.0 and lost.trajectory == batch[1] and lost.scores == {}
+    assert all(map(math.isnan, (lost.reward, *lost.context_rewards))) and len(lost.context_rewards) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("        return trajectories[:1]\n", "1 rewards for 2 trajectories"),
+        ("        return [one.score for one in trajectories]\n", "no attribute 'score' (mine.py, line "),
+    ],
+)
+def test_a_mistake_in_the_rewards_of_an_agent_is_found_before_long_work(lines, message, file):
+    with pytest.raises(ValueError, match=r"^agent\.workflow .*") as error:
+        probe(make_agent(AgentConfig(workflow=file(OWN_CLASS + lines))), TOKENIZER, PROBLEM)
+    assert message in str(error.value)
 
 
 def test_the_schema_of_a_tool_comes_from_its_docstring_and_types(file):
