@@ -65,8 +65,10 @@ class Recorder:
         try:
             yield
         except RunEnded as end:
-            saved = "the last checkpoint is intact"
-            if not end.reason.weights_are_suspect:
+            if end.reason.weights_are_suspect:
+                self._write_trajectories()
+                saved = "the last checkpoint is intact"
+            else:
                 self._save_last(state, collector, recovery)
                 saved = "checkpoint saved" if state.step else "no step was complete"
             raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}") from None

@@ -61,9 +61,9 @@ def _make_collector(
     problems, rl = run.problems, run.config.rl
     loader = ProblemLoader(problems.train, run.config.seed)
     parts = run, driver, reward_fn, loader, hosts, start.position
+    carried = Carried(state.step)
+    if start.carried:  # also without rl.carry_over, which cannot go on with them
+        carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
     if rl.carry_over:
-        carried = Carried(state.step)
-        if start.carried:
-            carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
         return CarryOver(*parts, carried=carried.share(hosts.share(rl.prompts_per_step)))
     return DynamicSampling(*parts) if rl.refill else Collector(*parts)

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import carry_over
 from memsearcher_jax.rl.carry_over import Carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.rollout import Rollout, RolloutDriver, make_jobs
+from memsearcher_jax.rl.state import SavedProgress
+from memsearcher_jax.rl.training_run import _make_collector
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.types import (
@@ -290,6 +294,10 @@ def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
     ):
         with pytest.raises(ValueError, match=f"{name} cannot change to .* leave it at"):
             resume([(name, old, new)])
+    run_now = SimpleNamespace(config=RunConfig(), problems=SimpleNamespace(train=ALL))  # rl.carry_over 0
+    start = SavedProgress(RunConfig(), position=9, carried=text, changed=(("rl.carry_over", 2, 0),))
+    with pytest.raises(ValueError, match=r"rl\.carry_over cannot change to 0 while the checkpoint carries"):
+        _make_collector(SimpleNamespace(run=run_now, step=3), start, run.driver, None, Hosts())
 
 
 def test_a_rollback_samples_carried_problems_again(steps, sampled):
