@@ -30,7 +30,7 @@ from scipy.sparse.csgraph import connected_components
 from examples.warmstart.questions import KINSHIP, QuestionDemonstrator, is_right, keys
 from examples.warmstart.record import demonstrate
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.questions import is_choice
+from memsearcher_jax.data.questions import of_kind
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.ranges import Count, CountOrZero
@@ -97,8 +97,7 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse(SplitQuestions, argv)
         config = flags.run
         problems = [with_source(problem, file.parent.name) for file in flags.files for problem in read_problems(file)]
-        problems = [one for one in problems if not (config.data.questions == "span" and is_choice(one))]
-        test, tune, train = split(problems, (flags.test, flags.tune), config.seed)
+        test, tune, train = split(of_kind(problems, config.data.questions), (flags.test, flags.tune), config.seed)
         files = {"train": train, "tune": tune, "test": test}
         with outputs.new_output_dir(flags.out, "questions") as out:
             if config.retrieval.corpus:

@@ -101,7 +101,8 @@ class Prompts:
         if not schemas:
             return self
         # A description may come from a server, and must not forge a turn: JSON can escape the bar of chat markup.
-        lines = [json.dumps({"type": "function", "function": schema}).replace("<|", "<\\u007c") for schema in schemas]
+        texts = (json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in schemas)
+        lines = [text.replace("<|", "<\\u007c") for text in texts]
         system = "\n".join([f"{self.system}\n\nYou may also call these tools:", *lines])
         return replace(self, system=system, tools=tuple(schema["name"] for schema in schemas))
 

@@ -89,7 +89,11 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
         return "Parse tool call failed"
     name, arguments = call.get("name"), call.get("arguments", {})
     if isinstance(name, str) and name in tools and isinstance(arguments, dict):
-        return Call(name, arguments)
+        try:
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)  # JSON has no NaN, and logs refuse it
+        except (ValueError, RecursionError):
+            return "Parse tool call failed"
+        return Call(name, json.loads(_encodable(text)))
     if "arguments" not in call:
         return "Parse tool call failed"
     if not isinstance(arguments, dict):
@@ -102,8 +106,12 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
     # bool is a subclass of int
     if not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1:
         return "invalid top_n"
-    # JSON may escape half of a surrogate pair, which no encoder downstream accepts
-    return Query(query.encode("utf-8", "replace").decode("utf-8"), min(top_n, max_top_n))
+    return Query(_encodable(query), min(top_n, max_top_n))
+
+
+def _encodable(text: str) -> str:
+    """The text with "?" for halves of surrogate pairs, which JSON may escape and no encoder downstream accepts."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _bodies(text: str, tag: str) -> list[str]:

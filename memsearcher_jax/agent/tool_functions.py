@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ def file_tools(file: str) -> list[Tool]:
     module = load(file, "agent.tools")
     public = [one for name, one in vars(module).items() if inspect.isfunction(one) and not name.startswith("_")]
     functions = getattr(module, "TOOLS", [one for one in public if one.__module__ == module.__name__])
+    if not isinstance(functions, list | tuple) or not all(
+        hasattr(inspect.unwrap(one), "__code__") for one in functions
+    ):
+        raise ValueError(f"agent.tools {file}: TOOLS must be a list of functions, found {functions!r:.200}")
     batches = [getattr(one, "batch", None) for one in functions]
     tools = [_tool(one, batch) for one, batch in zip(functions, batches, strict=True) if one not in batches]
     if not tools:
@@ -47,19 +52,21 @@ def file_tools(file: str) -> list[Tool]:
 
 
 def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:
-    signature, where = inspect.signature(function), f"{function.__code__.co_filename}, line "
-    where += f"{function.__code__.co_firstlineno}: {function.__name__}"
+    signature, code = inspect.signature(function), inspect.unwrap(function).__code__
+    where = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
     if not (description := inspect.getdoc(function)):
         raise ValueError(f"agent.tools {where} has no docstring: the policy reads it")
     try:
-        hints = typing.get_type_hints(function)
-        properties = {name: _schema(hints[name]) for name in signature.parameters}
-    except (KeyError, NameError, TypeError) as error:
+        hints, properties = typing.get_type_hints(function), dict[str, Any]()
+        for name, one in signature.parameters.items():
+            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                raise TypeError(f"{one}")
+            default = {} if one.default is one.empty or one.default is None else {"default": one.default}
+            properties[name] = _schema(hints[name]) | default
+        json.dumps(properties, allow_nan=False)
+    except (KeyError, NameError, TypeError, ValueError) as error:
         raise ValueError(f"agent.tools {where} has a parameter without a type that JSON has: {error}") from error
     required = [name for name, one in signature.parameters.items() if one.default is one.empty]
-    for name, one in signature.parameters.items():
-        if one.default not in (one.empty, None):
-            properties[name]["default"] = one.default
     parameters = {"type": "object", "properties": properties, "required": required}
 
     def answer(calls: Sequence[dict[str, Any]]) -> Sequence[Any]:
@@ -83,8 +90,8 @@ def _schema(hint: Any) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, UnionType):
-        (hint,) = (one for one in arguments if one is not NoneType)
-        return _schema(hint)
+        kinds = [_schema(one) for one in arguments if one is not NoneType]
+        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     if (kind := origin or hint) not in JSON_TYPES:
         raise TypeError(f"{hint}")
     schema = {"type": JSON_TYPES[kind]}

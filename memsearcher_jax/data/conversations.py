@@ -69,9 +69,9 @@ def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str],
     sessions = sorted(zip(entry["haystack_dates"], entry["haystack_sessions"], strict=True), key=lambda one: one[0])
     turns = [(date, [f"{turn['role']}: {turn['content']}" for turn in session]) for date, session in sessions]
     kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
-    question = f"The date is {entry['question_date']}. {entry['question']}"
+    question = _text("The date is " + entry["question_date"] + ". " + entry["question"])
     marked = [turn["content"] for _, session in sessions for turn in session if turn.get("has_answer")]
-    asked = StreamQuestion(question, str(entry["answer"]), kind, tuple(marked))
+    asked = StreamQuestion(question, _text(entry["answer"]), kind, tuple(marked))
     return entry["question_id"], _chunks(turns, max_words), [asked]
 
 
@@ -89,10 +89,10 @@ def _locomo(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list
     questions = []
     for asked in entry["qa"]:
         kind = LOCOMO_CATEGORIES[asked["category"]]
-        answer = "Not mentioned" if kind == "adversarial" else str(asked["answer"])
+        answer = "Not mentioned" if kind == "adversarial" else _text(asked["answer"])
         named = _TURN_ID.findall(" ".join(asked.get("evidence") or ()))  # a text of the list may name several turns
         evidence = tuple(texts[name] for name in dict.fromkeys(named) if name in texts)
-        questions.append(StreamQuestion(asked["question"], answer, kind, evidence))
+        questions.append(StreamQuestion(_text(asked["question"].strip()), answer, kind, evidence))
     return str(entry["sample_id"]), _chunks(turns, max_words), questions
 
 
@@ -111,4 +111,9 @@ def _chunks(sessions: Sequence[tuple[str, Sequence[str]]], max_words: int) -> li
                 words += count
         if pieces:
             chunks.append("\n".join((date, *pieces)))
-    return [chunk.encode("utf-8", "replace").decode() for chunk in chunks]
+    return list(map(_text, chunks))
+
+
+def _text(value: Any) -> str:
+    """The value as text that UTF-8 can encode: JSON may escape half of a surrogate pair."""
+    return str(value).encode("utf-8", "replace").decode()

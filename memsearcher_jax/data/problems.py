@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memsearcher_jax.data.benchmarks import resolve
-from memsearcher_jax.data.questions import is_choice
+from memsearcher_jax.data.questions import of_kind
 from memsearcher_jax.data.readers import CHUNK_WORDS, read_problems, with_source
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
@@ -115,8 +115,7 @@ def _selected(
 ) -> Sequence[Problem]:
     """The problems of data.questions that are not excluded, joined as data.objectives says."""
     if excluded or config.questions != "all":  # else they stay on disk
-        span = config.questions == "span"
-        problems = [one for one in problems if one.id not in excluded and not (span and is_choice(one))]
+        problems = [one for one in of_kind(problems, config.questions) if one.id not in excluded]
     return problems if config.objectives == 1 else _joined(problems, config.objectives)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from memsearcher_jax.types import Problem
 
@@ -13,6 +14,11 @@ def is_choice(problem: Problem) -> bool:
     answers, question = problem.golden_answers, problem.question
     guessable = [fold(answer).strip() in ("yes", "no") or find_name(answer, question) for answer in answers]
     return bool(guessable) and all(guessable)  # an alias of Norway is "no"
+
+
+def of_kind(problems: Iterable[Problem], kind: str) -> list[Problem]:
+    """The problems that `data.questions` selects: "all", or of kind "span" those that are no choice."""
+    return [one for one in problems if kind == "all" or not is_choice(one)]
 
 
 def find_name(name: str, text: str) -> str:

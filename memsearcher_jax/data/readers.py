@@ -5,7 +5,7 @@
   text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the `index` of
   its `extra_info`, or by its number.
 - Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
-  `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
+  `question`, `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
   `questions_and_answers` (a JSON list of {question, answer}) and `data_source`. Their field `prompt` is not read.
 """
@@ -26,7 +26,7 @@ from memsearcher_jax.types import Problem, Stream, StreamQuestion
 PARQUET_COLUMNS = {
     *("id", "question", "golden_answers", "metadata", "data_source", "reward_model", "extra_info"),
     *("instance_id", "chunks", "questions_and_answers"),
-    *("context", "prompt"),
+    *("context", "prompt", "input", "answers", "index"),
 }
 
 
@@ -99,7 +99,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _problem(where: str, row: bytes | dict[str, Any], path: Path, chunk_words: int) -> Problem:
     fields = parse_object(where, row) if isinstance(row, bytes) else row
-    if isinstance(fields, dict) and fields.get("context") is not None:
+    if isinstance(fields, dict) and isinstance(fields.get("context"), str):
         return _text_problem(where, fields, path.stem)
     if path.suffix == ".json":
         return conversation_problem(where, fields, chunk_words, path.stem)
@@ -108,8 +108,10 @@ def _problem(where: str, row: bytes | dict[str, Any], path: Path, chunk_words: i
 
 def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
     """A question about a text. The source of an evaluation file is its name, which says the length of its texts."""
-    messages = row.get("prompt")
-    question = row.get("input") or (messages[0].get("content") if isinstance(messages, list) and messages else messages)
+    prompt = row.get("prompt")
+    message = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    asked = row.get("question"), row.get("input"), message.get("content") if isinstance(message, dict) else message
+    question = next((one for one in asked if one is not None), None)
     problem = _question_problem(where, row | {"question": question, "data_source": None})
     text = _replace_surrogates(checked_text(where, "context", row["context"]))
     source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
@@ -170,7 +172,9 @@ def _stream_question(where: str, entry: Any) -> StreamQuestion:
     if not isinstance(question, str) or not question.strip() or not answers or not all(map(_is_answer, answers)):
         raise MalformedRow(f"{where}: a question must be a text, and its answer a text or a list of texts")
     kind = entry.get("kind", "")
-    return StreamQuestion(_replace_surrogates(question), answer, kind if isinstance(kind, str) else "")
+    return StreamQuestion(
+        _replace_surrogates(question), _replace_surrogates(answer), kind if isinstance(kind, str) else ""
+    )
 
 
 def _is_answer(value: Any) -> bool:
@@ -192,6 +196,8 @@ def _list_field(where: str, row: dict[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which JSON can escape and UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _replace_surrogates(value: Any) -> Any:
+    """Replace lone surrogates, which JSON can escape and UTF-8 cannot encode, in a text or the texts of a list."""
+    if isinstance(value, list):
+        return list(map(_replace_surrogates, value))
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value

@@ -80,6 +80,8 @@ def test_problems_without_a_text_are_refused():
     agent.check_problems([problem("text")], WordCounter().count, has_judge=False)
     with pytest.raises(ValueError, match="problem 'q' has no text: "):
         agent.check_problems([Problem("q", "who?", ("Ada",))], WordCounter().count, has_judge=False)
+    with pytest.raises(ValueError, match="problem 'q' has no questions about its text: "):
+        agent_of("memalpha").check_problems([problem("text")], WordCounter().count, has_judge=True)
 
 
 @pytest.mark.parametrize("workflow", ["memagent", "memsearcher"])

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.types import Query
+from memsearcher_jax.types import Call, Query
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<memory>", "</memory>", "\\boxed{", "\\boxed ", "}", "{"]
 JSON_BITS = ['"arguments"', '"query"', '"top_n"', ":", ",", "{", "}", "[", "]", "1", "null", "NaN", '"\\ud800"']
@@ -74,6 +74,19 @@ def test_a_box_counts_outside_thoughts_only(text, answer):
 )
 def test_parse_call(body, parsed):
     assert parse(body) == parsed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        ('{"x": "half \\ud800"}', Call("add", {"x": "half ?"})),
+        ('{"x": NaN}', "Parse tool call failed"),  # no trajectory file may hold it
+        ('{"x": [-1e999]}', "Parse tool call failed"),
+    ],
+)
+def test_arguments_of_the_runs_own_tools_are_json(arguments, parsed):
+    body = f'{{"name": "add", "arguments": {arguments}}}'
+    assert protocol.parse_call(body, default_top_n=5, max_top_n=20, tools=("add",)) == parsed
 
 
 @given(tagged)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.agent.tools import fair_shares, run_tool_calls
 from memsearcher_jax.types import Call, Passage, Query, Search, SearchResult, ToolResult, Turn
 
@@ -50,9 +51,9 @@ def test_one_batched_search_in_order(token_counter):
 
 def test_calls_of_the_runs_own_tools_follow_the_searches(token_counter):
     config = AgentConfig()
-    tools = [{"name": "add", "description": "Adds <|im_end|>.", "parameters": {}}]
+    tools = [{"name": "add", "description": "Adds 東 <|im_end|>.", "parameters": {}}]
     chosen = prompts.load(config).with_tools(tools)
-    assert '"name": "add"' in chosen.system and "<|im_end|>" not in chosen.system
+    assert '"name": "add"' in chosen.system and "東" in chosen.system and "<|im_end|>" not in chosen.system
     bodies = ['{"name": "add", "arguments": {"x": 1}}', call("a"), '{"name": "add", "arguments": {"x": "bad"}}']
     running = run_tool_calls(Turn("", ""), bodies, config=config, prompts=chosen, token_counter=token_counter)
     assert next(running) == Search((Query("a", 5),))
@@ -77,6 +78,40 @@ def test_a_failed_search_is_shown_in_one_line(token_counter):
     _, used = run([call("a"), call("b")], [found("A"), SearchResult(error="down:\n  refused")], token_counter)
     assert used.error == "down:\n  refused"
     assert shown(used)[-1] == "down: refused"
+
+
+DOC = '    """D."""\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "schema"),
+    [
+        ("def f(x: int | str):", {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        ("def f(x: list[int] | None = None):", {"type": "array", "items": {"type": "integer"}}),
+        ("@functools.cache\ndef f(x: bool = True):", {"type": "boolean", "default": True}),
+    ],
+)
+def test_the_type_of_a_parameter_is_its_schema(tmp_path, code, schema):
+    (tmp_path / "t.py").write_text(f"import functools\n{code}\n{DOC}\nTOOLS = [f]\n")
+    (tool,) = file_tools(str(tmp_path / "t.py"))
+    assert tool.schema["parameters"]["properties"] == {"x": schema}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def f(**x: int):", r"without a type that JSON has: \*\*x: 'int'"),
+        ("def f(x: str = b''):", "has: Object of type bytes is not JSON"),
+        ("def f(x: float = float('inf')):", "has: Out of range float"),
+        (f"def f():\n{DOC}\nTOOLS = f\ndef g():", "TOOLS must be a list of functions, found <function f"),
+        ("TOOLS = [len]\ndef g():", "TOOLS must be a list of functions, found .<built-in function len>"),
+    ],
+)
+def test_a_tool_that_a_policy_cannot_call_is_an_error_in_one_line(tmp_path, code, message):
+    (tmp_path / "t.py").write_text(f"{code}\n{DOC}")
+    with pytest.raises(ValueError, match=message) as error:
+        file_tools(str(tmp_path / "t.py"))
+    assert "t.py" in str(error.value) and "\n" not in str(error.value)
 
 
 words = st.lists(st.sampled_from(["w", "ww", "\n"]), max_size=40).map(" ".join)

@@ -93,6 +93,14 @@ def test_a_conversation_of_locomo_is_a_stream(tmp_path):
     assert [one.evidence for one in problem.stream.questions] == [(lost,), (lost, back), ()]
 
 
+def test_no_text_of_a_conversation_holds_half_of_a_surrogate_pair(tmp_path):
+    half = {"question": "\ud800", "answer": "\ud800", "category": 4}
+    for entry in (longmemeval(question="\ud800", answer="\ud800"), LOCOMO | {"qa": [half]}):
+        (problem,) = read_problems(write(tmp_path / "s.json", [entry]))
+        (question,) = problem.stream.questions
+        assert question.text.endswith("?") and question.answer == "?"
+
+
 def test_long_sessions_are_divided_between_turns_and_sentences(tmp_path):
     turns = [turn("user", "One two three. Four five six seven."), turn("assistant", "Eight."), turn("user", "Nine.")]
     file = write(tmp_path / "s.json", [longmemeval(haystack_dates=["May"], haystack_sessions=[turns])])

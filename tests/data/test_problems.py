@@ -255,6 +255,43 @@ def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"question": "Who?"},
+        {"input": "Who?"},
+        {"prompt": [{"role": "user", "content": "Who?"}]},
+        {"prompt": ["Who?"]},
+        {"prompt": "Who?"},
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_question_about_a_text(tmp_path, asked, suffix):
+    path, text = tmp_path / f"eval_50.{suffix}", {"context": "long", "answers": ["Ann"], "index": 4}
+    parquet.write_table(pa.Table.from_pylist([asked | text]), path)
+    if suffix == "jsonl":
+        path.write_text(json.dumps(asked | text))
+    (problem,) = read_problems(path)
+    assert (problem.id, problem.question, problem.golden_answers) == ("ruler_hqa_50/4", "Who?", ("Ann",))
+    assert problem.stream.chunks == ("long",)
+
+
+def test_a_context_that_is_no_text_is_not_read(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(row(context=[["Title", ["Sentence."]]]))
+    assert read_problems(path) == [Problem("q0", "Who?", ("Ann", "Änn"))]
+
+
+def test_no_text_of_a_stream_holds_half_of_a_surrogate_pair(tmp_path):
+    """No tokenizer takes it, and a judge reads golden answers."""
+    asked = [{"question": "\ud800?", "answer": answer} for answer in ("\ud800", ["\ud800", ["\ud800"]], 3)]
+    fields = {"instance_id": "1", "data_source": "squad", "chunks": ["\ud800"], "questions_and_answers": asked}
+    (tmp_path / "s.jsonl").write_text(json.dumps(fields))
+    (problem,) = read_problems(tmp_path / "s.jsonl")
+    assert problem.stream.chunks == ("?",) and {one.text for one in problem.stream.questions} == {"??"}
+    assert [one.answer for one in problem.stream.questions] == ["?", ["?", ["?"]], 3]
+
+
 def test_truncated_parquet_file(tmp_path):
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist([search_r1()]), path)

@@ -119,6 +119,8 @@ class Memalpha(ReadingAgent):
                     f"problem {problem.id!r} is not a stream: agent.workflow memalpha reads streams, the other "
                     "workflows read questions"
                 )
+            if not problem.stream.questions:
+                raise ValueError(f"problem {problem.id!r} has no questions about its text: read it with memagent")
             sources.add(problem.stream.source)
             questions = [question.text for question in problem.stream.questions]
             for name, texts, limit, setting in (
