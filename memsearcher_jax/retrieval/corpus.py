@@ -6,11 +6,14 @@ The file is memory-mapped. `pyarrow` is imported where it is used: a config and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Passage
@@ -18,7 +21,7 @@ from memsearcher_jax.types import Passage
 CORPUS_FILE = "passages.arrow"
 BATCH_ROWS = 10_000  # passages in memory at a time, and between two calls of `on_progress`
 
-Source = Path | Iterable[Passage]
+Source = Path | Collection[Passage]
 """A JSONL file of `{"id", "contents"}` rows (FlashRAG's layout), plain or `.gz`; or passages that were made."""
 
 
@@ -74,31 +77,28 @@ def corpus_checksum(source: Source) -> str:
 def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
     """Write the passages of a source of any size to a file in `directory`, and return the corpus over it.
 
-    The ids are kept in memory meanwhile, about 200 bytes each. `on_progress` receives the number of rows so far.
+    Eight bytes of each id are kept in memory meanwhile. `on_progress` receives the number of rows so far.
 
     Raises as `read_passages` does, ValueError for an id that occurs twice or no passages, OSError for a full disk.
     """
     import pyarrow
 
     schema = pyarrow.schema([("ids", pyarrow.large_binary()), ("contents", pyarrow.large_binary())])
-    digest, line_of = hashlib.sha256(), dict[str, str]()
-
-    def checked(rows: Iterable[tuple[str, Passage]]) -> Iterator[Passage]:
-        for location, passage in rows:
-            line = location.rpartition(":")[2]
-            if (earlier := line_of.setdefault(passage.id, line)) != line:
-                raise MalformedRow(f'{location}: id "{passage.id}" is already the id of line {earlier}')
-            digest.update(_framed(passage))
-            yield passage
-
-    passages, path = checked(read_passages(source)), str(directory / CORPUS_FILE)
+    digest, hashes = hashlib.sha256(), array("q")
+    passages, path = (passage for _, passage in read_passages(source)), str(directory / CORPUS_FILE)
     with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
         while batch := list(islice(passages, BATCH_ROWS)):
             columns = [[passage.id.encode() for passage in batch], [passage.contents.encode() for passage in batch]]
             writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-            on_progress(len(line_of))
-    if not line_of:
+            hashes.extend(hash(passage.id) for passage in batch)
+            digest.update(b"".join(map(_framed, batch)))
+            on_progress(len(hashes))
+    if not hashes:
         raise ValueError(f"{source_name(source)}: contains no passages")
+    hash_R = np.frombuffer(hashes, np.int64)
+    hash_R.sort()
+    if repeated := set(hash_R[1:][hash_R[1:] == hash_R[:-1]].tolist()):
+        _check_unique(source, repeated)
     return open_corpus(directory, digest.hexdigest())
 
 
@@ -109,6 +109,16 @@ def open_corpus(directory: Path, checksum: str) -> Corpus:
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(directory / CORPUS_FILE))).read_all()
     table.validate(full=True)  # reads the offsets, beyond which no text may begin
     return Corpus(table["ids"], table["contents"], checksum)
+
+
+def _check_unique(source: Source, hashes: Set[int]) -> None:
+    """Raises ValueError, with both lines, for an id that occurs twice and has one of these hashes."""
+    line_of: dict[str, str] = {}
+    for location, passage in read_passages(source):
+        if hash(passage.id) in hashes:
+            line = location.rpartition(":")[2]
+            if (earlier := line_of.setdefault(passage.id, line)) != line:
+                raise MalformedRow(f'{location}: id "{passage.id}" is already the id of line {earlier}')
 
 
 def _framed(passage: Passage) -> bytes:

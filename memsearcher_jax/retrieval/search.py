@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ class Searcher:
 def open_searcher(
     config: RetrievalConfig,
     directory: Path,
-    passages: Iterable[Passage],
+    passages: Collection[Passage],
     load_encoder: Callable[[RetrievalConfig], TextEncoder] | None = None,
     max_outage: float = 0.0,
     search_timeout: float = 30.0,
@@ -128,7 +128,7 @@ def open_searcher(
 
 
 def _built_index(
-    config: RetrievalConfig, directory: Path, passages: Iterable[Passage], model: TextEncoder | None
+    config: RetrievalConfig, directory: Path, passages: Collection[Passage], model: TextEncoder | None
 ) -> Path:
     """The configured index, or else that in `directory`, which is built if it does not exist.
 

@@ -19,4 +19,4 @@ def clustered(rows, size=32, clusters=50, spread=0.5, seed=0):
 def make_corpus(source):
     """The corpus of these passages or of a file, whose files have no names any more."""
     with tempfile.TemporaryDirectory() as folder:
-        return store_corpus(source, Path(folder))
+        return store_corpus(source if isinstance(source, Path) else list(source), Path(folder))
