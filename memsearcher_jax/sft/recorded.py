@@ -25,7 +25,7 @@ from memsearcher_jax.types import Context
 class Recorded:
     """What one trajectory trains."""
 
-    problem: str  # id
+    problem: tuple[str, str]  # id and question: datasets reuse each other's ids
     source: str  # name of the dataset; held-out trajectories are measured by it
     reward: float  # NaN: none
     file: Path
@@ -75,9 +75,9 @@ def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, seq_len: int) -
     left_out["trajectories without a reward"] = sum(math.isnan(one.reward) for one in train)
     left_out["trajectories below sft.min_reward"] = sum(one.reward < config.min_reward for one in train)
     if not held_out_files:
-        held_out = [one for one in rewarded if _share(seed, one.problem) < config.held_out_share]
-        rewarded = [one for one in rewarded if _share(seed, one.problem) >= config.held_out_share]
-    best: dict[str, float] = {}
+        held_out = [one for one in rewarded if _share(seed, one.problem[0]) < config.held_out_share]
+        rewarded = [one for one in rewarded if _share(seed, one.problem[0]) >= config.held_out_share]
+    best: dict[tuple[str, str], float] = {}
     for one in rewarded:
         best[one.problem] = max(one.reward, best.get(one.problem, one.reward))
     kept = [one for one in rewarded if config.keep == "all" or one.reward == best[one.problem]]
@@ -111,14 +111,15 @@ def _read(file: Path, tokenizer: ChatTokenizer, seq_len: int, left_out: Counter[
     for row, scored in enumerate(read_trajectories(file), start=1):
         trajectory, where = scored.trajectory, f"{file}:{row}"
         examples = [_example(where, context, tokenizer) for context in trajectory.contexts]
-        if row == 1 and examples and tokenizer.transcript(trajectory.contexts[-1].ids) != trajectory.transcript:
+        if examples and tokenizer.transcript(trajectory.contexts[-1].ids) != trajectory.transcript:
             raise ValueError(f"{where}: {_other(tokenizer)} does not read the recorded text in the recorded ids")
         short = [example for example in examples if len(example.ids) <= seq_len]
         left_out["contexts longer than training.seq_len"] += len(examples) - len(short)
         trained = tuple(example for example in short if np.any(example.sampled))
         left_out["contexts without a sampled token"] += len(short) - len(trained)
-        source = str(trajectory.problem.metadata.get("source", ""))
-        recorded.append(Recorded(trajectory.problem.id, source, scored.reward, file, trained))
+        problem = trajectory.problem
+        source = str(problem.metadata.get("source", ""))
+        recorded.append(Recorded((problem.id, problem.question), source, scored.reward, file, trained))
     return recorded
 
 

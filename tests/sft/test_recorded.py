@@ -26,8 +26,8 @@ def context(*ids, sampled=1):
 SHORT = context(5, 6, 7)
 
 
-def scored(problem="q", reward=1.0, contexts=(SHORT,), source="nq", transcript=None):
-    problem = Problem(problem, "Who?", ("Ada",), {"source": source})
+def scored(problem="q", reward=1.0, contexts=(SHORT,), source="nq", transcript=None, question="Who?"):
+    problem = Problem(problem, question, ("Ada",), {"source": source})
     if transcript is None:
         transcript = TOKENIZER.transcript(contexts[-1].ids)
     return ScoredTrajectory(Trajectory(problem, 0, Outcome(StopReason.ANSWERED), tuple(contexts), transcript), reward)
@@ -83,7 +83,10 @@ def test_contexts_that_are_longer_than_a_row_are_left_out_and_counted(write):
 def test_trajectories_are_chosen_by_their_reward(write):
     entry = write(scored("a", 0.2), scored("a", 0.9), scored("b", 0.4), scored("b", np.nan), scored("c", -1.0))
     write(scored("a", 0.9), scored("c", 0.0), step=1)
-    chosen = lambda **changes: sorted((one.problem, one.reward) for one in read(entry, **changes).train)  # noqa: E731
+
+    def chosen(**changes):
+        return sorted((one.problem[0], one.reward) for one in read(entry, **changes).train)
+
     assert chosen() == [("a", 0.2), ("a", 0.9), ("a", 0.9), ("b", 0.4), ("c", 0.0)]
     assert chosen(min_reward=0.3) == [("a", 0.9), ("a", 0.9), ("b", 0.4)]
     assert chosen(keep="best") == [("a", 0.9), ("a", 0.9), ("b", 0.4), ("c", 0.0)]
@@ -94,20 +97,25 @@ def test_trajectories_are_chosen_by_their_reward(write):
         read(entry, min_reward=2.0)
 
 
+def test_problems_of_two_datasets_with_one_id_have_a_best_each(write):
+    entry = write(scored("train_0", 0.5), scored("train_0", 1.0, question="Where?"))
+    assert len(read(entry, keep="best").train) == 2
+
+
 def test_every_epoch_trains_every_trajectory_once_in_an_order_of_its_own(write):
     data = read(write(*(scored(str(number)) for number in range(8))), epochs=2)
-    order = [[one.problem for one in data.step(number)] for number in range(data.steps)]
+    order = [[one.problem[0] for one in data.step(number)] for number in range(data.steps)]
     assert list(map(len, order)) == [3, 3, 2] * 2
     first, second = ([problem for step in epoch for problem in step] for epoch in (order[:3], order[3:]))
     assert sorted(first) == sorted(second) == list(map(str, range(8))) and first != second
-    assert order == [[one.problem for one in data.step(number)] for number in range(6)]
+    assert order == [[one.problem[0] for one in data.step(number)] for number in range(6)]
 
 
 def test_a_step_may_train_one_file_in_the_order_that_it_was_written_in(write):
     for step in (1, 0):
         entry = write(*(scored(f"{step}{number}") for number in range(3 - step)), step=step)
     data = read(entry, trajectories_per_step=0, epochs=2)
-    assert [[one.problem for one in data.step(number)] for number in range(data.steps)] == [
+    assert [[one.problem[0] for one in data.step(number)] for number in range(data.steps)] == [
         ["00", "01", "02"],
         ["10", "11"],
     ] * 2
@@ -116,12 +124,12 @@ def test_a_step_may_train_one_file_in_the_order_that_it_was_written_in(write):
 def test_held_out_are_whole_problems_or_files_of_their_own(write):
     entry = write(*(scored(str(number % 40)) for number in range(80)))
     data = read(entry, held_out_share=0.3)
-    held_out, train = ({one.problem for one in part} for part in (data.held_out, data.train))
+    held_out, train = ({one.problem[0] for one in part} for part in (data.held_out, data.train))
     assert not held_out & train and 4 < len(held_out) < 20
     assert len(data.held_out) == 2 * len(held_out)
     other = write(scored("x", 0.0, source="span"), run="other")
     data = read(entry, held_out=(other,), min_reward=1.0)
-    assert [(one.problem, one.source) for one in data.held_out] == [("x", "span")] and len(data.train) == 80
+    assert [(one.problem[0], one.source) for one in data.held_out] == [("x", "span")] and len(data.train) == 80
     assert data.checksum != read(entry).checksum
     with pytest.raises(ValueError, match=r"step_000000.jsonl.gz is in sft.trajectories and in sft.held_out"):
         read(entry, held_out=(entry,))
@@ -143,6 +151,8 @@ def test_files_of_another_tokenizer_are_refused_by_their_line(write, recorded, m
 def test_ids_that_the_tokenizer_reads_otherwise_are_refused(write):
     with pytest.raises(ValueError, match=r":1: train the model .* does not read the recorded text in the recorded ids"):
         read(write(scored(transcript="Something else.")))
+    with pytest.raises(ValueError, match=r":2: train the model"):  # also behind a trajectory that was lost
+        read(write(scored(contexts=(), transcript=""), scored(transcript="Something else.")))
 
 
 def test_missing_and_damaged_files_are_errors(tmp_path, write):
