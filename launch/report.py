@@ -50,6 +50,8 @@ class Report:
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Report, argv)
+        if not flags.run.is_dir():
+            raise FileNotFoundError(f"{flags.run}: no such folder")
         out = flags.out or flags.run / PAGE
         outputs.require_writable(out, "--out")
         if out.suffix != ".html":

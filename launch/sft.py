@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from memsearcher_jax.config import agent_of, to_dict
 from memsearcher_jax.launch import cli, job_output, outputs
 from memsearcher_jax.launch.activity import announced
-from memsearcher_jax.launch.tpu_train import write_report
+from memsearcher_jax.launch.tpu_train import finish
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress, format_metrics
+from memsearcher_jax.logs.run_facts import PAGE, has_ended
 from memsearcher_jax.runtime import hub, load_weights, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder
@@ -69,7 +70,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             run = setup.Run(local, agent_of(local), Meshes(mesh, mesh), tokenizer, None, ProblemSplits((), ()))
             state, meta = train.open_state(run, data, out if flags.resume else None)
             done = state.step
-            if done >= data.steps:
+            if done >= data.steps and has_ended(out):
                 print(f"{out}: step {done} of {data.steps} is already done; raise --sft.epochs to continue")
                 outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
                 return
@@ -87,7 +88,8 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             progress_type("sft", data.steps, done=done) as progress,
         ):
             hosts.training.set()
-            last = train.train(state, data, meta, out, writer, progress, hosts)
-        hint = f"; read {out}/report.html" if write_report(out, out) else ""
-        outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
-        print(f"{out}: step {data.steps} done, {format_metrics(last)}{hint}")
+            train.train(state, data, meta, out, writer, progress, hosts)
+        hint = f"; read {out / PAGE}" if finish(out, out, None, config.rl) else ""
+        metrics = read_metrics(out / METRICS_FILE)
+        outputs.write_json(flags.json, {"run": str(out), "metrics": metrics})
+        print(f"{out}: step {data.steps} done, {format_metrics(metrics[-1])}{hint}")

@@ -17,7 +17,7 @@ ROLLBACK_LR_FACTOR = 0.3  # by which each rollback multiplies the learning rate
 
 @dataclass(frozen=True)
 class HealthConfig:
-    """Limits on a step's metrics. A limit of 0 is off; a value that is not finite exceeds every limit."""
+    """Limits on a step's metrics. 0 turns all but `max_unscored` off; a value that is not finite exceeds all."""
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
     """What an alarm does: print a line on stderr (warn), end the run (stop), or restore the checkpoint with the best
@@ -170,7 +170,7 @@ class HealthMonitor:
         config, best = self._config, self.state.best_means
         reward, likelihood = best.get(MetricName.REWARD, 0.0), best.get(MetricName.CORRECT_LOGPROB)
         lowest: list[tuple[str, str, float]] = []
-        if reward > 0 and not math.isnan(metrics.get(MetricName.REWARD, math.nan)):
+        if config.min_reward_fraction and reward > 0 and not math.isnan(metrics.get(MetricName.REWARD, math.nan)):
             lowest += [("min_reward_fraction", MetricName.REWARD, config.min_reward_fraction * reward)]
         if config.max_likelihood_fall and likelihood is not None:
             lowest += [("max_likelihood_fall", MetricName.CORRECT_LOGPROB, likelihood - config.max_likelihood_fall)]

@@ -69,12 +69,12 @@ def train(
     writer: MetricsWriter,
     progress: Progress,
     hosts: Hosts,
-) -> Metrics:
-    """Trains to the last step, and returns the metrics of that step.
+) -> None:
+    """Trains to the last step.
 
     Raises RunEnded when the process was asked to stop, after the step under way, and the checkpoint is saved.
     """
-    config, metrics = state.run.config, Metrics()
+    config = state.run.config
     with Checkpoints(checkpoints_of(out), keep=config.rl.keep_checkpoints) as checkpoints:
         while state.step < data.steps:
             recorded, timer = data.step(state.step), Timer(progress.activity)
@@ -95,7 +95,6 @@ def train(
             if stopping:
                 end = hosts.ended()
                 raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); checkpoint saved")
-    return metrics
 
 
 def held_out_metrics(state: RunState, data: RecordedData) -> Metrics:

@@ -145,7 +145,7 @@ INVALID = {
         ("a b", "a holds no evaluation: name a folder that launch/evaluate.py wrote"),
     ],
     report: [
-        ("none", "none: no such folder"),
+        ("none --follow", "none: no such folder"),
         ("folder", "folder has neither metrics.jsonl nor trajectories"),
         ("ev --out folder", "--out folder is a directory or a device: choose a file"),
         ("ev --out ev/results.json", "choose a name that ends in .html"),

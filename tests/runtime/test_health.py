@@ -97,6 +97,8 @@ def test_a_reward_below_a_fraction_of_its_best_mean_is_an_alarm():
     assert messages == [f"alarm at step 9: {line}"]
     assert not any(run_checks(HealthConfig(min_reward_fraction=0.4), [{"reward": reward} for reward in REWARDS])[1])
     assert not any(run_checks(HealthConfig(patience=1), [{"reward": -1.0}, {"reward": -9.0}])[1])
+    off = HealthConfig(min_reward_fraction=0.0, patience=1)
+    assert not any(run_checks(off, [{"reward": 0.5}, {"reward": -0.1}])[1])
 
 
 def guarded(state=None, **changes):

@@ -10,6 +10,7 @@ from examples.warmstart import demonstrate
 from memsearcher_jax.launch import export_hf, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories, step_path
 from memsearcher_jax.runtime.ending import STOPPED
 
@@ -55,6 +56,7 @@ def test_the_loss_falls_and_held_out_decisions_are_measured_by_their_kind(finish
         assert 0 < steps[-1][f"held_out/{kind}/loss"] < 10
     assert 0.5 < np.mean([step["reward"] for step in steps]) < 1, "demonstrations contain errors, and tasks do not"
     assert (finished / "report.html").is_file()
+    assert has_ended(finished)
 
 
 @pytest.mark.slow
