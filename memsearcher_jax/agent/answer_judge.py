@@ -52,8 +52,8 @@ def parse_judgement(reply: str) -> Judgement | None:
     if verdict not in ("correct", "incorrect"):
         return None
     confidence: Any = fields.get("confidence")
-    known = isinstance(confidence, int | float) and math.isfinite(confidence)
-    return Judgement(verdict == "correct", min(max(float(confidence), 0.0), 100.0) if known else 100.0)
+    known = isinstance(confidence, int | float) and confidence == confidence  # NaN is not
+    return Judgement(verdict == "correct", float(min(max(confidence, 0), 100)) if known else 100.0)
 
 
 def calibration_error(judgements: Sequence[Judgement], *, as_published: bool = False) -> float | None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.data.documents import WORD, split_text
+from memsearcher_jax.data.documents import WORD, split_text, valid_text
 from memsearcher_jax.jsonl import MalformedRow
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
@@ -69,9 +69,9 @@ def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str],
     sessions = sorted(zip(entry["haystack_dates"], entry["haystack_sessions"], strict=True), key=lambda one: one[0])
     turns = [(date, [f"{turn['role']}: {turn['content']}" for turn in session]) for date, session in sessions]
     kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
-    question = _text("The date is " + entry["question_date"] + ". " + entry["question"])
+    question = valid_text("The date is " + entry["question_date"] + ". " + entry["question"])
     marked = [turn["content"] for _, session in sessions for turn in session if turn.get("has_answer")]
-    asked = StreamQuestion(question, _text(entry["answer"]), kind, tuple(marked))
+    asked = StreamQuestion(question, valid_text(str(entry["answer"])), kind, tuple(map(valid_text, marked)))
     return entry["question_id"], _chunks(turns, max_words), [asked]
 
 
@@ -83,16 +83,16 @@ def _locomo(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list
         said = []
         for turn in conversation[f"session_{number}"]:
             image = f" [shares an image: {turn['blip_caption']}]" if turn.get("blip_caption") else ""
-            texts[turn["dia_id"]] = f"{turn['speaker']}: {turn['text']}{image}"
+            texts[turn["dia_id"]] = valid_text(f"{turn['speaker']}: {turn['text']}{image}")
             said.append(texts[turn["dia_id"]])
         turns.append((conversation[f"session_{number}_date_time"], said))
     questions = []
     for asked in entry["qa"]:
         kind = LOCOMO_CATEGORIES[asked["category"]]
-        answer = "Not mentioned" if kind == "adversarial" else _text(asked["answer"])
+        answer = "Not mentioned" if kind == "adversarial" else valid_text(str(asked["answer"]))
         named = _TURN_ID.findall(" ".join(asked.get("evidence") or ()))  # a text of the list may name several turns
         evidence = tuple(texts[name] for name in dict.fromkeys(named) if name in texts)
-        questions.append(StreamQuestion(_text(asked["question"].strip()), answer, kind, evidence))
+        questions.append(StreamQuestion(valid_text(asked["question"]), answer, kind, evidence))
     return str(entry["sample_id"]), _chunks(turns, max_words), questions
 
 
@@ -111,9 +111,4 @@ def _chunks(sessions: Sequence[tuple[str, Sequence[str]]], max_words: int) -> li
                 words += count
         if pieces:
             chunks.append("\n".join((date, *pieces)))
-    return list(map(_text, chunks))
-
-
-def _text(value: Any) -> str:
-    """The value as text that UTF-8 can encode: JSON may escape half of a surrogate pair."""
-    return str(value).encode("utf-8", "replace").decode()
+    return list(map(valid_text, chunks))

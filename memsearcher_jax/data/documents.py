@@ -210,7 +210,7 @@ def read_pdf(path: Path) -> list[Section]:
     try:
         reader = PdfReader(path)
         is_readable = not reader.is_encrypted or bool(reader.decrypt(""))
-        pages = [_valid(page.extract_text()) for page in reader.pages] if is_readable else []
+        pages = [valid_text(page.extract_text()) for page in reader.pages] if is_readable else []
         title = str(reader.metadata.title or "").strip() if is_readable and reader.metadata else ""
     except Exception as error:  # pypdf raises errors of many kinds for damaged files
         raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
@@ -219,7 +219,7 @@ def read_pdf(path: Path) -> list[Section]:
     if not any(page.strip() for page in pages):
         raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
     joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
-    title = _valid(title)
+    title = valid_text(title)
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 
@@ -251,8 +251,8 @@ class _Outline:
             self.sections.append(Section((*title, *(heading for _, heading in self._open)), text, start))
 
 
-def _valid(text: str) -> str:
-    """The text in NFC, with "?" for lone surrogates, which UTF-8 cannot represent."""
+def valid_text(text: str) -> str:
+    """The text in NFC, as models write it, with "?" for lone surrogates, which UTF-8 cannot represent."""
     return normalize("NFC", text.encode("utf-8", "replace").decode())
 
 

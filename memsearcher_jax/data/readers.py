@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.conversations import conversation_problem, read_conversations
+from memsearcher_jax.data.documents import valid_text
 from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
@@ -113,7 +114,7 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
     asked = row.get("question"), row.get("input"), message.get("content") if isinstance(message, dict) else message
     question = next((one for one in asked if one is not None), None)
     problem = _question_problem(where, row | {"question": question, "data_source": None})
-    text = _replace_surrogates(checked_text(where, "context", row["context"]))
+    text = valid_text(checked_text(where, "context", row["context"]))
     source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
     return replace(with_source(problem, source), stream=Stream(source, (text,), ()))
 
@@ -140,7 +141,7 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     problem = Problem(
         id=id_field(where, row),
         question=text_field(where, row, "question"),
-        golden_answers=tuple(checked_text(where, field, answer) for answer in answers),
+        golden_answers=tuple(valid_text(checked_text(where, field, answer)) for answer in answers),
         metadata=metadata or {},
     )
     try:
@@ -159,7 +160,7 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: field "chunks" must be a list of texts, none of them empty')
     questions = tuple(_stream_question(where, entry) for entry in _list_field(where, row, "questions_and_answers"))
     instance = id_field(where, row, "instance_id")
-    stream = Stream(source, tuple(map(_replace_surrogates, chunks)), questions)
+    stream = Stream(source, tuple(map(valid_text, chunks)), questions)
     return Problem.of_stream(f"{source}/{instance}", stream)
 
 
@@ -172,9 +173,7 @@ def _stream_question(where: str, entry: Any) -> StreamQuestion:
     if not isinstance(question, str) or not question.strip() or not answers or not all(map(_is_answer, answers)):
         raise MalformedRow(f"{where}: a question must be a text, and its answer a text or a list of texts")
     kind = entry.get("kind", "")
-    return StreamQuestion(
-        _replace_surrogates(question), _replace_surrogates(answer), kind if isinstance(kind, str) else ""
-    )
+    return StreamQuestion(valid_text(question), _valid(answer), kind if isinstance(kind, str) else "")
 
 
 def _is_answer(value: Any) -> bool:
@@ -196,8 +195,8 @@ def _list_field(where: str, row: dict[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _replace_surrogates(value: Any) -> Any:
-    """Replace lone surrogates, which JSON can escape and UTF-8 cannot encode, in a text or the texts of a list."""
+def _valid(value: Any) -> Any:
+    """`valid_text` of a text, or of the texts of a list."""
     if isinstance(value, list):
-        return list(map(_replace_surrogates, value))
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+        return list(map(_valid, value))
+    return valid_text(value) if isinstance(value, str) else value

@@ -93,12 +93,20 @@ def test_a_conversation_of_locomo_is_a_stream(tmp_path):
     assert [one.evidence for one in problem.stream.questions] == [(lost,), (lost, back), ()]
 
 
-def test_no_text_of_a_conversation_holds_half_of_a_surrogate_pair(tmp_path):
-    half = {"question": "\ud800", "answer": "\ud800", "category": 4}
-    for entry in (longmemeval(question="\ud800", answer="\ud800"), LOCOMO | {"qa": [half]}):
+def test_the_texts_of_a_conversation_are_as_a_tokenizer_takes_and_writes_them(tmp_path):
+    """Without halves of surrogate pairs, composed."""
+    text = "\ud800 A\u0308nn"
+    turns = {"session_1_date_time": "May", "session_1": [{"speaker": "Bo", "dia_id": "D1:1", "text": text}]}
+    asked = {"question": text, "answer": text, "category": 4, "evidence": ["D1:1"]}
+    sessions = [[turn("user", text, has_answer=True)]]
+    for entry in (
+        longmemeval(question=text, answer=text, haystack_dates=["May"], haystack_sessions=sessions),
+        {"sample_id": "1", "conversation": turns, "qa": [asked]},
+    ):
         (problem,) = read_problems(write(tmp_path / "s.json", [entry]))
         (question,) = problem.stream.questions
-        assert question.text.endswith("?") and question.answer == "?"
+        for read in (question.text, question.answer, *question.evidence, *problem.stream.chunks):
+            assert read.endswith("? Änn")
 
 
 def test_long_sessions_are_divided_between_turns_and_sentences(tmp_path):

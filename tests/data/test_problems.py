@@ -282,6 +282,12 @@ def test_a_context_that_is_no_text_is_not_read(tmp_path):
     assert read_problems(path) == [Problem("q0", "Who?", ("Ann", "Änn"))]
 
 
+def test_golden_answers_are_composed_as_models_write_them(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(row(golden_answers=["A\u0308nn"]))
+    (problem,) = read_problems(tmp_path / "q.jsonl")
+    assert problem.golden_answers == ("Änn",)
+
+
 def test_no_text_of_a_stream_holds_half_of_a_surrogate_pair(tmp_path):
     """No tokenizer takes it, and a judge reads golden answers."""
     asked = [{"question": "\ud800?", "answer": answer} for answer in ("\ud800", ["\ud800", ["\ud800"]], 3)]

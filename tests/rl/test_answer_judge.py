@@ -30,6 +30,7 @@ def reply(verdict, **more):
         (reply("correct"), Judgement(True)),
         (f"```json\n{reply('Incorrect', confidence=40)}\n```", Judgement(False, 40.0)),
         (reply("correct", confidence=300), Judgement(True, 100.0)),
+        (reply("correct", confidence=10**400), Judgement(True, 100.0)),
         (reply("correct", confidence="high"), Judgement(True)),
         (reply("perhaps"), None),
         ("correct", None),
