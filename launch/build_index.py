@@ -41,7 +41,8 @@ class BuildIndex(cli.Command):
     out: cli.Directory = None
     """Directory to write; the same command continues an interrupted build."""
     embeddings: cli.File = None
-    """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index."""
+    """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index. They are scaled to
+    length 1."""
     shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
     audit: Annotated[tuple[str, ...], tyro.conf.arg(metavar="QUESTIONS")] = ()
@@ -87,8 +88,7 @@ def main(argv: Sequence[str]) -> None:
         else:
             if not config.corpus:
                 raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
-            check_absent(flags.out)
-            result = build_shard(flags, flags.out, shard)
+            result = build_shard(flags, flags.out.resolve(), shard)
         outputs.write_json(flags.json, result)
 
 
@@ -102,6 +102,7 @@ def parse_shard(text: str) -> BuildShard:
 
 def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, Any]:
     """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
+    check_absent(out)
     config, model = hub.local(flags.run).retrieval, None
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
     if config.encoder != HASHING and config.method != "bm25":

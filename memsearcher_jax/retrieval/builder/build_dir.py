@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ def staging_dir(directory: Path) -> Path:
 
 
 def check_absent(directory: Path) -> None:
-    """Raises FileExistsError if `directory` exists, unless it is an empty folder."""
+    """Raises FileExistsError if `directory` exists, unless it is an empty folder that another can replace."""
     if any(directory.iterdir()) if directory.is_dir() else directory.exists():
         raise FileExistsError(f"{directory}: already exists; choose another folder, or delete it to rebuild it")
+    if directory.is_mount():
+        raise FileExistsError(f"{directory}: is a mounted volume, which cannot be replaced; choose a folder in it")
 
 
 @contextlib.contextmanager
@@ -55,7 +58,7 @@ def locked(directory: Path, name: str, *, wait: bool = False) -> Iterator[None]:
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
     """Write a file that is complete or absent, also after a power cut or on a disk that becomes full."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # on a shared disk, pids are not unique
     with partial.open("wb") as file:
         file.write(content)
         file.flush()

@@ -99,7 +99,7 @@ def build_index(
 
     Args:
       model: embeds the texts, unless the encoder is the hashing encoder, which is fitted to the passages.
-      precomputed: vectors [R, D] to use instead of embedding, in the order of the passages.
+      precomputed: vectors [R, D] of any length to use instead of embedding, in the order of the passages.
       shard: the share of this process. Shard 0 waits for the others and then builds the tree; the others return when
         their embeddings are written.
 
@@ -110,6 +110,7 @@ def build_index(
         another encoder; the recall is not reachable.
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
+    directory = directory.resolve()  # "." has no name, and a link cannot be replaced by a folder
     corpus, staging = prepare_corpus(source, directory, on_progress), staging_dir(directory)
     with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
@@ -159,6 +160,7 @@ class _VectorBuild:
             self._check_precomputed(self.precomputed)
         vectors = {"encoder": self.model.name, "size": self.shards.size, "dtype": self.shards.dtype}
         build = {"checksum": self.corpus.checksum, "precomputed": self.precomputed is not None, **vectors}
+        build["max_passage_tokens"] = self.config.max_passage_tokens
         if (self.staging / BUILD).exists():
             stored = json.loads((self.staging / BUILD).read_text())
             for name, value in build.items():
@@ -215,7 +217,10 @@ class _VectorBuild:
 
     def _embed(self, rows: range) -> np.ndarray:
         if self.precomputed is not None:
-            return np.asarray(self.precomputed[rows.start : rows.stop], np.float32)
+            given_BD = np.array(self.precomputed[rows.start : rows.stop], np.float32)
+            norm_B1 = np.linalg.norm(given_BD, axis=1, keepdims=True)
+            # The encoder's have length 1: among vectors of other lengths, the longest would win.
+            return np.divide(given_BD, norm_B1, out=given_BD, where=(norm_B1 > 0) & np.isfinite(norm_B1))
         vectors_BD = self.model.passages(self.corpus.texts(rows))
         if vectors_BD.shape != (len(rows), self.shards.size):
             raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")

@@ -7,11 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from memsearcher_jax.retrieval.bm25 import open_bm25
-from memsearcher_jax.retrieval.builder.build_dir import explain_disk_full
+from memsearcher_jax.retrieval.builder.build_dir import explain_disk_full, write_file
 from memsearcher_jax.types import Passage
 from tests.retrieval.samples import make_corpus
 
@@ -86,6 +87,20 @@ for save in (shards, passages, bm25_index, tree):
             resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, resource.RLIM_INFINITY))
         sys.exit(f"{save.__name__}: {largest - short} of {largest} bytes were accepted")
 """
+
+
+def test_hosts_with_the_same_process_id_write_one_file(tmp_path, monkeypatch):
+    """The first is about to rename its file when the second writes and renames its own."""
+    rename, waiting = Path.rename, [b"second"]
+
+    def interrupted(partial, path):
+        if waiting:
+            write_file(path, waiting.pop())
+        return rename(partial, path)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    write_file(tmp_path / "file", b"first")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"first")]
 
 
 def test_a_truncated_file_is_an_error(tmp_path):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,13 +86,14 @@ def test_a_build_with_other_settings_is_an_error(tmp_path):
     for options, message in [
         ({"passages": changed}, "the made corpus changed since the build"),
         ({"name": "another"}, f"was started with encoder '{NAME}', not 'another'"),
+        ({"config": replace(CONFIG, max_passage_tokens=9)}, "was started with max_passage_tokens 512, not 9"),
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "i", **options)
     build(tmp_path / "i")
 
 
-def test_a_folder_with_other_files_is_not_changed(tmp_path):
+def test_a_folder_with_other_files_is_not_changed(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes").touch()
     (tmp_path / "file").touch()
@@ -100,6 +102,19 @@ def test_a_folder_with_other_files_is_not_changed(tmp_path):
             build(taken)
     (tmp_path / "folder" / "notes").unlink()
     build(tmp_path / "folder")
+    assert (tmp_path / "folder" / "manifest.json").is_file()
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")
+    with pytest.raises(FileExistsError, match="is a mounted volume, which cannot be replaced; choose a folder in it"):
+        build(tmp_path / "volume")
+
+
+@pytest.mark.parametrize("name", ["../folder", "../link", "."])
+def test_an_empty_folder_is_replaced_by_any_name(tmp_path, monkeypatch, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    monkeypatch.chdir(tmp_path / "folder")
+    build(Path(name))
     assert (tmp_path / "folder" / "manifest.json").is_file()
 
 
@@ -165,6 +180,8 @@ def test_precomputed_vectors_are_not_embedded(tmp_path):
     build(tmp_path / "i", counting, precomputed=vectors.astype(np.float16))
     assert len(counting.texts) == index_builder.COMPARED_ROWS
     np.testing.assert_allclose(vectors_of(tmp_path / "i"), vectors, atol=1e-3)
+    build(tmp_path / "longer", precomputed=vectors * np.arange(1, 41)[:, None])
+    np.testing.assert_allclose(vectors_of(tmp_path / "longer"), vectors, atol=1e-6)
 
 
 def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
