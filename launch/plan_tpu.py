@@ -55,7 +55,7 @@ class PlanTpu(cli.Command):
     """Plan a run on a TPU slice that need not be present: memory, link traffic and time."""
 
     what: Literal["update", "sample", "all"] = "all"
-    """Programs to compile: those of training, those of the sampler and the publishing of weights, or all."""
+    """What is compiled and added up: the programs of training, those of the sampler and of publishing, or all."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2; or GPUs: h100:8, h200:1, h100:2x8 on two hosts."""
     suggest: bool = False
@@ -68,7 +68,9 @@ class PlanTpu(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
-        config = flags.run
+        config, workload = flags.run, flags.workload
+        if workload.shared_tokens + workload.generated_tokens > workload.context_tokens:
+            raise ValueError("--workload.context_tokens is less than its shared_tokens and generated_tokens: raise it")
         if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
             raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
         if flags.topology.partition(":")[0] in CHIPS:
@@ -136,7 +138,7 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         try:
             for program in itertools.chain(*sources):
                 work, sizes = program.work, (program.peak_bytes, program.total_bytes)
-                counts = (f"{work.operations:,.0f}", f"{work.cycles / 1e6:.1f}") if work.cycles else ("?", "?")
+                counts = (f"{work.operations:,.0f}", f"{work.cycles / 1e6:.1f}") if work else ("?", "?")
                 print(PROGRAM_ROW.format(program.name, *(f"{x / GB:.2f}" for x in sizes), *counts), flush=True)
                 programs.append(program)
                 peaks[program.phase] = max(peaks.get(program.phase, 0), program.total_bytes)
@@ -156,6 +158,9 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         return result
     listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in peaks.items())
     print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
+    if uncounted := [program.name for program in programs if not program.work]:
+        names = "; ".join(uncounted)
+        print(f"the compiler does not write as text: {names}. Their operations are not counted: times may be too low")
     # Several prefill programs differ in width: the last one is the widest.
     work, workload = {program.name.partition(",")[0]: program.work for program in programs}, flags.workload
     phases = roofline.sampling_phases(config, workload, topology, work) if flags.what != "update" else []
@@ -197,7 +202,8 @@ def print_estimate(
         f"{PHASE_ROW.format('seconds at peak rates', *Phase._fields[1:], 'bound by')}"
     )
     for phase in phases:
-        print(PHASE_ROW.format(phase.name, *(f"{seconds:.2f}" for seconds in phase[1:]), phase.bound))
+        limits = ("?" if seconds is None else f"{seconds:.2f}" for seconds in phase[1:])
+        print(PHASE_ROW.format(phase.name, *limits, phase.bound))
     print(
         f"total {total:.1f} s; at an assumed {workload.efficiency:.0%} of the roofline {seconds:.1f} s per step, "
         f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "

@@ -31,7 +31,7 @@ class Work:
     """The work of one device in a call of a program."""
 
     operations: float = 0.0  # one after the other: fusions, kernels, copies, collectives; no asynchronous copies
-    cycles: float = 0.0  # the compiler's estimate, without kernels and collectives; 0: unknown
+    cycles: float = 0.0  # the compiler's estimate, without kernels and collectives
 
 
 def count_work(program: str, *, unknown_trips: int) -> Work:

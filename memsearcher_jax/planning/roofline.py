@@ -83,11 +83,11 @@ class Phase(NamedTuple):
     compute: float
     memory: float
     links: float
-    operations: float = 0.0  # the cycles of the compiled operations, as the compiler estimates them
+    operations: float | None = None  # the compiler's estimate of the cycles of its operations; None: unknown
 
     @property
     def seconds(self) -> float:
-        return max(self[1:])
+        return max(seconds for seconds in self[1:] if seconds is not None)
 
     @property
     def bound(self) -> str:
@@ -120,10 +120,10 @@ class Topology:
     def chips(self) -> int:
         return len(self.devices) // self.chip.devices
 
-    def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float = 0.0) -> Phase:
+    def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float | None = None) -> Phase:
         """A phase in which each device does this much."""
-        chip = self.chip
-        links, operations = sent_bytes / self.link_bandwidth, cycles / chip.clock
+        chip, links = self.chip, sent_bytes / self.link_bandwidth
+        operations = None if cycles is None else cycles / chip.clock
         return Phase(name, flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, links, operations)
 
 
@@ -178,8 +178,10 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology) -
     return phases
 
 
-def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
-    """Publishing the weights, and the rollouts. `work`: of compiled programs, per call.
+def sampling_phases(
+    config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work | None]
+) -> list[Phase]:
+    """Publishing the weights, and the rollouts. `work`: of compiled programs, per call, where it is known.
 
     Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories
     run; steps that only the longest of them needs are the phase "longest trajectory".
@@ -203,7 +205,7 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
 
     def phase(program: str, calls: float, flops: float, hbm_bytes: float, name: str = "") -> Phase:
-        cycles = calls * work.get(program, Work()).cycles
+        cycles = calls * known.cycles if (known := work.get(program)) else None
         return topology.phase(name or program, flops / host_devices, hbm_bytes, 0.0, cycles)
 
     decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices

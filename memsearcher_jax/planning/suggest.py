@@ -31,6 +31,8 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
     """
     found, devices = [], len(topology.devices)
     for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
+        if devices % tensor:
+            continue
         seq_len, mesh = longest * config.sampling.context_tokens, MeshConfig(1, devices // tensor, tensor)
         steps, odd_rows = divmod(config.training.minibatch_rows, rows * mesh.fsdp)
         if odd_rows or seq_len % config.training.logit_chunk:

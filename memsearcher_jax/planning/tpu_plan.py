@@ -48,7 +48,7 @@ class Program:
     phase: str
     peak_bytes: int  # arguments, results and temporaries at the peak
     total_bytes: int  # at the peak, with what the run keeps allocated that is no argument
-    work: Work  # of one micro-batch, or of one call
+    work: Work | None  # of one micro-batch, or of one call; None: the compiler does not write the program as text
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_
     text = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text
         text = compiled.as_text()
-    work = count_work(text, unknown_trips=unknown_trips) if text else Work()
+    work = count_work(text, unknown_trips=unknown_trips) if text else None
     memory = compiled.memory_analysis()
     assert memory is not None, "the compiler for TPUs reports memory"
     peak = memory.peak_memory_in_bytes

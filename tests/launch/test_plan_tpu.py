@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.launch import plan_tpu
-from memsearcher_jax.planning import roofline
+from memsearcher_jax.launch import cli, plan_tpu
+from memsearcher_jax.planning import roofline, tpu_plan
+from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import ResidentMemory
 
@@ -57,13 +59,13 @@ def test_the_printed_plan(capsys):
     config, topology = RunConfig(), roofline.Topology.of("v6e", (4, 8), range(32), range(4))
     memory = ResidentMemory(*(size * 10**9 for size in (3, 0, 4, 7, 5, 6, 18)))
     plan_tpu.print_memory("v6e:4x8", topology, memory)
-    phases = [Phase("decode", 1, 28, 2), Phase("update", 22, 3, 4)]
+    phases = [Phase("decode", 1, 28, 2), Phase("update", 22, 3, 4, 5)]
     estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
     kept = "state 3.00, base 0.00, reference 4.00, training 7.00, sampler params 5.00, slots 6.00, rollout"
     assert f"GB that stay allocated on a device: {kept} 18.00" in output
-    assert "decode 1.00 28.00 2.00 0.00 memory" in output
+    assert "decode 1.00 28.00 2.00 ? memory" in output and "update 22.00 3.00 4.00 5.00 compute" in output
     assert "total 50.0 s; at an assumed 50% of the roofline 100.0 s per step, " in output
     assert estimate["step_seconds"] == 100
     assert estimate["tokens_per_second"] == 1_280 * 3.5 * 1_340 / 100
@@ -87,6 +89,24 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
     assert phases["update"]["bound"] == "compute" and phases["decode"]["bound"] == "memory"
     status, output, plan = run("--config qwen7b --topology h100:1 --sampling.tensor 1")
     assert status == plan_tpu.DOES_NOT_FIT and "does not fit: update needs at least" in output and not plan["fits"]
+
+
+def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypatch, capsys):
+    """Its time may be too low, which a plan must say."""
+    flags = cli.parse(plan_tpu.PlanTpu, ["--config", "nano", "--what", "sample"])
+    topology = roofline.Topology.of("v5e", (1,), jax.devices()[:1], jax.devices()[:1])
+    programs = [tpu_plan.Program("decode", "rollout", 1, 2, None), tpu_plan.Program("publish", "x", 1, 2, Work(3, 4e6))]
+    monkeypatch.setattr(tpu_plan, "sampling_programs", lambda *_: programs)
+    plan_tpu.plan_run(flags.run, flags, topology, print)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "decode 0.00 0.00 ? ? publish 0.00 0.00 3 4.0" in output
+    assert "the compiler does not write as text: decode. Their operations are not counted" in output
+    assert re.search(r"decode \d+\.\d\d \d+\.\d\d 0\.00 \? memory", output)
+
+
+def test_a_workload_whose_contexts_do_not_hold_its_tokens_is_refused(refused):
+    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", "--workload.shared_tokens", "1340"])
+    assert "--workload.context_tokens is less than its shared_tokens and generated_tokens" in line
 
 
 def test_a_workflow_of_ones_own_is_started_before_anything_is_compiled(tmp_path, refused):

@@ -17,8 +17,8 @@ def seven_b():
     return cli.load_preset("qwen7b")
 
 
-def found(config):
-    return suggest.candidates(config, Workload(), V6E)
+def found(config, topology=V6E):
+    return suggest.candidates(config, Workload(), topology)
 
 
 def test_candidates_divide_and_are_sorted_by_tensor_axis_and_time(seven_b):
@@ -45,6 +45,8 @@ def test_recomputation_costs_time(seven_b):
 def test_weights_and_chunks_of_logits_must_divide(seven_b):
     narrow = replace(seven_b, model=replace(seven_b.model, kv_heads=2, heads=28))
     assert {one.config.mesh.tensor for one in found(narrow)} == {1, 2}
+    one_card = roofline.Topology.of("h200", (1,), range(1), range(1))
+    assert {one.config.mesh.tensor for one in found(seven_b, one_card)} == {1}
     assert {one.config.training.seq_len for one in found(seven_b)} == {8_192, 16_384, 32_768}
     chunks = replace(seven_b, training=replace(seven_b.training, logit_chunk=16_384))
     assert {one.config.training.seq_len for one in found(chunks)} == {16_384, 32_768}
