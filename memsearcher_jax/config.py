@@ -128,6 +128,11 @@ def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
 
 def _rl_errors(config: RunConfig) -> Iterator[str]:
     rl = config.rl
+    if rl.group_size == 1 and rl.advantage_scope != "pooled" and config.training.objective == "grpo":
+        yield (
+            "rl.group_size 1 leaves a trajectory nothing to be compared with, so that every advantage is 0: raise it, "
+            "or set rl.advantage_scope to pooled"
+        )
     if rl.advantage_scope != "trajectory" and rl.credit != "all_contexts":
         yield (
             f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
@@ -152,6 +157,11 @@ def _rl_errors(config: RunConfig) -> Iterator[str]:
         yield (
             "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 "
             "makes none: set it"
+        )
+    if config.health.max_kl and not config.training.kl_coefficient:
+        yield (
+            f"health.max_kl {config.health.max_kl} has no divergence to limit with training.kl_coefficient 0: set that "
+            "above 0, or health.max_kl to 0"
         )
     if config.answerer.backend == "none":
         yield "answerer.backend is none: only a judge is optional, set it to initial_policy or openai"
@@ -193,13 +203,7 @@ def _sampling_errors(config: RunConfig) -> Iterator[str]:
 
 def _training_errors(config: RunConfig) -> Iterator[str]:
     training, context_tokens, rl = config.training, config.sampling.context_tokens, config.rl
-    plan = learning_rate_plan(training, rl.steps)
-    end = plan.warmup.count + plan.decay.count
-    if plan.decay.count and plan.decay.unit == "steps" and not rl.epochs and end < rl.steps:
-        yield (
-            f"training.decay_steps {training.decay_steps}: the learning rate is 0 from training step {end} of "
-            f"{rl.steps} on: set it to end, or lower rl.steps"
-        )
+    learning_rate_plan(training, 1 if rl.epochs else rl.steps)  # rl.epochs: `rl.setup.with_steps` knows the steps
     if context_tokens > training.seq_len:
         yield (
             f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context "
@@ -214,7 +218,8 @@ def _training_errors(config: RunConfig) -> Iterator[str]:
             f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs {training.old_logprobs} the ratio "
             "compares with the sampler already: choose trainer"
         )
-    if not config.teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
+    has_teacher = config.teacher.path or config.teacher.hint
+    if not has_teacher and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
         yield (
             "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter "
             "that training begins with: set it to 0"

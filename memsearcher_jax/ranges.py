@@ -48,7 +48,7 @@ def parse_duration(name: str, text: str, steps: int | None) -> Duration:
 
     Raises ValueError for anything else, and for a share of an unknown number of steps.
     """
-    match = re.fullmatch(r"(\d+) ?(|steps|updates|%)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,8}) ?(|steps|updates|%)", text.strip())  # an update counts in 32 bits
     if not match:
         raise ValueError(
             f"{name} is {text!r}: give training steps (10), a share of the run (5%) or optimiser steps (80 updates)"

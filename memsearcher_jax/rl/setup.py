@@ -32,7 +32,7 @@ from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.training import update
-from memsearcher_jax.training.config import TeacherConfig
+from memsearcher_jax.training.config import TeacherConfig, learning_rate_plan
 from memsearcher_jax.training.trainer import check_offload
 from memsearcher_jax.types import Problem
 
@@ -170,7 +170,9 @@ def with_steps(config: RunConfig, problems: int) -> RunConfig:
             f"rl.epochs {rl.epochs}: {problems} training problems do not fill a step of rl.prompts_per_step "
             f"{rl.prompts_per_step}: set rl.steps instead, or lower rl.prompts_per_step"
         )
-    return replace(config, rl=replace(rl, steps=rl.epochs * (problems // rl.prompts_per_step)))
+    steps = rl.epochs * (problems // rl.prompts_per_step)
+    learning_rate_plan(config.training, steps)
+    return replace(config, rl=replace(rl, steps=steps))
 
 
 def open_problems(config: RunConfig, folder: Path, *, training: bool) -> ProblemSplits:

@@ -119,7 +119,7 @@ class LearningRatePlan:
 def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> LearningRatePlan:
     """The plan of a run of `steps` training steps; None: not known, for durations that do not depend on it.
 
-    Raises ValueError for a duration that cannot be read, and for two of different units.
+    Raises ValueError for a duration that cannot be read, two of different units, and a rate of 0 before the end.
     """
     warmup = parse_duration("training.warmup_steps", config.warmup_steps, steps)
     if config.decay_steps == "end" and steps is not None:
@@ -133,6 +133,12 @@ def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> Lear
         raise ValueError(
             f"training.warmup_steps {config.warmup_steps} and training.decay_steps {config.decay_steps} differ in "
             "their unit: give both in training steps, or both in updates"
+        )
+    end = warmup.count + decay.count
+    if steps is not None and decay.count and decay.unit == "steps" and end < steps:
+        raise ValueError(
+            f"training.decay_steps {config.decay_steps}: the learning rate is 0 from training step {end} of {steps} "
+            "on: set it to end"
         )
     return LearningRatePlan(config.learning_rate, warmup, decay)
 

@@ -11,6 +11,7 @@ from memsearcher_jax.config import RunConfig, check
 from memsearcher_jax.configs.qwen import search_r1_3b
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.setup import with_steps
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.trainer import Trainer
 from memsearcher_jax.training.update import init_state, learning_rate, make_optimizer, make_update
@@ -26,7 +27,7 @@ def plan_of(warmup, decay="0", steps=20):
         ("0", "0", (0, 0), "steps", "begins at 0.001 and is constant"),
         ("286", "0", (286, 0), "steps", "rises to 0.001 in 286 steps, then is constant"),
         ("5%", "end", (1, 19), "steps", "rises to 0.001 in 1 steps, then falls to 0 at step 20"),
-        ("2 steps", "50%", (2, 10), "steps", "rises to 0.001 in 2 steps, then falls to 0 at step 12"),
+        ("2 steps", "90%", (2, 18), "steps", "rises to 0.001 in 2 steps, then falls to 0 at step 20"),
         (
             "10 updates",
             "800 updates",
@@ -50,6 +51,7 @@ def test_durations_are_steps_shares_of_the_run_or_updates(warmup, decay, counts,
     [
         ("ten", "0", 20, "training.warmup_steps is 'ten': give training steps"),
         ("-1", "0", 20, "training.warmup_steps is '-1'"),
+        ("0", "999999999 updates", 20, "training.decay_steps is '999999999 updates'"),
         ("0", "end", None, "training.decay_steps is 'end': give training steps"),
         ("5%", "0", None, "training.warmup_steps is 5%, but the number of training steps is not known"),
         ("10", "800 updates", 20, "warmup_steps 10 and training.decay_steps 800 updates differ in their unit"),
@@ -65,6 +67,10 @@ def test_a_run_that_goes_on_at_a_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="the learning rate is 0 from training step 12 of 20 on: set it to end"):
         check(config)
     check(replace(config, training=replace(config.training, decay_steps="end")))
+    epochs = check(replace(config, rl=replace(config.rl, epochs=2, prompts_per_step=4)))
+    assert with_steps(epochs, 24).rl.steps == 12
+    with pytest.raises(ValueError, match="the learning rate is 0 from training step 12 of 14 on"):
+        with_steps(epochs, 28)
 
 
 def test_search_r1_warms_up_over_286_training_steps_of_four_updates():
