@@ -30,7 +30,7 @@ from memsearcher_jax.config import RunConfig, check, check_ranges, differences, 
 from memsearcher_jax.launch import compile_cache, help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.export_settings import is_export, read_export_config
+from memsearcher_jax.runtime.export_settings import find_export, read_export_config
 from memsearcher_jax.runtime.inputs import require_same_code, with_absolute_paths, with_own_inputs
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
@@ -212,14 +212,16 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
     run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
-    export = checkpoint if checkpoint is not None and is_export(checkpoint) else None
-    adapter = Path(words[words.index("--model.adapter") + 1]) if "--model.adapter" in words[:-1] else Path()
-    if source.config or not (run_folder or export or is_export(adapter)):
-        base = load_preset(source.config or "nano")
+    export = find_export(checkpoint, "--checkpoint") if checkpoint is not None else None
+    adapter = re.search(r"\0--model\.adapter[=\0]([^\0]+)", "\0".join(["", *words]))
+    if source.config:
+        base = load_preset(source.config)
     elif run_folder:
         base = with_own_inputs(run_folder, read_run_config(run_folder))
+    elif found := export or (find_export(adapter[1], "--model.adapter") if adapter else None):
+        base = read_export_config(found)
     else:
-        base = read_export_config(export or adapter)
+        base = load_preset("nano")
     if run_folder or export:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)

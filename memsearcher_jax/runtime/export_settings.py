@@ -16,6 +16,7 @@ from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, from_dict, to_dict, with_settings
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.retrieval.config import HASHING
+from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.path_settings import is_python_file, with_paths
 from memsearcher_jax.training.config import TeacherConfig
 
@@ -24,6 +25,11 @@ EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
 
 def is_export(folder: str | Path) -> bool:
     return (Path(folder) / EXPORT_FILE).is_file()
+
+
+def find_export(weights: str | Path, flag: str) -> Path | None:
+    """The directory with the settings of weights, a directory or a repository that `flag` names; None without."""
+    return hub.small_files(str(weights), flag, (EXPORT_FILE, f"{TEMPLATES}/*"))
 
 
 def read_export_config(folder: str | Path) -> RunConfig:

@@ -79,6 +79,19 @@ def local_root(root: str) -> str:
     return _download(reference) if (reference := _reference("data.root", root)) else root
 
 
+def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
+    """The local directory of a model, which `flag` names, with these files; None if it lacks the first of them."""
+    if not (reference := _reference("model.path", model)):
+        return Path(model) if Path(model, files[0]).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with _one_line_errors(reference, flag), contextlib.suppress(EntryNotFoundError):
+        hf_hub_download(reference.repo, files[0], revision=reference.revision)
+        return Path(_download(reference, files))
+    return None
+
+
 class _Reference(NamedTuple):
     setting: str
     value: str
@@ -103,14 +116,14 @@ def _references(config: RunConfig) -> list[_Reference]:
     return [reference for reference in found if reference]
 
 
-def _download(reference: _Reference) -> str:
+def _download(reference: _Reference, files: Sequence[str] = ()) -> str:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     repo, where = reference.repo, {"repo_type": reference.repo_type, "revision": reference.revision}
     with _one_line_errors(reference):
         if reference.file:
             return hf_hub_download(repo, reference.file, **where)
-        files = list(REPOSITORIES[reference.setting][1])
+        files = list(files or REPOSITORIES[reference.setting][1])
         return snapshot_download(repo, allow_patterns=files, ignore_patterns=list(OTHER_FORMATS), **where)
 
 

@@ -10,6 +10,7 @@ from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.launch import cli, evaluate, export_hf, tpu_train
 from memsearcher_jax.runtime import hub as hub_module
 from memsearcher_jax.runtime import model_card, run_dir
+from memsearcher_jax.runtime.export_settings import write_export_config
 from memsearcher_jax.runtime.run_dir import located
 from tests.runtime.hub_server import running_hub
 
@@ -125,6 +126,19 @@ def test_commands_take_repositories(hub, tmp_path, capsys):
     assert settings(flags.run)["model.path"] == f"owner/tiny@{commit}"
     export_hf.main(["--config", "tiny", "--checkpoint", "owner/tiny", "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("flags", [["--checkpoint", "owner/own"], ["--model.path", "DIR", "--model.adapter=owner/own"]])
+def test_exported_weights_bring_their_settings(hub, tmp_path, flags):
+    """Also from the Hub, with templates of one's own, as the model card says."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "system.txt").write_text("Answer.")
+    write_export_config(tmp_path, with_settings(cli.load_preset("tiny"), {"agent.prompts": str(tmp_path / "own")}))
+    names = ("memsearcher.json", "templates/system.txt")
+    hub.add("models/owner/own", {name: (tmp_path / name).read_bytes() for name in names} | {"config.json": b"{}"})
+    used = cli.parse(tpu_train.Train, flags).run
+    assert used.model.vocab_size == cli.load_preset("tiny").model.vocab_size
+    assert (Path(used.agent.prompts) / "system.txt").read_text() == "Answer."
 
 
 @pytest.fixture
