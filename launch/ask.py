@@ -131,6 +131,7 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
     driver = setup.make_driver(run, evaluation=True)
     assert driver.sampling is not None, "make_driver sets it"
     temperature, top_p = driver.sampling.temperature, driver.sampling.top_p
+    reward_fn = state.open_reward_fn(run, evaluation=True)  # its answerer answers from a memory
 
     def answer(problem: Problem, console: Console) -> Outcome:
         @contextlib.contextmanager
@@ -154,7 +155,7 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
         memory = run.agent.remembered(trajectory.outcome)
         with announced() as begin:
             begin("answering from the memory")
-            (completion,) = state.open_reward_fn(run, evaluation=True).answer([(memory, problem.question)], key)
+            (completion,) = reward_fn.answer([(memory, problem.question)], key)
         stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
         return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)
 

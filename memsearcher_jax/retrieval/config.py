@@ -65,7 +65,8 @@ class ConnectionLimits:
     max_connections: LargeCount = 1_024
     """Open connections; further ones are rejected with status 503."""
     read_timeout: Positive = 20.0
-    """Seconds in which a client must send the headers of a request, and as many for its body."""
+    """Seconds in which a client must send the headers of a request, and as many for its body; and after which it must
+    have read more of a response."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,9 @@ NEUTRAL = {
     "presence_penalty": 0,
     "logprobs": False,
     "top_logprobs": 0,
+    "top_k": -1,
+    "min_p": 0,
+    "repetition_penalty": 1,
     "stop": "",
     "tools": [],
     "functions": [],
@@ -58,7 +61,8 @@ NEUTRAL = {
     "logit_bias": {},
     "audio": None,
 }
-"""Parameters that would change the answer, with the value that changes nothing: others are refused."""
+"""Parameters of OpenAI's and vLLM's that would change the answer, with the value that changes nothing: others are
+refused."""
 DISCONNECTED = 499  # as in nginx's log; nobody reads it
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 

@@ -6,6 +6,7 @@ import pytest
 
 from memsearcher_jax.launch import ask, evaluate, tpu_train
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
+from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 
 SETTINGS = """
@@ -50,3 +51,11 @@ def test_a_document_that_cannot_be_read_is_refused_with_the_way_out_or_left_out(
     (chunk,) = ask.document_chunks(tmp_path, 40, tokenizer, "skip")
     assert chunk.endswith("Ada works for Mill.")
     assert "skipped" in (printed := capsys.readouterr().err) and "latin.txt" in printed
+
+
+def test_an_answerer_without_its_key_is_refused_before_documents_are_read(tmp_path, refused):
+    (tmp_path / "notes.txt").write_text("Ada works for Mill.")
+    flags = ["--config", "tiny_memalpha", "--checkpoint", str(located("package:tiny_memalpha"))]
+    flags += ["--answerer.backend", "openai", "--answerer.url", "http://127.0.0.1:9/v1", "--answerer.model", "m"]
+    line = refused(ask.main, [*flags, "--answerer.api_key_env", "NO_KEY", "--files", str(tmp_path), "Who?"])
+    assert "answerer.api_key_env: the environment holds no variable of that name" in line

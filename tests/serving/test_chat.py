@@ -119,6 +119,7 @@ def test_models(client):
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "the last message must have the role user"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
         ({"n": 2}, 400, "n: the agent does not support it"),
+        ({"top_k": 1}, 400, "top_k: the agent does not support it"),
         ({"tools": [{"type": "function"}]}, 400, "tools: the agent does not support it"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format: the agent does not support it"),
         ({"user": "x" * 200_000}, 413, "the body is larger than 100000 bytes"),

@@ -119,7 +119,7 @@ class SearchClient(JsonClient):
                 [_passage(document, score) for document, score in zip(documents_N, scores_N, strict=True)]
                 for documents_N, scores_N in zip(documents_QN, scores_QN, strict=True)
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestRejected(f"{self.url} did not return passages ({error})") from error
 
     def check(self, max_outage: float = 0.0) -> None:
@@ -143,10 +143,10 @@ def clean_query(query: str) -> str:
 
 
 def _passage(document: dict[str, Any], score: float) -> Passage:
-    contents = document["contents"]
+    id, contents = str(document["id"]), document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents of type {type(contents).__name__}")
     if not math.isfinite(score := float(score)):
         raise ValueError(f"a score is {score}")
-    # A lone surrogate, which JSON allows, is no text that a tokenizer takes.
-    return Passage(str(document["id"]), contents.encode("utf-8", "replace").decode(), score)
+    # A lone surrogate, which JSON allows, is no text that a tokenizer or a response takes.
+    return Passage(*(text.encode("utf-8", "replace").decode() for text in (id, contents)), score)

@@ -1,12 +1,14 @@
-"""Limits that uvicorn and Starlette lack: connections, the bytes of all bodies, and the time to send a request.
+"""Limits that uvicorn and Starlette lack: connections, the bytes of all bodies, and how slow a client may be.
 
-Without them a client that sends half a header would keep its connection, and a process without free file descriptors
-resets new connections without a word. Starlette limits the body of one request, without a JSON error.
+Without them a client that sends half a header or does not read its response would keep its connection, and a process
+without free file descriptors resets new connections without a word. Starlette limits the body of one request, without a
+JSON error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +49,10 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
             super().on_response_complete()
             self._expect_request()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_reading(math.inf)
+
         def connection_lost(self, exc: Exception | None) -> None:
             if self._deadline:
                 self._deadline.cancel()
@@ -56,6 +62,17 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
             if self._deadline:
                 self._deadline.cancel()
             self._deadline = self.loop.call_later(read_timeout, self._close_without_request)
+
+        def _expect_reading(self, unsent: float) -> None:
+            """Ends the connection of a client that reads nothing for `read_timeout` seconds of a response that waits.
+
+            The response may be complete here, and its connection closing, which waits for the client without end.
+            """
+            before, unsent = unsent, self.transport.get_write_buffer_size()
+            if unsent >= before:
+                self.transport.abort()
+            elif unsent:
+                self.loop.call_later(read_timeout, self._expect_reading, unsent)
 
         def _close_without_request(self) -> None:
             if self.cycle is None or self.cycle.response_complete:

@@ -277,6 +277,32 @@ def test_connections_are_limited(port):
     assert call(port, "/search", {"query": "Who?"})[0] == 200
 
 
+def test_a_client_that_does_not_read_loses_its_connection():
+    """One that reads some of the response in every interval gets all of it, however long that takes."""
+    size = 24 << 20  # more than the system buffers
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    protocol = limited_protocol(64, read_timeout=0.4)
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, port=0, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with send(port, request), send(port, request) as slow:
+        received = 0
+        while got := slow.recv(1 << 20, socket.MSG_WAITALL):
+            received += len(got)
+            time.sleep(0.1)
+        assert received > size
+        wait_for(lambda: not server.server_state.connections)
+    server.should_exit = True
+    thread.join()
+
+
 def wait_for(condition):
     deadline = time.monotonic() + 60
     while not condition():

@@ -103,6 +103,11 @@ def test_queries_and_passages(serving):
     assert requests == [{"query": queries, "top_n": 3, "return_score": True}]
 
 
+def test_passages_are_text_that_can_be_encoded(serving):
+    url, _ = serving(answering([[[{"id": "a\ud800", "contents": "b\udfff"}]], [[1]]]))
+    assert SearchClient(url).search(["Who?"], 1) == [[Passage("a?", "b?", 1.0)]]
+
+
 @pytest.mark.parametrize(
     "fault", [status(500), status(503), status(429), truncates, closes, sends_garbage, answering(raw=b"<html>")]
 )
@@ -131,6 +136,7 @@ def test_a_request_respects_its_timeout(serving, fault):
         (answering([[[{"id": "1"}]], [[1.0]]]), r"did not return passages \('contents'\)"),
         (answering([[[{"id": "1", "contents": 3}]], [[1.0]]]), "contents of type int"),
         (answering([[[{"id": "1", "contents": "x"}]], [[float("nan")]]]), r"passages \(a score is nan\)"),
+        (answering([[[{"id": "1", "contents": "x"}]], [[10**400]]]), r"passages \(int too large to convert to float\)"),
     ],
 )
 def test_a_refusal_is_no_outage(serving, fault, message):
