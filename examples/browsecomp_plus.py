@@ -28,6 +28,7 @@ from typing import Any
 
 from memsearcher_jax.data.documents import split_text
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object, text_field
+from memsearcher_jax.launch import cli
 
 TITLE = re.compile(r"\A---\s*\n(?:.*\n)*?title:[ \t]*(.+)\n")
 """Of a document that begins with "key: value" lines."""
@@ -37,8 +38,9 @@ def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
     """Rows in FlashRAG's layout. Raises ValueError for a question without a relevance judgement."""
     relevant = defaultdict[str, list[str]](list)
     for line in qrels.read_text().splitlines():
-        query, _, document, _ = line.split()
-        relevant[query].append(document)
+        query, _, document, grade = line.split()
+        if float(grade) > 0:
+            relevant[query].append(document)
     for where, line in numbered_lines(file):
         row = parse_object(where, line)
         query = id_field(where, row, "query_id")
@@ -82,7 +84,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     flags = parser.parse_args()
     flags.out.parent.mkdir(parents=True, exist_ok=True)
-    with flags.out.open("w", encoding="utf-8") as out:
+    partial = flags.out.with_name(f"{flags.out.name}.partial")
+    with cli.one_line_errors(), partial.open("w", encoding="utf-8") as out:
         for file in flags.files:
             if flags.what == "questions":
                 rows: Iterator[dict[str, Any]] = read_questions(file, flags.qrels)
@@ -90,6 +93,7 @@ def main() -> None:
                 rows = (row for one in read_documents(file) for row in passages(one, flags.max_words))
             for row in rows:
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        partial.replace(flags.out)
     print(flags.out)
 
 

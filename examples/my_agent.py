@@ -28,17 +28,18 @@ def my_agent(question, *, config, prompts, token_counter):
             return Outcome(stop, answer, (*turns, turn))
 
         used = yield from run_tool_calls(turn, calls, config=config, prompts=prompts, token_counter=token_counter)
-        if used.error:
+        if used.error and config.on_search_error == "stop":
             return Outcome(StopReason.SEARCH_FAILED, turns=(*turns, used.turn), error=used.error)
 
         reply = yield Generate(prompts.continuation(used.message, think=False), config.max_rewrite_tokens)
+        turn = replace(used.turn, rewrite=reply.text)
         note = token_counter.clip(protocol.memory(reply.text), config.memory_tokens)
         if not note:
-            return Outcome(StopReason.BAD_MEMORY, turns=(*turns, used.turn))
+            return Outcome(StopReason.BAD_MEMORY, turns=(*turns, turn))
         notes.append(note)
         while token_counter.count("\n".join(notes)) > config.memory_tokens:
             notes.pop(0)
-        turns.append(replace(used.turn, rewrite=reply.text, new_memory="\n".join(notes)))
+        turns.append(replace(turn, new_memory="\n".join(notes)))
     return Outcome(StopReason.MAX_TURNS, turns=tuple(turns))
 
 

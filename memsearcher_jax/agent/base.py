@@ -182,7 +182,8 @@ class QuestionAgent(Agent):
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
         scores = answers.answer_scores(answer, golden)
-        if wanted := set(problem.metadata.get("supporting_ids") or ()):  # documents; a passage's id is DOCUMENT#START
+        ids = problem.metadata.get("supporting_ids")  # of documents; a passage's id is DOCUMENT#START
+        if wanted := set(map(str, ids)) if isinstance(ids, list | tuple) else set():
             results = (result for turn in outcome.turns for result in turn.results)
             found = {passage.id.partition("#")[0] for result in results for passage in result.passages}
             scores["evidence_recall"] = len(found & wanted) / len(wanted)

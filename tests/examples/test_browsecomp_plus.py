@@ -30,7 +30,7 @@ def run(monkeypatch, *words):
 def root(tmp_path, monkeypatch):
     rows = [{"query_id": "769", "query": "Which opus?", "answer": "Nine", "gold_docs": []}]
     (tmp_path / "decrypted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "qrels.txt").write_text("769 Q0 17 1\n769 Q0 99 1\n")
+    (tmp_path / "qrels.txt").write_text("769 Q0 17 1\n769 Q0 18 0\n769 Q0 99 1\n")
     out = tmp_path / "data" / "browsecomp_plus" / "test.jsonl"
     run(monkeypatch, "questions", tmp_path / "decrypted.jsonl", "--qrels", tmp_path / "qrels.txt", "--out", out)
     return tmp_path / "data"
@@ -57,7 +57,11 @@ def test_documents_become_passages(tmp_path, monkeypatch):
     assert all(passage.id.partition("#")[0] in ("17", "18") for passage in corpus)
 
 
-def test_a_question_without_a_judgement_is_an_error(tmp_path, monkeypatch, root):
+def test_a_question_without_a_judgement_is_an_error(tmp_path, monkeypatch, root, capsys):
     (tmp_path / "qrels.txt").write_text("1 Q0 17 1\n")
-    with pytest.raises(ValueError, match=r"qrels\.txt: has no document for question 769"):
-        list(browsecomp_plus.read_questions(tmp_path / "decrypted.jsonl", tmp_path / "qrels.txt"))
+    out = root / "browsecomp_plus" / "test.jsonl"
+    before = out.read_bytes()
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "questions", tmp_path / "decrypted.jsonl", "--qrels", tmp_path / "qrels.txt", "--out", out)
+    assert "qrels.txt: has no document for question 769" in capsys.readouterr().err
+    assert out.read_bytes() == before
