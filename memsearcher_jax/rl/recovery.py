@@ -43,10 +43,10 @@ class Recovery:
         return rolls_back
 
     def restore_best(self, state: RunState, timer: Timer) -> None:
-        """Replaces the weights by those with the best evaluation, or by the oldest intact ones. Collective."""
-        health, run = self.monitor.state, state.run
+        """Replaces the weights by those with the best evaluation, or by the nearest intact ones. Collective."""
+        best, run, damage = self.monitor.state.best_step, state.run, "no checkpoint is left"
         model, mesh = run.config.model, run.meshes.train
-        assert health.best_step is not None, "the monitor demands no rollback without one"
+        assert best is not None, "the monitor demands no rollback without one"
         try:
             self.checkpoints.wait()
         except OSError as error:  # of a later state, which is given up; the next write reports what goes on
@@ -55,8 +55,7 @@ class Recovery:
         with timer("rollback"), jax.set_mesh(mesh):
             target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
             del state.train  # the restored one takes its memory
-            others = [step for step in self.checkpoints.steps() if step != health.best_step]
-            for step in (health.best_step, *others):
+            for step in sorted(self.checkpoints.steps(), key=lambda step: (abs(step - best), step)):
                 try:
                     train = self.checkpoints.restore(step, model, target)
                     break
@@ -64,7 +63,7 @@ class Recovery:
                     damage = str(error)
             else:
                 raise RunEnded(EndReason.COLLAPSE, f"no rollback is possible: {damage}")
-            state.restore(train, health.rollbacks)
+            state.restore(train, self.monitor.state.rollbacks)
             state.publish()
 
     def meta(self) -> dict[str, Any]:

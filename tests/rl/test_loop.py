@@ -27,7 +27,10 @@ from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import EndReason, RunEnded
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
+from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.training.checkpoint import DamagedCheckpointError
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
+from tests.support import NANO
 
 STEPS, FAULTY = 8, 4  # the faults of a test begin in step 4
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -244,6 +247,23 @@ def test_weights_that_collapse_are_not_saved(scripted):
         run.train()
     assert run.checkpoints.saved == {}
     assert run.steps() == ([0, 1, 2], [0, 1, 2]), "what shows why it collapsed"
+
+
+def test_a_rollback_tries_the_checkpoints_nearest_to_the_best_first(scripted, one_device):
+    """The newest ones may be of the policy that collapses, the oldest ones have learned little."""
+    run, tried = scripted(HealthConfig(on_collapse="rollback"), evaluate_every=1), []
+
+    def restore(step, model, target):
+        tried.append(step)
+        raise DamagedCheckpointError(f"{step} is damaged")
+
+    checkpoints = SimpleNamespace(wait=lambda: None, steps=lambda: [80, 60, 40, 20, 0], restore=restore)
+    run.state.run.meshes = SimpleNamespace(train=one_device)
+    run.state.run.config = replace(run.state.run.config, model=NANO)
+    run.monitor.state.best_step = 40
+    with pytest.raises(RunEnded, match="no rollback is possible: 80 is damaged"):
+        Recovery(run.monitor, checkpoints).restore_best(run.state, Timer())
+    assert tried == [40, 20, 60, 0, 80]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_written_after_the_next_step(scripted):
