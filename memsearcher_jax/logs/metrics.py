@@ -9,7 +9,8 @@ line. Non-finite numbers are encoded as in `memsearcher_jax.jsonl`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ class MetricsWriter:
         self._last = line | values
         self._lines.append(_encode(self._last))
         self._is_written = False
-        for tracker in self._trackers:
-            tracker.log(int(line["step"]), values)
+        self._track(lambda tracker: tracker.log(int(line["step"]), values))
         self._write()
 
     def _write(self) -> None:
@@ -91,8 +91,17 @@ class MetricsWriter:
     def close(self) -> None:
         if not self._is_written:
             self._write()
-        for tracker in self._trackers:
-            tracker.close()
+        self._track(lambda tracker: tracker.close())
+
+    def _track(self, use: Callable[[TensorBoard | WeightsAndBiases], object]) -> None:
+        """A run goes on without a tracker that fails, and says so once."""
+        for tracker in tuple(self._trackers):
+            try:
+                use(tracker)
+            except Exception as error:  # of the libraries, of many types
+                self._trackers.remove(tracker)
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                print(f"{type(tracker).__name__} gets no metrics until the run is resumed ({reason})", file=sys.stderr, flush=True)
 
     def __enter__(self) -> MetricsWriter:
         return self

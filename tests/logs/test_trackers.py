@@ -3,7 +3,7 @@
 import pytest
 
 from memsearcher_jax.logs import trackers
-from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 
 
 @pytest.fixture
@@ -49,3 +49,19 @@ def test_a_run_without_access_is_refused_in_one_line(tmp_path, wandb, monkeypatc
     with pytest.raises(ValueError, match=r"rl.trackers wandb: .*WANDB_MODE=offline") as error:
         MetricsWriter(tmp_path, trackers=("wandb",))
     assert "\n" not in str(error.value)
+
+
+def test_a_tracker_that_fails_ends_neither_the_run_nor_its_metrics(tmp_path, monkeypatch, capsys):
+    """Its process may be gone, or the thread that writes its files, after a full disk."""
+
+    def fail(*_):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"reward": 0.0})
+        monkeypatch.setattr(trackers.TensorBoard, "log", fail)
+        for step in (1, 2):
+            writer.write(step, {"reward": 0.5})
+            assert len(read_metrics(tmp_path / "metrics.jsonl")) == step + 1
+    reason = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert capsys.readouterr().err == f"TensorBoard gets no metrics until the run is resumed ({reason})\n"
