@@ -101,7 +101,8 @@ class MetricsWriter:
             except Exception as error:  # of the libraries, of many types
                 self._trackers.remove(tracker)
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                print(f"{type(tracker).__name__} gets no metrics until the run is resumed ({reason})", file=sys.stderr, flush=True)
+                line = f"{type(tracker).__name__} gets no metrics until the run is resumed ({reason})"
+                print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> MetricsWriter:
         return self
