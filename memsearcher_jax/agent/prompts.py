@@ -209,7 +209,7 @@ def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tu
     if not file.is_file():
         raise FileNotFoundError(f"the prompt set {folder} lacks {name}: see agent/prompts.py{hint}")
     try:
-        text = file.read_text(encoding="utf-8").removesuffix("\n")
+        text = file.read_text(encoding="utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if markup := _MARKUP.search(text):

@@ -84,7 +84,8 @@ def test_template_tokens_of_search_r1_bound_a_turn(style, workflow, token_counte
 
 
 def test_a_folder_replaces_the_packaged_set(folder):
-    (folder / "system.txt").write_text("Mine: \\boxed{}, {single} braces.\n")
+    text = "Mine: \\boxed{}, {single} braces.\n"
+    (folder / "system.txt").write_text(text, encoding="utf-8-sig", newline="\r\n")  # as editors of Windows do
     (folder / "passage.txt").write_text("{{ contents }}\\n\\n\n")
     chosen = loaded(str(folder))
     assert chosen.system == "Mine: \\boxed{}, {single} braces."
