@@ -197,7 +197,7 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     batch = pack(examples, 2 * (PROMPT + NEW), 1, np.random.default_rng(0))
 
     def total(params: Any) -> tuple[Any, Any]:
-        logprob_BT, _ = token_logprobs(params, model, batch, chunk=128, temperature=1.0)
+        logprob_BT, *_ = token_logprobs(params, model, batch, chunk=128, temperature=1.0)
         return logprob_BT.sum(), logprob_BT
 
     (_, logprob_BT), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)

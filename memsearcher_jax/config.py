@@ -232,6 +232,8 @@ def _teacher_errors(config: RunConfig) -> Iterator[str]:
         if teacher.hint or (teacher.path and not training.kl_coefficient):
             yield "the teacher teaches nothing: set training.objective to distill or grpo+distill"
         return
+    if teacher.top_k and training.kl_coefficient:
+        yield "teacher.top_k is a divergence from the teacher already: set training.kl_coefficient to 0"
     if not teacher.path and not teacher.hint:
         yield (f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True")
     if not config.rl.keep_constant_reward_groups or config.rl.refill:

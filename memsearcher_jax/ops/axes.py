@@ -108,6 +108,11 @@ def constrain(x: Array, axes: Axes) -> Array:
     return jax.lax.with_sharding_constraint(x, _dividing_spec(axes, x.shape, mesh))
 
 
+def constrain_rows(tree: Any) -> Any:
+    """Pins arrays [B, ...] by their rows; see `constrain`."""
+    return jax.tree.map(lambda x: constrain(x, ("batch", *[None] * (x.ndim - 1))), tree)
+
+
 def shard_map_per_device(function: Callable, in_axes: Sequence[Axes], out_axes: Any, out_shape: Any = None) -> Callable:
     """`function`, run by each device on its shard of the arguments, for programs that the compiler cannot partition.
 

@@ -8,6 +8,7 @@ from typing import Literal
 from memsearcher_jax.ranges import (
     AboveOne,
     Count,
+    CountOrZero,
     Decay,
     Duration,
     NonNegative,
@@ -93,10 +94,13 @@ class TeacherConfig:
     hint: bool = False
     """The teacher is also shown a golden answer, behind what was read where that holds it. Without a path it is the
     policy itself, before the update."""
+    top_k: CountOrZero = 0
+    """Its most likely tokens in the place of each sampled one, towards which the policy is trained: the forward
+    divergence over them is a loss. 0: the sampled token alone, by an advantage: the reverse divergence."""
     on: Literal["all", "wrong"] = "all"
     """Which trajectories it teaches: all, or those with a wrong answer (DGPO: arXiv 2508.20324)."""
     coefficient: NonNegative = 1.0
-    """Weight of its advantage."""
+    """Weight of its advantage, or of its loss."""
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memsearcher_jax.ops.axes import constrain
+from memsearcher_jax.ops.axes import constrain_rows
 from memsearcher_jax.training import masked
-from memsearcher_jax.training.config import Objective, TeacherConfig
+from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample
 
 
@@ -27,21 +26,20 @@ def is_taught(config: TeacherConfig, example: TrainingExample) -> bool:
     return bool(config.path or example.hint)
 
 
-@partial(jax.jit, static_argnums=0)
-def advantages(objective: Objective, batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
+@jax.jit
+def advantages(batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
     """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
 
     A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, times
-    `teacher_weight_BT`, is its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as an
-    advantage: Lu et al. 2025, "On-Policy Distillation"). "grpo+distill" adds it to that of the trajectory.
+    `teacher_weight_BT`, is added to its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as
+    an advantage: Lu et al. 2025, "On-Policy Distillation").
     """
     assert batch.ref_logprob_BT is not None and batch.teacher_weight_BT is not None, "the objective has a teacher"
     mask_BT = batch.mask_BT
     log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
-    own_BT = 0 if objective == "distill" else batch.advantage_BT
-    batch = replace(batch, advantage_BT=own_BT - batch.teacher_weight_BT * log_ratio_BT, teacher_weight_BT=None)
-    batch = jax.tree.map(lambda x: constrain(x, ("batch", None)), batch)
-    return batch, masked.mean(log_ratio_BT, mask_BT)
+    advantage_BT = batch.advantage_BT - batch.teacher_weight_BT * log_ratio_BT
+    batch = replace(batch, advantage_BT=advantage_BT, teacher_weight_BT=None)
+    return constrain_rows(batch), masked.mean(log_ratio_BT, mask_BT)
 
 
 def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:

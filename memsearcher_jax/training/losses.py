@@ -10,23 +10,28 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import xlogy
 
 from memsearcher_jax.training import grpo, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import PackedBatch
 
 Metrics = dict[str, jax.Array]
-LossFn = Callable[[TrainingConfig, jax.Array, jax.Array, PackedBatch, jax.Array], tuple[jax.Array, Metrics]]
-"""(config, logprob_BT, entropy_BT, batch, weight_BT) -> (loss, metrics)."""
+Scores = tuple[jax.Array, jax.Array, jax.Array]
+"""What `token_logprobs` returns."""
+LossFn = Callable[[TrainingConfig, Scores, PackedBatch, jax.Array], tuple[jax.Array, Metrics]]
+"""(config, scores, batch, weight_BT) -> (loss, metrics)."""
 
 
 def grpo_loss(
-    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, batch: PackedBatch, weight_BT: jax.Array
+    config: TrainingConfig, scores: Scores, batch: PackedBatch, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
-    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`.
+    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`,
+    and, with the teacher's most likely tokens, the forward divergence from the teacher over these.
 
-    The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
+    The metrics `kl`, `entropy` and `teacher_kl` are means over the trained tokens in nats, whatever the aggregate.
     """
+    logprob_BT, entropy_BT, teacher_BT = scores
     loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT)
     if config.tis_cap:
         assert batch.tis_weight_BT is not None, "old_logprobs is trainer"
@@ -40,6 +45,12 @@ def grpo_loss(
         kl_BT = grpo.kl_k3(logprob_BT, batch.ref_logprob_BT)
         loss += config.kl_coefficient * masked.weighted_sum(kl_BT, weight_BT)
         metrics["kl"] = _token_mean(kl_BT, batch)
+    if batch.teacher_ids_BTK is not None:
+        assert batch.teacher_weight_BT is not None and batch.teacher_probability_BTK is not None, "set together"
+        entropy_BTK = -xlogy(batch.teacher_probability_BTK, batch.teacher_probability_BTK)
+        divergence_BT = -jnp.sum(entropy_BTK, axis=-1) - teacher_BT
+        loss += masked.weighted_sum(batch.teacher_weight_BT * divergence_BT, weight_BT)
+        metrics["teacher_kl"] = _token_mean(divergence_BT, batch)
     return loss, metrics | {
         "loss": loss,
         "policy_loss": policy_loss,
@@ -49,13 +60,14 @@ def grpo_loss(
 
 
 def sft_loss(
-    config: TrainingConfig, logprob_BT: jax.Array, entropy_BT: jax.Array, batch: PackedBatch, weight_BT: jax.Array
+    config: TrainingConfig, scores: Scores, batch: PackedBatch, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
     """Cross entropy of the trained tokens: up to a constant the forward KL divergence from whoever sampled them.
 
     The metric `forward_kl` estimates that divergence from the log-probabilities that were recorded; those of a program
     are 0.
     """
+    logprob_BT, entropy_BT, _ = scores
     loss = masked.weighted_sum(-logprob_BT, weight_BT)
     return loss, {
         "loss": loss,

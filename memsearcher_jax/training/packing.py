@@ -51,7 +51,9 @@ class PackedBatch:
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
     tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
-    teacher_weight_BT: jax.Array | None = None  # float32, weight of the teacher's advantage; None without
+    teacher_weight_BT: jax.Array | None = None  # float32, weight of the teacher's advantage or loss; None without
+    teacher_ids_BTK: jax.Array | None = None  # int32, the teacher's most likely tokens; None if not needed
+    teacher_probability_BTK: jax.Array | None = None  # float32, with the former
     number_BT: np.ndarray | None = None  # int32, of the context in its trajectory; on the host only
     example_BT: np.ndarray | None = None  # int32, index of the token's example; on the host only
 

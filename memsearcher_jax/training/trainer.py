@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.ops.axes import constrain
+from memsearcher_jax.ops.axes import constrain_rows
 from memsearcher_jax.training import distillation, grpo, losses, update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
@@ -38,8 +38,8 @@ class Reference:
     logprob_fn: LogprobFn
     params: Params | None  # in compute_dtype, on the devices or in the host's memory; None: those of the policy
 
-    def scores(self, batches: Sequence[PackedBatch], policy: Params) -> list[jax.Array]:
-        """logprob_BT of each batch."""
+    def scores(self, batches: Sequence[PackedBatch], policy: Params) -> list[Any]:
+        """What `logprob_fn` says of each batch."""
         params = policy if self.params is None else _move(self.params, "device")
         # A copy from the host is freed before the first update is dispatched.
         return jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
@@ -83,6 +83,9 @@ class Trainer:
         `mismatch_metrics`, which are of the first mini-batch, before any update. `skipped_updates` counts the
         mini-batches with a gradient that was not finite.
         """
+        objective, teacher = self.config.objective, self.teacher
+        if objective == "distill":
+            examples = [replace(one, advantage=0.0) for one in examples if distillation.is_taught(teacher, one)]
         if not examples:
             return state, {"updates": 0.0}
         packed = self._pack(examples, rng)
@@ -90,21 +93,21 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             uses_weights = self.config.old_logprobs == "trainer" or (self.reference and self.reference.params is None)
             params = self.weights(state) if uses_weights else state.params
-            if self.config.objective != "grpo":
-                packed = replace(packed, teacher_weight_BT=distillation.teacher_weights(self.teacher, packed, examples))
-            if self.teacher.hint:
+            if objective != "grpo":
+                packed = replace(packed, teacher_weight_BT=distillation.teacher_weights(teacher, packed, examples))
+            if teacher.hint or teacher.top_k:
                 notify("teacher")
-                packed = replace(packed, ref_logprob_BT=self._hinted_logprobs(packed, examples, params))
+                packed = self._with_teacher(packed, examples, params)
             batches = list(packed.split(self.config.minibatch_rows))
             first, sharded = batches[0], list(map(self._shard, batches))
             batches, step_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
-            if self.reference and not self.teacher.hint:
-                notify("teacher" if self.teacher.path else "reference")
+            if self.reference and not (teacher.hint or teacher.top_k):
+                notify("teacher" if teacher.path else "reference")
                 scores = self.reference.scores(batches, params)
                 batches = [replace(batch, ref_logprob_BT=x) for batch, x in zip(batches, scores, strict=True)]
             del params
-            if self.config.objective != "grpo":
-                pairs = [distillation.advantages(self.config.objective, batch) for batch in batches]
+            if objective != "grpo" and not teacher.top_k:
+                pairs = [distillation.advantages(batch) for batch in batches]
                 batches = [batch for batch, _ in pairs]
                 step_metrics["teacher_kl"] = float(np.mean(jax.device_get([divergence for _, divergence in pairs])))
             for number, batch in enumerate(batches, start=1):
@@ -139,23 +142,27 @@ class Trainer:
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
 
-    def _hinted_logprobs(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> np.ndarray:
-        """ref_logprob_BT of the rows under a teacher to whom each context is shown with its hint; where the policy has
-        none to teach itself, it is its own teacher."""
+    def _with_teacher(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> PackedBatch:
+        """The rows with what the teacher says, in rows of its own: they may have hints. Where a hint alone would make
+        the policy its teacher and there is none, that is what the policy said."""
         assert self.reference is not None, "a hint needs a teacher"
-        taught = [number for number, example in enumerate(examples) if distillation.is_taught(self.teacher, example)]
-        logprob_BT = np.array(packed.old_logprob_BT)
-        if taught:
+        arrays, shape = [np.array(packed.old_logprob_BT)], (*packed.mask_BT.shape, self.teacher.top_k)
+        if self.teacher.top_k:
+            arrays = [np.zeros(shape, np.int32), np.zeros(shape, np.float32)]
+        if taught := [number for number, one in enumerate(examples) if distillation.is_taught(self.teacher, one)]:
             hinted = [distillation.with_hint(examples[number], self.config.seq_len) for number in taught]
             rows = self._pack(hinted, np.random.default_rng(0))
             batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
-            scores = [multihost_utils.process_allgather(x, tiled=True) for x in self.reference.scores(batches, policy)]
+            scores = multihost_utils.process_allgather(self.reference.scores(batches, policy), tiled=True)
             # Both packings hold the trained tokens of each example once, in order.
             places = np.argwhere(packed.mask_BT & np.isin(packed.example_BT, taught))
             places = places[np.argsort(packed.example_BT[tuple(places.T)], kind="stable")]
             by_example = np.argsort(rows.example_BT[rows.mask_BT], kind="stable")
-            logprob_BT[tuple(places.T)] = np.concatenate(scores)[rows.mask_BT][by_example]
-        return logprob_BT
+            for array, *parts in zip(arrays, *map(jax.tree.leaves, scores), strict=True):
+                array[tuple(places.T)] = np.concatenate(parts)[rows.mask_BT][by_example]
+        if not self.teacher.top_k:
+            return replace(packed, ref_logprob_BT=arrays[0])
+        return replace(packed, teacher_ids_BTK=arrays[0], teacher_probability_BTK=arrays[1])
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
@@ -203,9 +210,11 @@ def make_trainer(
     reference = None
     if teacher_model:
         taught_by = sharding.select_attention(teacher_model[0], mesh)
-        reference = Reference(make_logprob_fn(taught_by, config, temperature=temperature), teacher_model[1])
+        teacher_fn = make_logprob_fn(taught_by, config, temperature=temperature, top_k=teacher.top_k)
+        reference = Reference(teacher_fn, teacher_model[1])
     elif teacher.hint:
-        reference = Reference(logprob_fn, None)
+        teacher_fn = make_logprob_fn(model_config, config, temperature=temperature, top_k=teacher.top_k)
+        reference = Reference(teacher_fn, None)
     elif config.kl_coefficient:
         copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
         reference = Reference(logprob_fn, copy)
@@ -303,7 +312,7 @@ def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: j
         weight_BT = grpo.policy_ratio(jnp.where(batch.mask_BT, logprob_BT - batch.old_logprob_BT, 0))
         tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
     resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
-    return jax.tree.map(lambda x: constrain(x, ("batch", None)), resolved)
+    return constrain_rows(resolved)
 
 
 def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]:

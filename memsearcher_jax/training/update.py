@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.ops.axes import AXIS_RULES, constrain, psum_grad, shard_map_by_rows
+from memsearcher_jax.ops.axes import AXIS_RULES, constrain_rows, psum_grad, shard_map_by_rows
 from memsearcher_jax.training import losses, masked, microbatches
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
 from memsearcher_jax.training.logprobs import token_logprobs
@@ -143,13 +143,13 @@ def make_update(
     base_axes = qwen.param_axes(model_config) if model_config.lora_rank else None
 
     def local_gradient(params: Params, batch: PackedBatch, weight_BT: jax.Array, base: Params | None):
-        """(gradient of the local parameter shards, (logprob_BT, entropy_BT) of the local rows)."""
+        """(gradient of the local parameter shards, scores of the local rows)."""
         merged = None if base is None else lora.merge(base, params, model_config)
 
         def loss(params: Params, batch: PackedBatch, weight_BT: jax.Array):
             weights = params if merged is None else merged | {"adapters": params["layers"]}
             scores = token_logprobs(weights, model_config, batch, chunk=config.logit_chunk, temperature=temperature)
-            return loss_fn(config, *scores, batch, weight_BT)[0], scores
+            return loss_fn(config, scores, batch, weight_BT)[0], scores
 
         def accumulate(total: Params, microbatch: tuple[PackedBatch, jax.Array]):
             gradient, scores = jax.grad(loss, has_aux=True)(params, *microbatch)
@@ -159,7 +159,7 @@ def make_update(
         split = microbatches.split((batch, weight_BT), config.grad_accum_steps)
         count = microbatches.num_nonempty(split[0].segment_BT)
         zeros_nBT = jnp.zeros(split[1].shape, jnp.float32)
-        gradient, scores = microbatches.scan_first(accumulate, zeros, split, (zeros_nBT, zeros_nBT), count)
+        gradient, scores = microbatches.scan_first(accumulate, zeros, split, (zeros_nBT,) * 3, count)
         gradient = jax.tree.map(psum_grad, gradient, param_axes)
         return jax.tree.map(lambda x, param: x.astype(param.dtype), gradient, params), microbatches.merge(scores)
 
@@ -176,22 +176,22 @@ def make_update(
     def update(
         state: TrainState, batch: PackedBatch, base: Params | None = None, training_step: ArrayLike = 0
     ) -> tuple[TrainState, Metrics]:
-        batch = jax.tree.map(lambda x: constrain(x, axes_BT), batch)
+        batch = constrain_rows(batch)
         weight_BT = masked.token_weights(
             batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
         )
 
         in_axes = param_axes, axes_BT, axes_BT, base_axes
         gradient_fn = shard_map_by_rows(local_gradient, in_axes, (param_axes, axes_BT))
-        gradient, (logprob_BT, entropy_BT) = gradient_fn(state.params, batch, weight_BT, base)
+        gradient, scores = gradient_fn(state.params, batch, weight_BT, base)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
         # Not jnp.where: on a CPU it keeps most of the old state in memory next to the new one.
         arguments = state, gradient, grad_norm, training_step
         new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, *arguments)
 
-        _, metrics = loss_fn(config, logprob_BT, entropy_BT, batch, weight_BT)
-        metrics |= {"logprob_BT": logprob_BT} if with_logprobs else {}
+        _, metrics = loss_fn(config, scores, batch, weight_BT)
+        metrics |= {"logprob_BT": scores[0]} if with_logprobs else {}
         computed = microbatches.num_nonempty(microbatches.split(batch.segment_BT, config.grad_accum_steps))
         computed_tokens = computed * (weight_BT.size // config.grad_accum_steps)
         return new_state, metrics | {

@@ -25,12 +25,15 @@ from memsearcher_jax.training.config import TeacherConfig
 from memsearcher_jax.types import (
     Context,
     Outcome,
+    Passage,
     Problem,
     ScoredTrajectory,
+    SearchResult,
     StopReason,
     Stream,
     StreamQuestion,
     Trajectory,
+    Turn,
 )
 from tests.support import SMALL_RUN, byte_tokenizer
 
@@ -86,7 +89,7 @@ def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
     assert len(given) > 8 and not [text for text in given if any(answer in text for answer in answers)]
 
 
-QUESTION = Problem("q", "Who?", ("Ada", "Lovelace"))
+QUESTION = Problem("q", "Who?", ("Ada", "Lovelace"), {"supporting_titles": ["Bob", "Eve"]})
 ASKED = (StreamQuestion("Who?", ["Ada", "Lovelace"]), StreamQuestion("When?", 1815))
 STREAM = replace(QUESTION, stream=Stream("source", ("a chunk",), ASKED))
 OPENED, NEXT = "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>user\n"
@@ -105,6 +108,7 @@ def context_of(*parts):
     [
         (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "ADA of 1815", ANSWER),
         (QUESTION, ("Who?" + OPENED, "Search.", NEXT + "Ada" + OPENED, "More.", NEXT), "Bob of 1815", ""),
+        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "Bob, and Eve", " The next page is Eve."),
         (QUESTION, ("Who?" + OPENED, "<search>", "\n<information>"), "Ada</information>", ANSWER),
         (QUESTION, ("",), "Is it Ada?", ""),
         (STREAM, ("",), "Bob of 1815", " When? 1815"),
@@ -114,7 +118,9 @@ def context_of(*parts):
 def test_a_hint_ends_what_was_read_last_where_that_holds_an_answer(problem, before, read, hint):
     opened = "" if "information" in read else OPENED
     context = context_of(*before[:-1], before[-1] + read + opened, "A reply.")
-    trajectory = Trajectory(problem, 0, Outcome(StopReason.ANSWERED), (context_of("", ""), context), "")
+    turn = Turn("", "", results=(SearchResult((Passage("1", '"Bob"\nA page.'),)),))
+    outcome = Outcome(StopReason.ANSWERED, turns=(turn,))
+    trajectory = Trajectory(problem, 0, outcome, (context_of("", ""), context), "")
     group = [ScoredTrajectory(trajectory, reward, scores={"exact_match": reward}) for reward in (0.0, 1.0)]
     found = hints.make_hints(group, TOKENIZER)
     (ids, place) = found[0][1]

@@ -11,14 +11,14 @@ from jax.extend.core import jaxprs_in_params
 from scipy.special import log_softmax
 
 from memsearcher_jax.model import qwen
-from memsearcher_jax.training.logprobs import token_logprobs
+from memsearcher_jax.training.logprobs import token_logprobs, top_tokens
 
 
 def test_packed_rows_in_chunks_equal_single_contexts_with_full_logits(nano):
     params, rows, temperature = nano.params(), nano.batch, 0.7
     score = jax.jit(partial(token_logprobs, model_config=nano.model, chunk=8, temperature=temperature))
     alone = jax.jit(qwen.forward, static_argnums=1)
-    logprob_BT, entropy_BT = map(np.asarray, score(params, batch=rows))
+    logprob_BT, entropy_BT, _ = map(np.asarray, score(params, batch=rows))
     assert not logprob_BT[~rows.mask_BT].any() and not entropy_BT[~rows.mask_BT].any()
 
     places = {(row, rows.segment_BT[row, t]) for row, t in np.argwhere(rows.segment_BT)}
@@ -39,24 +39,42 @@ def test_packed_rows_in_chunks_equal_single_contexts_with_full_logits(nano):
 
 def gradient(nano, params, chunk):
     def loss(params):
-        logprob_BT, entropy_BT = token_logprobs(params, nano.model, nano.batch, chunk=chunk, temperature=1.0)
-        return jnp.sum(logprob_BT * nano.batch.mask_BT) + jnp.sum(entropy_BT)
+        scores = token_logprobs(params, nano.model, nano.batch, chunk=chunk, temperature=1.0)
+        return sum(jnp.sum(x_BT * nano.batch.mask_BT) for x_BT in scores)
 
     return jax.grad(loss)(params)
 
 
 def test_the_gradient_by_hand_is_that_of_full_logits(nano):
-    rows = nano.batch
+    """Of the sampled tokens, of the entropies, and of a teacher's tokens."""
+    rng, shape = np.random.default_rng(0), (*nano.batch.ids_BT.shape, 3)
+    ids_BTK, weight_BTK = rng.integers(0, nano.model.vocab_size, shape), rng.random(shape, np.float32)
+    rows = replace(nano.batch, teacher_ids_BTK=ids_BTK, teacher_probability_BTK=weight_BTK)
+    nano = replace(nano, batch=rows)
 
     def loss(params):
         logits_BTV, _ = qwen.forward(params, nano.model, rows.ids_BT, rows.position_BT, rows.segment_BT)
         logprob_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
         logprob_BT = jnp.take_along_axis(logprob_BTV, rows.ids_BT[:, 1:, None], axis=2)[..., 0]
         entropy_BT = -jnp.sum(jnp.exp(logprob_BTV) * logprob_BTV, axis=2)
-        return jnp.sum((logprob_BT + entropy_BT) * rows.mask_BT[:, 1:])
+        teacher_BTK = weight_BTK[:, 1:] * jnp.take_along_axis(logprob_BTV, ids_BTK[:, 1:], axis=2)
+        return jnp.sum((logprob_BT + entropy_BT + jnp.sum(teacher_BTK, axis=2)) * rows.mask_BT[:, 1:])
 
     plain, chunked = jax.jit(lambda params: (jax.grad(loss)(params), gradient(nano, params, chunk=8)))(nano.params())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), chunked, plain)
+
+
+def test_the_most_likely_tokens_are_those_of_full_logits(nano):
+    rows = nano.batch
+    ids_BTK, probability_BTK = jax.jit(top_tokens, static_argnums=(1, 3), static_argnames=("chunk", "temperature"))(
+        nano.params(), nano.model, rows, 4, chunk=8, temperature=0.7
+    )
+    logits_BTV, _ = qwen.forward(nano.params(), nano.model, rows.ids_BT, rows.position_BT, rows.segment_BT)
+    expected_BTK, expected_ids_BTK = jax.lax.top_k(jax.nn.softmax(logits_BTV[:, :-1] / 0.7), 4)
+    trained_BT = rows.mask_BT[:, 1:]
+    np.testing.assert_array_equal(ids_BTK[:, 1:][trained_BT], expected_ids_BTK[trained_BT])
+    np.testing.assert_allclose(probability_BTK[:, 1:][trained_BT], expected_BTK[trained_BT], rtol=1e-4)
+    assert not np.any(np.asarray(probability_BTK)[~rows.mask_BT])
 
 
 def test_chunks_without_trained_tokens_are_not_computed(nano):

@@ -51,7 +51,7 @@ def test_tis_weights_scale_the_loss_and_gradient_of_each_token(row):
     nothing_BT = jnp.zeros(row.mask_BT.shape)
 
     def loss(logprob_BT):
-        return losses.grpo_loss(config, logprob_BT, nothing_BT, resolved, weight_BT)
+        return losses.grpo_loss(config, (logprob_BT, nothing_BT, nothing_BT), resolved, weight_BT)
 
     (value, metrics), gradient_BT = jax.value_and_grad(loss, has_aux=True)(resolved.old_logprob_BT)
     advantage = np.array([-2, -2, 1, 1])

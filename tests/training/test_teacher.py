@@ -42,16 +42,20 @@ def params(model, seed=0):
 
 
 def logprobs_of(model, weights, ids):
-    """Of each token but the first, by the whole forward pass of one context in a row of its own."""
+    """Of each token but the first."""
+    return distributions_of(model, weights, ids)[np.arange(len(ids) - 1), ids[1:]]
+
+
+def distributions_of(model, weights, ids):
+    """Log-probabilities of all tokens in each place but the first, by one context's pass in a row of its own."""
     ids_BT, position_BT = np.zeros((1, TRAINING.seq_len), int), np.arange(TRAINING.seq_len)[None]
     ids_BT[0, : len(ids)] = ids
     segment_BT = np.int32(position_BT < len(ids))
     logits_BTV, _ = jax.jit(qwen.forward, static_argnums=1)(weights, model, ids_BT, position_BT, segment_BT)
-    logprob_TV = np.asarray(jax.nn.log_softmax(logits_BTV[0]))
-    return logprob_TV[np.arange(len(ids) - 1), ids[1:]]
+    return np.asarray(jax.nn.log_softmax(logits_BTV[0]))[: len(ids) - 1]
 
 
-def trained(examples, objective, teacher, model=None, weights=None, student=NANO, **changes):
+def trained(examples, objective, teacher, model=None, weights=None, student=NANO, run=False, **changes):
     """(the advantages that one step trains on by example, its metrics); the update itself is replaced."""
     settings = replace(TRAINING, objective=objective, **changes)
     mesh, seen = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2]), []
@@ -65,17 +69,17 @@ def trained(examples, objective, teacher, model=None, weights=None, student=NANO
 
         def spy(state, batch, *rest):
             seen.append(jax.device_get(batch))
-            return trainer.update(state, batch, *rest) if settings.kl_coefficient else (state, NO_UPDATE)
+            return trainer.update(state, batch, *rest) if settings.kl_coefficient or run else (state, NO_UPDATE)
 
         _, metrics = replace(trainer, update=spy).step(state, examples, np.random.default_rng(1), print, 0)
-    assert all(batch.teacher_weight_BT is None for batch in seen)
+    assert all((batch.teacher_weight_BT is None) == (not teacher.top_k) for batch in seen)
     found = {}
     for batch in seen:
         for row, segment in {(row, batch.segment_BT[row, t]) for row, t in np.argwhere(batch.mask_BT)}:
             place = (row, batch.mask_BT[row] & (batch.segment_BT[row] == segment))
             found[tuple(batch.ids_BT[place].tolist())] = batch.advantage_BT[place]
     sampled = [tuple(np.array(example.ids)[np.array(example.sampled)].tolist()) for example in examples]
-    return [found[ids] for ids in sampled], metrics
+    return [found.get(ids) for ids in sampled], metrics
 
 
 def expected(examples, model, weights, own, coefficient=1.0, on="all", hinted=False):
@@ -117,9 +121,36 @@ def test_the_policy_itself_teaches_where_it_is_shown_a_hint(examples, old_logpro
         examples = [replace(one, logprobs=np.append(0, x)) for one, x in zip(examples, before, strict=True)]
     by_hand = list(expected(examples, NANO, params(NANO), 0.0, hinted=True))
     assert np.abs(by_hand[3]).max() > 0.01
-    by_hand[2] = np.zeros_like(by_hand[2])
-    for one, other in zip(found, by_hand, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for number in (0, 1, 3):
+        np.testing.assert_allclose(found[number], by_hand[number], atol=2e-5)
+    assert found[2] is None
+    both, _ = trained(examples, "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
+    np.testing.assert_array_equal(both[2], examples[2].advantage)
+
+
+@pytest.mark.parametrize(
+    ("objective", "teacher"),
+    [("distill", TeacherConfig("big", top_k=3)), ("grpo+distill", TeacherConfig(hint=True, top_k=3, on="wrong"))],
+)
+def test_the_forward_divergence_over_the_most_likely_tokens_is_a_loss(examples, objective, teacher):
+    bigger = replace(BIGGER, vocab_size=NANO.vocab_size)
+    model, weights = (bigger, params(bigger, 5)) if teacher.path else (NANO, params(NANO))
+    examples = examples if teacher.hint else [replace(one, hint=()) for one in examples]
+    changes = {"aggregate": "seq-mean-token-sum-norm", "norm_tokens": 1}
+    _, metrics = trained(examples, objective, teacher, *((model, weights) if teacher.path else ()), run=True, **changes)
+    divergence = []
+    for example in examples:
+        place, hint = example.hint_place, example.hint
+        shown = distributions_of(model, weights, (*example.ids[:place], *hint, *example.ids[place:]))
+        shown = shown[place + len(hint) - 1 :][: len(example.ids) - place]
+        own = distributions_of(NANO, params(NANO), example.ids)[place - 1 :]
+        top = np.argsort(-shown)[:, :3]
+        p, log_q = (np.take_along_axis(x, top, axis=1) for x in (np.exp(shown), own))
+        is_taught = teacher.on == "all" or not example.correct
+        divergence.append(is_taught * np.sum(p * (np.log(p) - log_q), axis=1)[example.sampled[place:]])
+    divergence = np.concatenate(divergence)
+    assert divergence.sum() > 0.1
+    np.testing.assert_allclose(metrics["loss"] - metrics["policy_loss"], divergence.sum(), rtol=1e-4)
 
 
 def test_adapters_are_taught_and_the_divergence_is_that_from_the_teacher(examples):

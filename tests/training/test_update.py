@@ -41,7 +41,7 @@ def step(nano, batch, *, optimizer=DESCENT, mesh=None, **changes):
 def loss_and_metrics(weights, nano):
     scores = token_logprobs(weights, nano.model, nano.batch, chunk=16, temperature=1.0)
     weight_BT = masked.token_weights(nano.batch.mask_BT, nano.training.aggregate, nano.batch.segment_BT)
-    return losses.grpo_loss(nano.training, *scores, nano.batch, weight_BT)
+    return losses.grpo_loss(nano.training, scores, nano.batch, weight_BT)
 
 
 @pytest.fixture(scope="module")
