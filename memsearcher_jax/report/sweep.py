@@ -38,11 +38,11 @@ def sweep_row(value: str, results: Mapping[str, Any]) -> dict[str, Any]:
 def show_sweep(setting: str, rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print a table of `sweep_row`s."""
     scores = [name for name in SCORES if any(name in row["scores"] for row in rows)]
-    effort = [name for name in (*EFFORT, *STREAM_EFFORT) if name in rows[0]]
+    effort = [name for name in (*EFFORT, *STREAM_EFFORT) if any(name in row for row in rows)]
     cells = []
     for row in rows:
         means = [percent(row["scores"][name]["mean"]) if name in row["scores"] else "?" for name in scores]
-        costs = [format_metric(name, row[name], 3) for name in effort]
+        costs = [format_metric(name, row.get(name, math.nan), 3) for name in effort]
         cells.append([row["value"], f"{row['questions']:,}", *means, *costs])
     columns = (setting.replace(".", ".\n"), "n", *map(label, (*scores, *effort)))
     show_table(ResultTable(setting, columns, cells), console)
@@ -59,7 +59,7 @@ def plot_sweep(path: Path, setting: str, rows: Sequence[Mapping[str, Any]]) -> N
         axes = figure.add_subplot(1, len(scores), number)
         for row in rows:
             if interval := row["scores"].get(score):
-                x, y, value = row[tokens], interval["mean"], safe_text(row["value"]).plain
+                x, y, value = row.get(tokens, math.nan), interval["mean"], safe_text(row["value"]).plain
                 axes.plot([x, x], [interval["low"], interval["high"]], color=FAINT, linewidth=1.2)
                 axes.plot(x, y, "o", color=COLORS[0], markersize=5)
                 axes.annotate(value, (x, y), (5, 4), textcoords="offset points", parse_math=False)

@@ -180,6 +180,9 @@ def test_a_sweep_of_streams_may_have_a_value_without_a_score(tmp_path):
     last = console.file.getvalue().rstrip().splitlines()[-1].split()
     assert last == ["[b]", "1", "?", "13,000", "14,000", "-7.7", "%", "–"]
     plot_sweep(tmp_path / "sweep.png", "x", points)
+    mixed = [point("react", sample("nq", 1, 5)), points[0]]  # of workflow=react,memalpha
+    show_sweep("workflow", mixed, console)
+    plot_sweep(tmp_path / "sweep.png", "workflow", mixed)
 
 
 def test_streams_by_type_of_question():
