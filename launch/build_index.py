@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> None:
         if flags.audit:
             from memsearcher_jax.launch.corpus_audit import audit_questions
 
+            outputs.require_writable(flags.out / "hopeless.jsonl", "--out")
             with BuildProgress() as progress:
                 result: dict[str, Any] = audit_questions(hub.local(flags.run), flags.audit, flags.out, progress)
         else:

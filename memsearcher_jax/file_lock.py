@@ -35,7 +35,11 @@ def locked(file: Path, busy: str, *, wait: float = 0.0) -> Iterator[None]:
                     raise ValueError(busy) from error
                 print(f"{file.parent} cannot be locked ({error.strerror}): start nothing else there", file=sys.stderr)
             # The process that held the lock may have removed the file meanwhile: a lock on that one excludes nobody.
-            if not file.exists() or not os.path.samestat(os.fstat(stream.fileno()), file.stat()):
+            try:
+                is_locked = os.path.samestat(os.fstat(stream.fileno()), file.stat())
+            except FileNotFoundError:
+                is_locked = False
+            if not is_locked:
                 continue
             try:
                 yield

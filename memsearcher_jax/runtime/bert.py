@@ -225,14 +225,18 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     """Fields that sentence-transformers stores in separate files; `limit` is the longest text that positions allow."""
     transformer = _optional_json(directory / "sentence_bert_config.json")
     tokenizer = _optional_json(directory / "tokenizer_config.json")  # has the limit alone since version 5.4
-    tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length")
-    prompts = _optional_json(directory / "config_sentence_transformers.json").get("prompts") or {}
+    tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or limit
+    if not isinstance(tokens, int | float) or tokens < 1:
+        raise ValueError(f"{directory}: max_seq_length or model_max_length is {tokens!r}, expected a number of tokens")
+    prompts = _optional_json(file := directory / "config_sentence_transformers.json").get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
     return {
         "pooling": _pooling(directory),
-        "max_tokens": min(tokens or limit, limit),
+        "max_tokens": int(min(tokens, limit)),
         "lower_case": bool(transformer.get("do_lower_case", False)),
         "query_prompt": prompts.get("query") or "",
-        "passage_prompt": prompts.get("passage") or prompts.get("document") or "",
+        "passage_prompt": prompts.get("passage") or prompts.get("document") or prompts.get("corpus") or "",
     }
 
 

@@ -114,8 +114,8 @@ def load(config: RetrievalConfig) -> TextEncoder:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
-    tokenizer_json = file.read_text(encoding="utf-8")
     try:
+        tokenizer_json = file.read_text(encoding="utf-8")
         largest = max(Tokenizer.from_str(tokenizer_json).get_vocab().values())
     except Exception as error:  # the library raises no more specific exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
@@ -147,7 +147,8 @@ def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderCon
         config = replace(config, query_prompt="", passage_prompt="")
     else:
         config = replace(config, query_prompt=E5_PROMPTS[0], passage_prompt=E5_PROMPTS[1])
-    chosen = f"{config.query_prompt!r} and {config.passage_prompt!r}" if config.query_prompt else "none"
+    used = config.query_prompt or config.passage_prompt
+    chosen = f"{config.query_prompt!r} and {config.passage_prompt!r}" if used else "none"
     print(f"encoder {name}: prefixes of queries and passages: {chosen} ({reason})", file=sys.stderr, flush=True)
     return config
 

@@ -94,6 +94,8 @@ def test_published_e5_models_get_their_prompts(name, is_e5, tmp_path, capsys):
     assert prompts("auto") == (("query: ", "passage: ") if is_e5 else ("", ""))
     assert prompts("none") == ("", "") and prompts("e5") == ("query: ", "passage: ")
     assert prompts("auto", replace(SMALL, query_prompt="a: ")) == ("a: ", ""), "those of the folder"
+    text_encoder.with_prompts(replace(SMALL, passage_prompt="b: "), tmp_path / name, "auto")
+    assert "'' and 'b: '" in capsys.readouterr().err
 
 
 def test_the_embedder_name_depends_on_the_weights(folder):
@@ -107,9 +109,10 @@ def test_the_embedder_name_depends_on_the_weights(folder):
 
 
 def test_invalid_tokenizers_are_errors(folder):
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
-        load(folder)
+    for content in (b"{}", b"\xff"):
+        (folder / "tokenizer.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+            load(folder)
     larger = word_pieces()
     larger.add_tokens(["fish"])
     larger.save(str(folder / "tokenizer.json"))
