@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
 from memsearcher_jax.runtime.run_dir import RUN_FILE, TOKENIZER, is_run
 
@@ -26,7 +27,7 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     """`source` with a local --out, and the bucket directory that it mirrors, if any.
 
     --start_or_resume sets --resume if the run exists. An address in --out becomes a temporary directory that holds the
-    run's settings and tokenizer; `stack` removes it. Raises ValueError or OSError in one line.
+    run's settings, inputs and tokenizer; `stack` removes it. Raises ValueError or OSError in one line.
     """
     if source.start_or_resume and not source.out:
         raise ValueError("--start_or_resume needs --out, the directory of the run")
@@ -44,7 +45,7 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     if resume and not exists:
         raise FileNotFoundError(f"--out {remote.address} holds no run: there is no {RUN_FILE} in it")
     if exists:
-        remote.fetch(only=(RUN_FILE, TOKENIZER))
+        remote.fetch(only=(RUN_FILE, TOKENIZER, INPUTS_FILE, COPIES))
     remote.link()
     return replace(source, out=remote.folder, resume=resume), remote
 

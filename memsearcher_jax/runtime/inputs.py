@@ -87,7 +87,8 @@ def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in own_code(config)}
     if (folder / TOKENIZER).is_dir():
         config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
-    if index := copies.pop(retrieval.corpus, ""):
+    index = copies.pop(retrieval.corpus, "")
+    if index and Path(index, MANIFEST).is_file():  # a bucket does not keep it: the corpus is indexed again
         config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or index})
     return with_paths(config, lambda path: copies.get(path, path))
 

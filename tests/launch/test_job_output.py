@@ -29,9 +29,12 @@ def stack():
 
 @pytest.fixture
 def started_run(empty_bucket, tmp_path):
-    """A run in the bucket that has only written its config."""
+    """A run in the bucket that has only written its config and what it was given."""
     remote = RemoteDir(ADDRESS, tmp_path / "a")
     remote.link()
+    (remote.folder / "inputs" / "0").mkdir(parents=True)
+    (remote.folder / "inputs" / "0" / "train.jsonl").write_text("")
+    (remote.folder / "inputs.json").write_text("{}")
     write_run_config(remote.folder, RunConfig())
     remote.send()
     gc.collect()  # open connections warn when they are collected: do it before the test
@@ -71,7 +74,8 @@ def test_a_new_run_in_a_bucket_has_a_temporary_local_directory(empty_bucket, sta
 def test_a_run_in_a_bucket_is_resumed_and_never_overwritten(started_run, stack, refused):
     given, source, remote = localize(["--start_or_resume", "--out", ADDRESS], stack)
     assert source == replace(given, out=remote.folder, resume=True)
-    assert (remote.folder / RUN_FILE).is_file()
+    own = {path.relative_to(remote.folder).as_posix() for path in remote.folder.rglob("*") if path.is_file()}
+    assert own == {RUN_FILE, "bucket.json", "inputs.json", "inputs/0/train.jsonl"}, "which every host reads"
     assert f"--out {ADDRESS} holds a run" in refused(tpu_train.main, ["--out", ADDRESS])
 
 

@@ -64,6 +64,15 @@ def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_p
     assert (own.data.train, own.model) == (("nq",), given.model)
 
 
+def test_a_run_without_its_index_reads_its_corpus_which_must_be_the_same(given, run):
+    (run / "index" / "manifest.json").unlink()
+    assert with_own_inputs(run, given).retrieval == given.retrieval
+    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
+    Path(given.retrieval.corpus).write_text("edited")
+    with pytest.raises(ValueError, match=r"corpus\.jsonl has changed since the run in"):
+        check_inputs(inputs.read_inputs(run), run, given, None, weights=True)
+
+
 def test_nothing_is_said_of_what_has_not_changed(given, run):
     assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
     assert with_own_inputs(run.parent, given) == given, "a folder without inputs.json"
