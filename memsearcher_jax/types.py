@@ -6,6 +6,7 @@ Standard library only, so that the same workflow runs in training, in evaluation
 from __future__ import annotations
 
 import enum
+import operator
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -149,6 +150,11 @@ class Generate:
     same_turn: bool = False  # the spans continue the assistant's turn: the end token before them, if any, is removed
     overrides: Overrides | None = None
 
+    def __post_init__(self) -> None:
+        """A mistake is an error of the line that makes the request, and no later one of the sampler."""
+        operator.index(self.max_tokens)
+        re.compile(self.stop)
+
 
 @dataclass(frozen=True)
 class Query:
@@ -161,6 +167,10 @@ class Search:
     """Run these queries. Response: a tuple of `SearchResult`, one per query, in order."""
 
     queries: tuple[Query, ...]
+
+    def __post_init__(self) -> None:
+        if wrong := [one for one in self.queries if not isinstance(one, Query)]:
+            raise TypeError(f"Search takes queries, and {wrong[0]!r:.200} is no Query")
 
 
 @dataclass(frozen=True)

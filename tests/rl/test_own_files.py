@@ -90,6 +90,9 @@ def file(tmp_path):
             "mine.py, line 5: the workflow does not end: no result in",
         ),
         (HEAD + OPEN + "    return int(reply.text)\n", "(mine.py, line 4)"),
+        (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
+        (HEAD + OPEN.replace("5", "5, '('"), "unterminated subpattern at position 0 (mine.py, line 3)"),
+        (HEAD + "    yield Search((question,))\n", "'Who?' is no Query (mine.py, line 3)"),
         (HEAD + OPEN + "    return 3\n", "the workflow returns 3, which is no Outcome"),
     ],
 )
