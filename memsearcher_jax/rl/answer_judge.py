@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
-from memsearcher_jax.jsonl import encode_line, numbered_lines, parse_object
+from memsearcher_jax.jsonl import encode_line, parse_object
 from memsearcher_jax.logs.trajectories import read_log
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
@@ -58,10 +58,14 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
     `max_concurrency` replies comes, the service is down and no more are asked for.
     """
     judge = open_judge(config)
-    rows = [parse_object(where, line) for where, line in numbered_lines(file)] if file.exists() else []
-    judgements = {row["id"]: Judgement(row["correct"], row["confidence"]) for row in rows}
-    asked = [one for one in answers if one.text is not None and one.id not in judgements]
-    with file.open("a") as log:
+    with file.open("a+b") as log:
+        log.seek(0)
+        lines = log.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # the disk was full
+            log.truncate(log.tell() - len(lines.pop()))
+        rows = [parse_object(f"{file}:{number}", line) for number, line in enumerate(lines, start=1)]
+        judgements = {row["id"]: Judgement(row["correct"], row["confidence"]) for row in rows}
+        asked = [one for one in answers if one.text is not None and one.id not in judgements]
         for start in range(0, len(asked), config.max_concurrency):
             batch = asked[start : start + config.max_concurrency]
             prompts = [judge_prompt(one.question, one.golden_answers, one.text or "") for one in batch]
@@ -72,7 +76,7 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
             for one, reply in zip(batch, replies, strict=True):
                 if judgement := parse_judgement(reply.text):
                     judgements[one.id] = judgement
-                    log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}))
+                    log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}).encode())
             log.flush()
             print(f"judged {start + len(batch):,} of {len(asked):,} answers", file=sys.stderr)
     return judgements | {one.id: Judgement(False) for one in answers if one.text is None}

@@ -70,11 +70,15 @@ def by_word(user):
     return reply("incorrect" if "Rome" in user else "correct")
 
 
-def test_answers_are_judged_once_and_numbers_have_intervals(judge):
+def test_answers_are_judged_once_and_numbers_have_intervals(judge, tmp_path):
     judgements, asked = judge(by_word)
     assert {id: one.correct for id, one in judgements.items()} == {"1": True, "2": True, "3": False, "4": False}
     assert len(asked) == 3, "no answer is not correct, and nobody is asked"
     assert judge(by_word) == (judgements, [])
+    file = tmp_path / "judgements.jsonl"
+    complete = file.read_bytes()
+    file.write_bytes(complete[:-9])  # the disk was full
+    assert len(judge(by_word)[1]) == 1 and file.read_bytes() == complete
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
     assert numbers["accuracy"]["mean"] == 0.5 and numbers["accuracy"]["low"] < 0.5 < numbers["accuracy"]["high"]
     assert (numbers["agreement_with_exact_match"], numbers["unjudged"]) == (0.75, 0)
