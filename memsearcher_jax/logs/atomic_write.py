@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Write a temporary file that then replaces `path`; after an error `path` is unchanged."""
+    """Write a temporary file that then replaces `path`; after an error, which names it, `path` is unchanged."""
     temporary = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -16,6 +16,8 @@ def atomic_write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # that of a full disk has none
         raise

@@ -1,5 +1,6 @@
 """metrics.jsonl: strict JSON, exact values, safe resume; the same scalars in the TensorBoard files."""
 
+import errno
 import json
 import math
 
@@ -14,7 +15,7 @@ from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 
 
 def full_disk(_):
-    raise OSError
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def write_steps(directory, steps, **options):
@@ -129,6 +130,6 @@ def test_a_failed_atomic_write_keeps_the_old_file_and_removes_the_temporary_one(
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=rf"No space left on device: .{path}"):
         atomic_write(path, b"half of the new")
     assert [one.name for one in tmp_path.iterdir()] == ["file"] and path.read_bytes() == b"old"
