@@ -284,6 +284,10 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)  # such as clipped passages and memory cuts
     error: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.stop, StopReason) or not isinstance(self.answer, str):
+            raise TypeError(f"Outcome takes a StopReason and a text, not {self.stop!r} and {self.answer!r:.200}")
+
 
 Workflow = Generator[Generate | Search | Call, Any, Outcome]
 

@@ -93,6 +93,8 @@ def file(tmp_path):
         (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
         (HEAD + OPEN.replace("5", "5, '('"), "unterminated subpattern at position 0 (mine.py, line 3)"),
         (HEAD + "    yield Search((question,))\n", "'Who?' is no Query (mine.py, line 3)"),
+        (HEAD + OPEN + "    return Outcome('answered')\n", "not 'answered' and '' (mine.py, line 4)"),
+        (HEAD + OPEN + "    return Outcome(StopReason.ANSWERED, 42)\n", "and 42 (mine.py, line 4)"),
         (HEAD + OPEN + "    return 3\n", "the workflow returns 3, which is no Outcome"),
     ],
 )
