@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from memsearcher_jax.jsonl import numbered_lines
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import (
     check_absent,
@@ -66,8 +67,8 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
     Raises as `store_corpus`, and ValueError for passages that changed since the build started.
     """
     check_absent(directory)
-    if isinstance(source, Path) and not source.is_file():
-        raise FileNotFoundError(f"{source}: no such file")
+    if isinstance(source, Path):
+        next(numbered_lines(source), None)  # raises for a missing file or a folder, before anything is written
     staging = staging_dir(directory)
     with explain_disk_full(staging), locked(staging, "corpus", wait=True):
         if (staging / CORPUS).exists():

@@ -158,6 +158,9 @@ def test_an_invalid_corpus_leaves_no_files(tmp_path, corpus_file):
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
     with pytest.raises(FileNotFoundError, match="no such file"):
         prepare_corpus(tmp_path / "none", tmp_path / "i")
+    with pytest.raises(ValueError, match="is a folder"):
+        prepare_corpus(tmp_path, tmp_path / "i")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
 def test_invalid_vectors_are_errors(tmp_path):
