@@ -179,7 +179,7 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     from memsearcher_jax.training.packing import TrainingExample, pack
 
     mesh, host = (sharding.make_mesh(MeshConfig(1, 1, 1), [one]) for one in (device, jax.devices("cpu")[0]))
-    model = sharding.select_attention(model, mesh)
+    model = sharding.select_attention(model, mesh, 2 * (PROMPT + NEW))
     params = jax.device_put(common.random_params(model, host), sharding.param_shardings(model, mesh))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]

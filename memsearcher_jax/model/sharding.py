@@ -17,6 +17,7 @@ from jax.stages import Wrapped
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.attention import Visible
 from memsearcher_jax.ops.axes import AXIS_RULES, MESH_AXES, Axes, partition_spec
 
 
@@ -74,11 +75,21 @@ def check_divides(config: ModelConfig, mesh_shape: Mapping[str, int]) -> None:
                 raise ValueError(f"mesh {mesh} cannot split the {size} {axis} of {name}: choose a divisor of {size}")
 
 
-def select_attention(config: ModelConfig, mesh: Mesh) -> ModelConfig:
-    """The config with attention "auto" resolved for the mesh's devices, which may differ from those of this process."""
-    if config.attention != "auto":
-        return config
-    return replace(config, attention={"tpu": "splash", "gpu": "triton"}.get(mesh.devices.flat[0].platform, "xla"))
+def select_attention(config: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfig:
+    """The config with attention "auto" resolved for the mesh's devices, which may differ from those of this process.
+
+    Raises ValueError for kernels of other devices, and for rows or heads of a size that the kernels do not compute.
+    """
+    platform = mesh.devices.flat[0].platform
+    of_platform = {"tpu": "splash", "gpu": "triton"}.get(platform, "xla")
+    selected = of_platform if config.attention == "auto" else config.attention
+    if selected not in ("xla", of_platform):
+        raise ValueError(f"model.attention {selected} does not run on a {platform}: set it to auto")
+    if kernel := qwen.PACKED_ATTENTION.get(selected):
+        heads = (config.heads, config.kv_heads, config.kv_heads)
+        qkv = [jax.ShapeDtypeStruct((1, n, row_tokens, config.head_size), config.compute_dtype) for n in heads]
+        jax.eval_shape(kernel, *qkv, Visible(*(jax.ShapeDtypeStruct(x, np.int32) for x in ((1, row_tokens), (1,)))))
+    return replace(config, attention=selected)
 
 
 def sampler_specs(config: ModelConfig, mesh: Mesh, dtype: str) -> Params:

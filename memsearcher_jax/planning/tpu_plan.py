@@ -107,7 +107,7 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     mesh, memory, temperature = meshes.train, resident_memory(config, meshes), config.sampling.temperature
     steps = 1 if config.rl.epochs else config.rl.steps  # how long the rate rises or falls costs nothing
     training = with_plan(config.training, learning_rate_plan(config.training, steps))
-    model, passes = sharding.select_attention(config.model, mesh), scoring_passes(config)
+    model, passes = sharding.select_attention(config.model, mesh, training.seq_len), scoring_passes(config)
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     state = update.abstract_state(model, update.make_optimizer(training), mesh)
     weights = _compute_params(model, mesh)
@@ -127,7 +127,7 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
         own = 0 if of_policy and model.lora_rank else _device_bytes(params)  # LoRA merges a copy of the policy
         calls.append(("reference", logprob_fn(model), (params, rows), kept - own))
     if "teacher" in passes:
-        taught_by = sharding.select_attention(teacher_model(config), mesh)
+        taught_by = sharding.select_attention(teacher_model(config), mesh, training.seq_len)
         params = _compute_params(taught_by, mesh)
         teacher_fn = logprob_fn(taught_by, top_k=config.teacher.top_k)
         calls.append(("teacher", teacher_fn, (params, rows), kept - memory.reference))

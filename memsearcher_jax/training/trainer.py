@@ -204,12 +204,12 @@ def make_trainer(
     shardings = sharding.param_shardings(model_config, mesh)
     base = initial_params if model_config.lora_rank else None
     merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings) if base else None
-    model_config = sharding.select_attention(model_config, mesh)
+    model_config = sharding.select_attention(model_config, mesh, config.seq_len)
     logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
 
     reference = None
     if teacher_model:
-        taught_by = sharding.select_attention(teacher_model[0], mesh)
+        taught_by = sharding.select_attention(teacher_model[0], mesh, config.seq_len)
         teacher_fn = make_logprob_fn(taught_by, config, temperature=temperature, top_k=teacher.top_k)
         reference = Reference(teacher_fn, teacher_model[1])
     elif teacher.hint:
