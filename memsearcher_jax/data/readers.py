@@ -136,13 +136,14 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     metadata = row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
+    metadata = {name: value for name, value in (metadata or {}).items() if name != "objectives"}  # of joined questions
     if "question" not in row:
         raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
         id=id_field(where, row),
         question=text_field(where, row, "question"),
         golden_answers=tuple(valid_text(checked_text(where, field, answer)) for answer in answers),
-        metadata=metadata or {},
+        metadata=metadata,
     )
     try:
         json.dumps(metadata, allow_nan=False)  # parquet has dates, and Python reads NaN

@@ -199,7 +199,7 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
     """
     counts, problems = Counter[str](), dict[str, Problem]()
     for problem in test:
-        source = problem.metadata.get("source", "")
+        source = str(problem.metadata.get("source", ""))
         counts[source] += 1
         if max_questions and counts[source] > max_questions:
             continue

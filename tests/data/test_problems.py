@@ -12,6 +12,7 @@ from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
+from memsearcher_jax.rl.setup import select_test_problems
 from memsearcher_jax.types import Problem
 
 SMALL = EncyclopediaConfig(train_people=16, test_people=16, other_people=0, train_questions=12, test_questions=6)
@@ -280,6 +281,13 @@ def test_a_context_that_is_no_text_is_not_read(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_bytes(row(context=[["Title", ["Sentence."]]]))
     assert read_problems(path) == [Problem("q0", "Who?", ("Ann", "Änn"))]
+
+
+def test_metadata_of_others_do_not_change_what_is_scored(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(row(metadata={"objectives": "nq", "source": ["nq"]}))
+    (problem,) = read_problems(tmp_path / "q.jsonl")
+    assert problem.golden == ("Ann", "Änn") and problem.metadata == {"source": ["nq"]}
+    assert select_test_problems([problem], 1) == [problem]
 
 
 def test_golden_answers_are_composed_as_models_write_them(tmp_path):
