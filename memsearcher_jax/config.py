@@ -229,9 +229,11 @@ def _training_errors(config: RunConfig) -> Iterator[str]:
 def _teacher_errors(config: RunConfig) -> Iterator[str]:
     training, teacher = config.training, config.teacher
     if training.objective == "grpo":
-        if teacher.hint or (teacher.path and not training.kl_coefficient):
+        if teacher.hint or teacher.top_k or (teacher.path and not training.kl_coefficient):
             yield "the teacher teaches nothing: set training.objective to distill or grpo+distill"
         return
+    if teacher.top_k > config.model.vocab_size:
+        yield f"teacher.top_k {teacher.top_k} is more than the {config.model.vocab_size} tokens of the model: lower it"
     if teacher.top_k and training.kl_coefficient:
         yield "teacher.top_k is a divergence from the teacher already: set training.kl_coefficient to 0"
     if not teacher.path and not teacher.hint:

@@ -140,6 +140,12 @@ def test_a_hint_ends_what_was_read_last_where_that_holds_an_answer(problem, befo
         (TeacherConfig(), {"objective": "distill"}, "objective distill needs a teacher"),
         (TeacherConfig("t"), {"kl_coefficient": 0.0}, "the teacher teaches nothing"),
         (TeacherConfig(hint=True), {}, "the teacher teaches nothing"),
+        (TeacherConfig("t", top_k=4), {}, "the teacher teaches nothing"),
+        (
+            TeacherConfig("t", top_k=10**6),
+            {"objective": "distill", "kl_coefficient": 0.0},
+            "top_k 1000000 is more than the .* tokens of the model: lower it",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(teacher, training, message):
