@@ -6,6 +6,7 @@ Every key is read, or known to change nothing, or refused by name.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -225,13 +226,14 @@ def _rope(path: Path, rope: Settings, stored: Settings) -> dict[str, Any]:
         other = rope.get("rope_type" if key == "type" else key)
         if value is not None and value != other:
             raise ValueError(f"{path}: {key} is {value} in one place and {other} in another: correct it")
+    for key in ("rope_theta", *(SCALING.values() if kind == "llama3" else ())):
+        if not isinstance(rope[key], int | float) or not 0 < rope[key] < math.inf:
+            raise ValueError(f"{path}: {key} is {rope[key]!r}, expected a positive number")
     if kind == "llama3":
         scaling = RopeScaling(**{field: rope[key] for field, key in SCALING.items()})
         if scaling.low_frequency_factor >= scaling.high_frequency_factor:
             low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
             raise ValueError(f"{path}: rope_parameters: low_freq_factor {low} is not below high_freq_factor {high}")
-    if (rope["rope_theta"] or 0) <= 0:
-        raise ValueError(f"{path}: rope_theta is {rope['rope_theta']}, expected a positive number")
     return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling}
 
 
