@@ -89,6 +89,8 @@ def main(argv: Sequence[str]) -> None:
         else:
             if not config.corpus:
                 raise ValueError("--retrieval.corpus is missing: give a JSONL file of passages")
+            if flags.embeddings and config.method == "bm25":
+                raise ValueError("--embeddings are vectors, which retrieval.method bm25 does not search: omit them")
             result = build_shard(flags, flags.out.resolve(), shard)
         outputs.write_json(flags.json, result)
 

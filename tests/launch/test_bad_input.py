@@ -121,7 +121,8 @@ INVALID = {
     ],
     build_index: [
         ("--out i", "--retrieval.corpus is missing"),
-        ("--retrieval.corpus corpus.jsonl --out .", ".: already exists"),
+        ("--retrieval.corpus corpus.jsonl --out .", ": already exists; choose another folder"),
+        ("--retrieval.corpus c --out i --retrieval.method bm25 --embeddings e.npy", "--embeddings are vectors, which"),
         ("--retrieval.corpus corpus.jsonl --out i --shard 2/2", "--shard 2/2: write K/N with K from 0 to N - 1"),
     ],
     build_corpus: [
