@@ -1,6 +1,5 @@
 """Runs that learn from a teacher: another run's model, or the policy with a hint, with which it never samples."""
 
-import re
 import shutil
 from dataclasses import replace
 
@@ -67,33 +66,38 @@ def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_pat
 
 def test_no_hint_reaches_a_sampled_context(tmp_path, monkeypatch):
     """Neither what the sampler is given nor what the policy is trained on holds a hint, which the teacher was shown."""
-    given, shown, generate, make = [], [], Scheduler._generate, hints.make_hints
+    given, hinted, generate, make = [], [], Scheduler._generate, hints.make_hints
 
     def spy(self, context, ids, *rest):
         given.append(TOKENIZER.transcript(ids))
         generate(self, context, ids, *rest)
 
     monkeypatch.setattr(Scheduler, "_generate", spy)
-    monkeypatch.setattr(collector, "make_hints", lambda *args: shown.append(make(*args)) or shown[-1])
+
+    def make_and_keep(scored, tokenizer):
+        made = make(scored, tokenizer)
+        for one, hints_C in zip(scored, made, strict=True):
+            for context, (ids, place) in zip(one.trajectory.contexts, hints_C, strict=True):
+                hinted.extend([TOKENIZER.transcript((*context.ids[:place], *ids))] if ids else [])
+        return made
+
+    monkeypatch.setattr(collector, "make_hints", make_and_keep)
     documents = "--agent.workflow memagent --agent.prompts terse --data.synthetic documents"
     documents += " --data.documents.train_passages 2 --data.documents.test_passages 2 --model.vocab_size 1536"
     flags = ["--training.objective", "distill", "--teacher.hint", "True", *documents.split()]
     steps = trained(tmp_path / "run", *flags)
     assert all(step["correct_logprob"] < 0 for step in steps if step["exact_match"])
-    texts = {TOKENIZER.transcript(ids) for step in shown for trajectory in step for ids, _ in trajectory}
-    answers = {answer for text in texts for answer in re.findall(r"The answer to the question is .*?\.", text)}
-    assert len(shown) == 2 and len(answers) > 1 and all(np.isfinite(step["teacher_kl"]) for step in steps)
+    assert len(set(hinted)) > 4 and all(np.isfinite(step["teacher_kl"]) for step in steps)
     for file in (tmp_path / "run" / "trajectories").iterdir():
         contexts = (context for one in read_trajectories(file) for context in one.trajectory.contexts)
         given += [TOKENIZER.transcript(context.ids) for context in contexts]
-    assert len(given) > 8 and not [text for text in given if any(answer in text for answer in answers)]
+    assert len(given) > 8 and not [text for text in given if any(begin in text for begin in hinted)]
 
 
 QUESTION = Problem("q", "Who?", ("Ada", "Lovelace"), {"supporting_titles": ["Bob", "Eve"]})
 ASKED = (StreamQuestion("Who?", ["Ada", "Lovelace"]), StreamQuestion("When?", 1815))
 STREAM = replace(QUESTION, stream=Stream("source", ("a chunk",), ASKED))
 OPENED, NEXT = "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>user\n"
-ANSWER = " The answer to the question is Ada or Lovelace."
 
 
 def context_of(*parts):
@@ -106,13 +110,13 @@ def context_of(*parts):
 @pytest.mark.parametrize(
     ("problem", "before", "read", "hint"),
     [
-        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "ADA of 1815", ANSWER),
+        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "ADA of 1815", " Ada."),
         (QUESTION, ("Who?" + OPENED, "Search.", NEXT + "Ada" + OPENED, "More.", NEXT), "Bob of 1815", ""),
-        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "Bob, and Eve", " The next page is Eve."),
-        (QUESTION, ("Who?" + OPENED, "<search>", "\n<information>"), "Ada</information>", ANSWER),
+        (QUESTION, ("Who?" + OPENED, "Search.", NEXT), "Bob, and Eve", " Eve."),
+        (QUESTION, ("Who?" + OPENED, "<search>", "\n<information>"), "Miss Lovelace</information>", " Lovelace."),
         (QUESTION, ("",), "Is it Ada?", ""),
-        (STREAM, ("",), "Bob of 1815", " When? 1815"),
-        (STREAM, ("",), "Ada was born in 1815", " Who? Ada or Lovelace When? 1815"),
+        (STREAM, ("",), "Bob of 1815", " 1815."),
+        (STREAM, ("",), "Ada was born in 1815", " Ada. 1815."),
     ],
 )
 def test_a_hint_ends_what_was_read_last_where_that_holds_an_answer(problem, before, read, hint):
