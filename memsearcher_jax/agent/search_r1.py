@@ -116,8 +116,9 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
         return Outcome(stop, answer, (*turns, *last), dict(counts), error)
 
-    # The published data has a question mark at the end of every question.
-    question = token_counter.clip(question if question.endswith("?") else f"{question}?", config.question_tokens)
+    # The published data has no spaces around a question, and a question mark at its end.
+    question = f"{question.strip().removesuffix('?')}?"
+    question = token_counter.clip(question, config.question_tokens)
     request = Generate(prompts.initial_prompt(question), config.completion_tokens, END_OF_ACTION)
     while True:
         completion = yield request

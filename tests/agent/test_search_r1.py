@@ -31,8 +31,9 @@ def run(script, search=passages, **settings):
     return play("search_r1", script, search, default_top_n=2, **settings)
 
 
-def test_a_context_is_one_assistant_turn_with_the_published_texts():
-    played = run([SEARCH, "I give up.", ANSWER], question="who was it")
+@pytest.mark.parametrize("question", ["who was it", " who was it? "])
+def test_a_context_is_one_assistant_turn_with_the_published_texts(question):
+    played = run([SEARCH, "I give up.", ANSWER], question=question)
     (context,) = played.contexts
     assert context.prompt == PROMPT
     information = (
