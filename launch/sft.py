@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memsearcher_jax.config import agent_of, to_dict
+from memsearcher_jax.config import agent_of, differences, to_dict
 from memsearcher_jax.launch import cli, job_output, outputs
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.tpu_train import finish
@@ -23,8 +23,8 @@ from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metri
 from memsearcher_jax.logs.progress import Progress, format_metrics
 from memsearcher_jax.logs.run_facts import PAGE, has_ended
 from memsearcher_jax.runtime import hub, load_weights, preemption
-from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
-from memsearcher_jax.runtime.run_dir import open_run_folder
+from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
+from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
                 print(f"{out}: step {done} of {data.steps} is already done; raise --sft.epochs to continue")
                 outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
                 return
+            changes = differences(read_run_config(out), config) if flags.resume else []
+            lines = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in changes]
+            is_base = bool(local.model.lora_rank)  # other weights in model.path are not read again
+            lines += check_inputs(read_inputs(out), out, config, meta["initial_step"], weights=is_base)
+            for line in lines:
+                print(f"{out}: {line}", file=sys.stderr)
             keep_inputs(out, config, meta["initial_step"])
             open_run_folder(out, config, tokenizer.folder)
             resume_step = done if flags.resume else None

@@ -1,6 +1,7 @@
 """Supervised learning with the folder, the checkpoints and the metrics of a training run."""
 
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_is_resumed(finished,
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, demos, tmp_path, refused):
+def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, demos, tmp_path, refused, capsys):
     out = tmp_path / "run"
     sft.main([*SMALL, *demos, "--sft.epochs", "1", "--out", str(out)])
     flags = ["--resume", "--out", str(out), "--sft.epochs", "2"]
@@ -84,18 +85,24 @@ def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, 
     assert "are other files than when" in refused(sft.main, [*flags, "--sft.trajectories", str(step_path(demos[1], 0))])
     sft.main(flags)
     assert numbers(out) == numbers(finished)
+    assert "sft.epochs changed: 1 -> 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tmp_path):
+def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tmp_path, refused):
     out, adapter, merged = tmp_path / "run", tmp_path / "adapter", tmp_path / "merged"
-    words = [*SMALL, *demos, "--model.path", str(finished), "--model.lora_rank", "4", "--out", str(out)]
+    base = shutil.copytree(finished, tmp_path / "base")
+    words = [*SMALL, *demos, "--model.path", str(base), "--model.lora_rank", "4", "--out", str(out)]
     sft.main([*words, "--training.learning_rate", "1e-2"])
     assert metrics(out)[-1]["loss"] < metrics(out)[0]["loss"] - 0.1
     export_hf.main(["--checkpoint", str(out), "--out", str(adapter), "--adapter"])
     export_hf.main(["--checkpoint", str(out), "--out", str(merged)])
     assert (adapter / "adapter_model.safetensors").stat().st_size < (merged / "model.safetensors").stat().st_size / 3
     assert "trained by sft" in (merged / "README.md").read_text()
+    shutil.rmtree(base / "checkpoints")
+    sft.main([*SMALL, *demos, "--seed", "1", "--out", str(tmp_path / "other")])
+    shutil.copytree(tmp_path / "other" / "checkpoints", base / "checkpoints")
+    assert "model.path has changed since" in refused(sft.main, ["--resume", "--out", str(out), "--sft.epochs", "3"])
 
 
 @pytest.mark.parametrize(
