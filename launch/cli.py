@@ -84,7 +84,8 @@ CommandT = TypeVar("CommandT", bound=Command)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a command without library warnings. Ctrl-C or SIGTERM ends it with one line and status 130."""
+    """Runs a command without library warnings. Ctrl-C or SIGTERM ends it with one line and status 130, and a reader of
+    the output that has exited, such as `head`, with status 141, as a shell's SIGPIPE."""
     if sys.argv[1:] == ["--version"]:
         print(f"memsearcher_jax {importlib.metadata.version('memsearcher_jax')}")
         return
@@ -99,8 +100,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         with interrupts.one_line_end():
             main(sys.argv[1:])
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output, such as `head`, has exited
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        raise SystemExit(141) from None
 
 
 def parse(command: type[CommandT], argv: Sequence[str]) -> CommandT:

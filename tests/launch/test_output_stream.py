@@ -28,6 +28,14 @@ def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
     assert result["questions"] == 2
 
 
+def test_a_command_whose_output_nobody_reads_does_not_succeed():
+    """A training whose log collector has died is not complete."""
+    source = "import sys; from memsearcher_jax.launch import cli; cli.run(lambda _: print('x', file=sys.stderr))"
+    with subprocess.Popen([sys.executable, "-c", source], stdout=PIPE, stderr=PIPE) as process:
+        process.stderr.close()
+        assert process.wait(60) == 141
+
+
 @pytest.mark.parametrize(
     ("runs", "number"),
     [
