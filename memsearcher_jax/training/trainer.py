@@ -121,7 +121,7 @@ class Trainer:
         if not means["learning_rate"]:
             plan = learning_rate_plan(self.config)
             warnings.warn(
-                f"training step {training_step + 1} changed nothing: the learning rate is 0, it {plan}; "
+                f"training changes nothing any more: the learning rate is 0, it {plan}; "  # one text is shown once
                 "set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
