@@ -61,7 +61,7 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
 
     What the run has been given before stays as it was then. `step`: of the checkpoint in model.path, if that is a run.
     """
-    earlier = read_inputs(folder)
+    earlier = read_inputs(folder) if is_run(folder) else Inputs()  # and not those of a start that was killed
     copies = dict(earlier.copies)
     for original, files in _small_inputs(config).items():
         if original in copies:

@@ -17,6 +17,7 @@ from memsearcher_jax.runtime.inputs import (
     require_same_code,
     with_own_inputs,
 )
+from memsearcher_jax.runtime.run_dir import write_run_config
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def run(given, tmp_path):
     (folder / "index").mkdir(parents=True)
     (folder / "index" / "manifest.json").write_text("{}")
     keep_inputs(folder, given, None)
+    write_run_config(folder, given)
     return folder
 
 
@@ -71,6 +73,14 @@ def test_a_run_without_its_index_reads_its_corpus_which_must_be_the_same(given, 
     Path(given.retrieval.corpus).write_text("edited")
     with pytest.raises(ValueError, match=r"corpus\.jsonl has changed since the run in"):
         check_inputs(inputs.read_inputs(run), run, given, None, weights=True)
+
+
+def test_a_start_that_was_killed_leaves_no_inputs_to_the_next(given, run):
+    (run / "run.json").unlink()
+    Path(given.data.test[0]).write_text("edited")
+    keep_inputs(run, given, None)
+    assert Path(with_own_inputs(run, given).data.test[0]).read_text() == "edited"
+    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
 
 
 def test_nothing_is_said_of_what_has_not_changed(given, run):
@@ -113,6 +123,7 @@ def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # "" outside a checkout
     assert inputs._commit(tmp_path) == "", "an installed program has a version alone"
+    write_run_config(tmp_path, RunConfig())
     first = keep_inputs(tmp_path, RunConfig(), None)
     assert [one["commit"].removesuffix("+changes") for one in first.program] == [commit]
     monkeypatch.setattr(inputs, "_program", lambda: {"version": "9", "commit": "c"})
