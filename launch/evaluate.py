@@ -146,7 +146,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         if asks_judge:
             answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
         evaluation.drop_lost_trajectories(folder, hosts)
-        done = evaluation.read_summaries(folder, problems, hosts)
+        done = evaluation.read_summaries(folder, problems)
         # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
         answered = [id for id in done if not done[id].stop.is_fault]
         jobs = evaluation.missing_jobs(problems, answered, hosts)
@@ -187,7 +187,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     if not hosts.first:
         return
     if hosts.count > 1:  # the others have answered in the meantime
-        done = evaluation.read_summaries(folder, problems, hosts)
+        done = evaluation.read_summaries(folder, problems)
     summaries = [done[problem.id] for problem in problems]
     lost = sum(one.stop.is_fault for one in summaries)
     if lost == len(summaries):

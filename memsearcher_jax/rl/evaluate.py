@@ -86,7 +86,7 @@ class Evaluator:
         return {f"test/{name}": value for name, value in metrics.items()}
 
 
-def read_summaries(folder: Path, problems: Sequence[Problem], hosts: Hosts) -> dict[str, TrajectorySummary]:
+def read_summaries(folder: Path, problems: Sequence[Problem]) -> dict[str, TrajectorySummary]:
     """What all hosts of an evaluation of `problems` have written to `folder` so far, by the question's id.
 
     Raises ValueError if a file is damaged, or holds anything but these questions, once each.

@@ -90,7 +90,7 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
     if in_chunks:
         jobs, done = missing_jobs(evaluation_problems(run), (), Hosts()), {}
         evaluate_to_folder(run, driver, {}, jobs, tmp_path, Hosts(), reward_fn, done.__setitem__)
-        assert read_summaries(tmp_path, run.problems.test, Hosts()) == done
+        assert read_summaries(tmp_path, run.problems.test) == done
     else:
         done = [one.trajectory.problem.id for one in evaluate(run, driver, {}, print, reward_fn)]
     assert list(done) == ["p", "q", "r"]
@@ -100,10 +100,10 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
 def test_a_changed_question_is_an_error(tmp_path):
     with (tmp_path / HOST_FILE.format(0)).open("ab") as log:
         append_trajectory(log, score(trajectory(problem("q"))))
-    assert list(read_summaries(tmp_path, [problem("q"), problem("r")], Hosts())) == ["q"]
+    assert list(read_summaries(tmp_path, [problem("q"), problem("r")])) == ["q"]
     for others in ([problem("r")], [problem("q", question="Whom?")], [problem("q", "nq")]):
         with pytest.raises(ValueError, match="question 'q' is not one of these: start another evaluation"):
-            read_summaries(tmp_path, others, Hosts())
+            read_summaries(tmp_path, others)
 
 
 def test_only_the_host_of_a_file_removes_a_torn_line(tmp_path):
@@ -114,7 +114,7 @@ def test_only_the_host_of_a_file_removes_a_torn_line(tmp_path):
             append_trajectory(log, score(trajectory(problem(file.name))))
         file.write_bytes(file.read_bytes() + file.read_bytes()[:9])
     sizes = [file.stat().st_size for file in files]
-    assert len(read_summaries(tmp_path, [problem(file.name) for file in files], Hosts(1, 2))) == 2
+    assert len(read_summaries(tmp_path, [problem(file.name) for file in files])) == 2
     drop_lost_trajectories(tmp_path, Hosts(1, 2))
     assert [file.stat().st_size for file in files] == [sizes[0], sizes[1] - 9]
 
