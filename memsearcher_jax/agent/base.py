@@ -87,6 +87,11 @@ class Agent(abc.ABC):
     """The value of `data.synthetic` that makes problems for it."""
 
     @property
+    def untrainable(self) -> str:
+        """Why its workflow generates nothing that can be trained, by a setting, or ""."""
+        return ""
+
+    @property
     @abc.abstractmethod
     def prompts(self) -> Any:
         """The template set, read when it is first used. Raises FileNotFoundError or ValueError for one that does not

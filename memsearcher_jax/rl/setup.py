@@ -87,6 +87,8 @@ def prepare(
     agent = agent_of(config)
     tools = open_tools(config.agent, workspace)
     agent = replace(agent, tools=tuple(tool.schema for tool in tools))
+    if training and agent.untrainable:
+        raise ValueError(f"{agent.untrainable}: evaluate with it, or train without it")
     check_contexts(config, agent, tokenizer)
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     everything = itertools.chain(problems.train, problems.test)

@@ -113,6 +113,12 @@ def test_the_context_check_counts_chunks_and_answers():
     check_contexts(replace(shorter, answerer=CompleterConfig(backend="openai", url="http://h", model="m")))
 
 
+def test_a_baseline_that_writes_no_memory_cannot_be_trained(tmp_path):
+    config = small(memalpha=replace(PRESET.memalpha, answer_from="rag"))
+    with pytest.raises(ValueError, match="memalpha.answer_from rag writes no memory"):
+        setup.prepare(config, tmp_path)
+
+
 def test_unreadable_or_unjudgeable_problems_are_errors():
     question = StreamQuestion("q", "a")
     for problem, message in (

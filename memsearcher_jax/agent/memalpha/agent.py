@@ -79,6 +79,11 @@ class Memalpha(ReadingAgent):
     needs_completers = True
     synthetic_data = "streams"
 
+    @property
+    def untrainable(self) -> str:
+        source = self.memalpha.answer_from
+        return "" if source == "memory" else f"memalpha.answer_from {source} writes no memory, which would be trained"
+
     @cached_property
     def prompts(self) -> MemalphaPrompts:
         return load(self.config)
