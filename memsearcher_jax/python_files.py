@@ -39,8 +39,9 @@ def _execute(path: str, content: bytes, setting: str) -> ModuleType:
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        exec(compile(content, path, "exec"), vars(module))  # what was read: a hash of it is of what runs
-    except Exception as error:
+        # What was read: a hash of it is of what runs. Without this file's own future annotations.
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{setting} {path}: {described(error)}") from error
     return module
 

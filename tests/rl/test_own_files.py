@@ -80,6 +80,8 @@ def file(tmp_path):
         ("x = 1\n", "mine.py: defines no mine"),
         ("\n1 / 0\n", "mine.py: ZeroDivisionError: division by zero (mine.py, line 2)"),
         ("def mine(:\n", "(mine.py, line 1)"),
+        ("import sys\nsys.exit('needs more')\n", "mine.py: SystemExit: needs more (mine.py, line 2)"),
+        ("def f(x: int):\n    pass\nprint(1 / (f.__annotations__['x'] is not int))\n", "(mine.py, line 3)"),
         ("def mine(question):\n    return 3\n", "mine must be a generator function, or a complete class that derives"),
         (HEAD + "    yield 3\n", "the workflow yields 3, and the run's tools are none: see agent.tools"),
         (HEAD + "    yield Call('fly', {})\n", "mine.py, line 3"),
