@@ -73,7 +73,8 @@ def mcp_tools(name: str) -> list[Tool]:
     try:
         listed = server.request(lambda client: client.list_tools(), START_SECONDS).tools
     except Exception as error:
-        raise ConnectionError(f"agent.tools {name} lists no tools: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) or f"no answer in {START_SECONDS:g} s"
+        raise ConnectionError(f"agent.tools {name} lists no tools: {reason}") from error
 
     def answer(tool: str, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
         results = []
@@ -120,10 +121,10 @@ class McpServer:
         while True:
             use, future = await self.requests.get()
             target: Any = self.address
-            if not self.address.startswith(("http://", "https://")):
-                command, *arguments = shlex.split(self.address)
-                target = stdio_client(StdioServerParameters(command=command, args=arguments))
             try:
+                if not self.address.startswith(("http://", "https://")):
+                    command, *arguments = shlex.split(self.address)
+                    target = stdio_client(StdioServerParameters(command=command, args=arguments))
                 async with Client(target) as client, asyncio.TaskGroup() as calls:
                     while True:
                         calls.create_task(self._answer(client, use, future))
