@@ -114,7 +114,7 @@ def test_the_context_check_counts_chunks_and_answers():
 
 
 def test_a_baseline_that_writes_no_memory_cannot_be_trained(tmp_path):
-    config = small(memalpha=replace(PRESET.memalpha, answer_from="rag"))
+    config = replace(PRESET, memalpha=replace(PRESET.memalpha, answer_from="rag"))
     with pytest.raises(ValueError, match="memalpha.answer_from rag writes no memory"):
         setup.prepare(config, tmp_path)
 
