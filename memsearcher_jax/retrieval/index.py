@@ -95,10 +95,8 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
     if vectors is None:
         raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or rebuild the index")
     if vectors["encoder"] != encoder:
-        raise ValueError(
-            f'{directory}: was built with encoder "{vectors["encoder"]}", not "{encoder}": set retrieval.encoder to '
-            "that one, or rebuild the index"
-        )
+        reason = f'was built with encoder "{vectors["encoder"]}", not "{encoder}"'
+        raise ValueError(f"{directory}: {reason}: set retrieval.encoder to that one, or rebuild the index")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search; rebuild it, or set retrieval.index_type to exact")
     corpus = open_index_corpus(directory)

@@ -179,14 +179,12 @@ class _VectorBuild:
             raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(self.corpus)} passages")
         rows = np.unique(np.linspace(0, len(self.corpus) - 1, COMPARED_ROWS).astype(int))
         encoded_BD = self.model.passages(self.corpus.texts(rows.tolist()))
-        given_BD = np.asarray(precomputed[rows], np.float32)
+        given_BD = _unit_vectors(precomputed[rows])
         sizes = given_BD.shape[1], encoded_BD.shape[1]
         if sizes[0] != sizes[1]:
             raise ValueError(f"the precomputed vectors have {sizes[0]} dimensions, the encoder's {sizes[1]}")
         finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
-        encoded_BD, given_BD = encoded_BD[finite_B], given_BD[finite_B]
-        norms_B = np.linalg.norm(encoded_BD, axis=1) * np.linalg.norm(given_BD, axis=1)
-        cosine = float(np.median(np.sum(encoded_BD * given_BD, axis=1) / np.maximum(norms_B, 1e-12)))
+        cosine = float(np.median(np.sum(encoded_BD[finite_B] * given_BD[finite_B], axis=1)))
         if not cosine >= MIN_COSINE:
             raise ValueError(
                 f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with "
@@ -218,10 +216,7 @@ class _VectorBuild:
 
     def _embed(self, rows: range) -> np.ndarray:
         if self.precomputed is not None:
-            given_BD = np.array(self.precomputed[rows.start : rows.stop], np.float32)
-            norm_B1 = np.linalg.norm(given_BD, axis=1, keepdims=True)
-            # The encoder's have length 1: among vectors of other lengths, the longest would win.
-            return np.divide(given_BD, norm_B1, out=given_BD, where=(norm_B1 > 0) & np.isfinite(norm_B1))
+            return _unit_vectors(self.precomputed[rows.start : rows.stop])
         vectors_BD = self.model.passages(self.corpus.texts(rows))
         if vectors_BD.shape != (len(rows), self.shards.size):
             raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")
@@ -272,3 +267,10 @@ class _VectorBuild:
             f"ScaNN reaches a recall of {recall:.3f} on {len(probes_QD) // 2} held-out probes: "
             f"lower retrieval.target_recall from {target}"
         )
+
+
+def _unit_vectors(vectors_BD: np.ndarray) -> np.ndarray:
+    """The vectors with length 1, as the encoder's: of others the longest would win. Zero and NaN remain."""
+    vectors_BD = np.array(vectors_BD, np.float32)
+    norm_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
+    return np.divide(vectors_BD, norm_B1, out=vectors_BD, where=(norm_B1 > 0) & np.isfinite(norm_B1))

@@ -8,7 +8,6 @@ JSON error.
 from __future__ import annotations
 
 import asyncio
-import math
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +50,7 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._expect_reading(math.inf)
+            self._expect_reading()
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._deadline:
@@ -63,14 +62,11 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
                 self._deadline.cancel()
             self._deadline = self.loop.call_later(read_timeout, self._close_without_request)
 
-        def _expect_reading(self, unsent: float) -> None:
-            """Ends the connection of a client that reads nothing for `read_timeout` seconds of a response that waits.
-
-            The response may be complete here, and its connection closing, which waits for the client without end.
-            """
-            before, unsent = unsent, self.transport.get_write_buffer_size()
-            if unsent >= before:
-                self.transport.abort()
+        def _expect_reading(self, before: int | None = None) -> None:
+            """Ends a connection whose client read nothing for `read_timeout` seconds, since `before` bytes waited."""
+            unsent = self.transport.get_write_buffer_size()
+            if before and unsent >= before:
+                self.transport.abort()  # closing it would wait for the client
             elif unsent:
                 self.loop.call_later(read_timeout, self._expect_reading, unsent)
 
