@@ -115,7 +115,7 @@ def test_the_context_check_counts_chunks_and_answers():
 
 def test_a_baseline_that_writes_no_memory_cannot_be_trained(tmp_path):
     config = replace(PRESET, memalpha=replace(PRESET.memalpha, answer_from="rag"))
-    with pytest.raises(ValueError, match="memalpha.answer_from rag writes no memory"):
+    with pytest.raises(ValueError, match=r"memalpha\.answer_from rag writes no memory"):
         setup.prepare(config, tmp_path)
 
 
