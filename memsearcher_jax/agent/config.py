@@ -58,7 +58,7 @@ class AgentConfig:
     """Maximum tokens of the generation that rewrites the memory, tags included; 0: a quarter more than memory_tokens,
     and at least completion_tokens. Above memory_tokens, so that the budget cuts a memory before this limit ends it."""
     carry_memory: bool = True
-    """Carry the memory from turn to turn; False empties it after every turn, as an ablation."""
+    """Carry the memory from turn to turn; False empties it after every turn, as an ablation of memsearcher."""
     observation_tokens: Count = 4096
     """Token budget of the search results of one turn; passages are clipped to share it. Also of one tool's result and,
     with memagent, of a chunk of the text."""
