@@ -47,7 +47,6 @@ VARIANTS = {
     "mem1": Variant("tiny_mem1"),
     "rag": Variant("tiny_rag"),
     "direct": Variant("tiny_direct"),
-    "memagent": Variant("tiny_memagent"),
     "exact match": Variant("tiny", ("--reward.metric", "exact_match")),
     "no format": Variant("tiny", ("--reward.wrong_answer", "0")),
     "lora": Variant("tiny", ("--model.lora_rank", "16", "--training.learning_rate", "1e-3")),

@@ -87,7 +87,7 @@ def engine_program(model: ModelConfig, load: workload.Workload, flags: Flags) ->
     """The rollout as training runs it."""
     mesh, params = common.publish_random(model)
     own = flags.slots // mesh.size  # of one replica
-    slots = *(own * quarter // 4 for quarter in (1, 2, 3)), flags.slots
+    slots = *(own * quarter // 4 for quarter in (1, 2, 3) if own >= 4), flags.slots
     settings = {"engine_per_replica": True, **sampling(mesh.size)}
     engine = common.open_engine(model, mesh, params, slots, workload.CONTEXT, **settings)
     driver = RolloutDriver(engine, workload.NumberTokenizer(), workload.workflow_of(load), workload.NoPassages())

@@ -27,7 +27,8 @@ class Candidate(NamedTuple):
 def candidates(config: RunConfig, workload: Workload, topology: Topology) -> list[Candidate]:
     """All valid candidates, fastest first; of equally fast ones, the one with the lowest memory first.
 
-    Tensor parallelism comes last: each layer waits for its exchanges, which the roofline leaves out.
+    Tensor parallelism comes last: each layer waits for its exchanges, which the roofline leaves out. Raises ValueError
+    if the devices cannot share a mini-batch.
     """
     found, devices = [], len(topology.devices)
     for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
@@ -45,6 +46,9 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
         one = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
         phases = roofline.training_phases(one, workload, topology)
         found.append(Candidate(one, min_saved_bytes(one, devices), sum(phase.seconds for phase in phases)))
+    if not found:
+        rows = config.training.minibatch_rows
+        raise ValueError(f"training.minibatch_rows {rows} does not divide over {devices} devices: choose a multiple")
     return sorted(found, key=lambda one: (one.config.mesh.tensor, round(one.seconds, 3), one.saved_bytes))
 
 

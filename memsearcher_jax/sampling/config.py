@@ -40,7 +40,7 @@ class SamplingConfig:
     """Tokens that the KV cache has room for, over all devices of a host; 0: `slots` full contexts. Contexts take pages
     of it as they grow. Where it is full, the youngest context gives its pages back and is computed again later."""
     page_tokens: Count = 128
-    """Tokens of a page of the KV cache; a multiple of 128 on TPUs."""
+    """Tokens of a page of the KV cache. TPUs pad pages to a multiple of 128, GPUs need one of 16."""
     kv: Literal["compute_dtype", "int8"] = "compute_dtype"
     """The type of the KV cache; int8: rounded, with a factor for each token and head. Contexts then take half the
     memory, and a decoded token reads half of it."""

@@ -52,6 +52,12 @@ def test_weights_and_chunks_of_logits_must_divide(seven_b):
     assert {one.config.training.seq_len for one in found(chunks)} == {16_384, 32_768}
 
 
+def test_a_mini_batch_that_the_devices_cannot_share_is_no_lack_of_memory(seven_b):
+    few = replace(seven_b, training=replace(seven_b.training, minibatch_rows=4, grad_accum_steps=1))
+    with pytest.raises(ValueError, match="minibatch_rows 4 does not divide over 32 devices: choose a multiple"):
+        found(few)
+
+
 def test_rows_save_what_their_remat_policy_names(seven_b):
     """In bfloat16: 28 layers of 8,192 tokens, one row per group; heads and features are split over the tensor axis."""
 
