@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -86,9 +86,10 @@ def select_attention(config: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelC
     if selected not in ("xla", of_platform):
         raise ValueError(f"model.attention {selected} does not run on a {platform}: set it to auto")
     if kernel := qwen.PACKED_ATTENTION.get(selected):
+        array: Any = jax.ShapeDtypeStruct
         heads = (config.heads, config.kv_heads, config.kv_heads)
-        qkv = [jax.ShapeDtypeStruct((1, n, row_tokens, config.head_size), config.compute_dtype) for n in heads]
-        jax.eval_shape(kernel, *qkv, Visible(*(jax.ShapeDtypeStruct(x, np.int32) for x in ((1, row_tokens), (1,)))))
+        qkv = [array((1, n, row_tokens, config.head_size), config.compute_dtype) for n in heads]
+        jax.eval_shape(kernel, *qkv, Visible(array((1, row_tokens), np.int32), array((1,), np.int32)))
     return replace(config, attention=selected)
 
 
