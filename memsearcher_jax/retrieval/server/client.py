@@ -138,15 +138,19 @@ class SearchClient(JsonClient):
 
 
 def clean_query(query: str) -> str:
-    """The part of a query that is searched, without lone surrogates, which JSON allows and UTF-8 does not."""
-    return query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
+    """The part of a query that is searched."""
+    return _encodable(query[:MAX_QUERY_CHARS])
+
+
+def _encodable(text: str) -> str:
+    """The text with "?" for lone surrogates, which JSON allows and UTF-8 does not."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _passage(document: dict[str, Any], score: float) -> Passage:
-    id, contents = str(document["id"]), document["contents"]
+    contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents of type {type(contents).__name__}")
     if not math.isfinite(score := float(score)):
         raise ValueError(f"a score is {score}")
-    # A lone surrogate, which JSON allows, is no text that a tokenizer or a response takes.
-    return Passage(*(text.encode("utf-8", "replace").decode() for text in (id, contents)), score)
+    return Passage(_encodable(str(document["id"])), _encodable(contents), score)
