@@ -100,7 +100,7 @@ def test_the_type_of_a_parameter_is_its_schema(tmp_path, code, schema):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def f(**x: int):", r"without a type that JSON has: \*\*x: 'int'"),
+        ("def f(**x: int):", r"without a type that JSON has: \*\*x: '?int"),
         ("def f(x: str = b''):", "has: Object of type bytes is not JSON"),
         ("def f(x: float = float('inf')):", "has: Out of range float"),
         (f"def f():\n{DOC}\nTOOLS = f\ndef g():", "TOOLS must be a list of functions, found <function f"),
