@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from memsearcher_jax.model.config import ModelConfig, RopeScaling
+from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import config_json, read_config
 
 SEVEN_B = {  # as published with Qwen2.5-7B-Instruct
@@ -71,16 +71,6 @@ def test_the_published_7b_is_the_default_config(read):
     assert read(SEVEN_B) == ModelConfig(param_dtype="bfloat16")
 
 
-def test_the_published_qwen3_4b_states_its_head_size(read):
-    assert read(QWEN3_4B) == ModelConfig(
-        *(151_936, 2_560, 9_728, 36, 32, 8, 128),
-        tie_embeddings=True,
-        family="qwen3",
-        max_positions=40_960,
-        param_dtype="bfloat16",
-    )
-
-
 LLAMA3_2_1B = without(SEVEN_B, "max_window_layers", "sliding_window", "use_sliding_window") | {  # as published
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -108,19 +98,6 @@ LLAMA3_2_1B = without(SEVEN_B, "max_window_layers", "sliding_window", "use_slidi
     "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
-
-
-def test_the_published_llama_has_scaled_frequencies(read):
-    assert read(without(LLAMA3_2_1B, "head_dim", "mlp_bias")) == ModelConfig(
-        *(128_256, 2_048, 8_192, 16, 32, 8, 64),
-        rope_theta=500_000.0,
-        rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8_192),
-        norm_eps=1e-5,
-        tie_embeddings=True,
-        family="llama",
-        max_positions=131_072,
-        param_dtype="bfloat16",
-    )
 
 
 SCALING = LLAMA3_2_1B["rope_scaling"]
@@ -162,9 +139,7 @@ def test_a_written_config_is_read_back(variant, read):
     [
         (QWEN3_4B, {"attention_bias": True}, "attention_bias = True is not supported, only False is"),
         (QWEN3_4B, {"head_dim": None}, "field 'head_dim'.* got NoneType"),
-        (QWEN3_4B, {"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected one of qwen2, qwen3, llama"),
         (LLAMA3_2_1B, {"mlp_bias": True}, "mlp_bias = True is not supported, only False is"),
-        (LLAMA3_2_1B, {"attention_bias": True}, "attention_bias = True is not supported, only False is"),
         (LLAMA3_2_1B, {"rope_scaling": without(SCALING, "factor")}, "Missing required keys .*factor"),
         (LLAMA3_2_1B, {"rope_scaling": SCALING | {"low_freq_factor": 4.0}}, "4.0 is not below high_freq_factor 4.0"),
     ],
@@ -187,11 +162,9 @@ def test_unsupported_settings_of_a_family_are_refused_by_name(published, setting
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu' is"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"hidden_size": None}, "field 'hidden_size'.* got NoneType"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected at least 1"),
         ({"vocab_size": "many"}, "field 'vocab_size'.*many"),
         ({"num_key_value_heads": 3}, "num_attention_heads 28 is not a multiple of num_key_value_heads 3"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, expected at least 1"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings is 0, expected at least 1"),
         ({"head_dim": 127}, "`head_dim`=127"),
         ({"rope_theta": -1e6}, "rope_theta is -1000000.0, expected a positive number"),
         ({"rope_theta": "1e6"}, "rope_theta is '1e6', expected a positive number"),

@@ -98,23 +98,6 @@ def test_decode_equals_the_full_forward(name, variants, make_params, make_rows, 
     np.testing.assert_allclose(np.concatenate(logits, axis=1), expected_BTV, atol=1e-5)
 
 
-def test_chunked_prefill_equals_the_full_forward(base, make_params, make_rows, feed, forward):
-    """Rows have different lengths; padding in a block is neither written nor visible later."""
-    params = make_params(base)
-    ids_BT, *rest = make_rows(base, 3, 12)
-    expected_BTV = np.asarray(forward(params, base, ids_BT, *rest)[0])
-    rows = Rows.empty(base, 3, 12, 5)
-    for real_B in ([4, 1, 0], [2, 4, 3], [4, 0, 4], [2, 4, 4], [0, 3, 1]):
-        block_BT, done_B = np.full((3, 4), 77, np.int32), rows.length_B
-        for row, real in enumerate(real_B):
-            block_BT[row, :real] = ids_BT[row, done_B[row] : done_B[row] + real]
-        logits_BTV = feed(params, base, rows, block_BT, real_B)
-        for row, real in enumerate(real_B):
-            expected_TV = expected_BTV[row, done_B[row] : done_B[row] + real]
-            np.testing.assert_allclose(logits_BTV[row, :real], expected_TV, atol=1e-5)
-    assert rows.length_B.tolist() == [12, 12, 12]
-
-
 def test_in_int8_a_token_is_the_same_in_its_own_pass_and_in_a_page(base, make_params, make_rows, feed, forward):
     """However a text is cut into calls, its logits are equal, and near those without rounding."""
     params, (ids_BT, *rest) = make_params(base), make_rows(base, 2, 12)
@@ -139,20 +122,6 @@ def test_in_int8_values_that_are_not_finite_reach_only_those_who_see_them(base, 
     )
     logits_BTV = feed(params, base, rows, ids_BT[:, 3:5])
     assert np.isnan(logits_BTV[0]).all() and np.isfinite(logits_BTV[1]).all()
-
-
-def test_entries_past_the_length_are_never_read(base, make_params, make_rows, feed):
-    params = make_params(base)
-    ids_BT, *_ = make_rows(base, 2, 6)
-    clean = Rows.empty(base, 2, 10, 5)
-    feed(params, base, clean, ids_BT[:, :4], [4, 2])
-    k_LPKHE, v_LPKEH = np.array(clean.cache.k_LPKHE), np.array(clean.cache.v_LPKEH)
-    for row, (first, second) in enumerate(clean.table_BN):
-        k_LPKHE[:, first, ..., clean.length_B[row] :], v_LPKEH[:, first, :, clean.length_B[row] :] = 1e3, 1e3
-        k_LPKHE[:, second], v_LPKEH[:, second] = 1e3, 1e3
-    dirty = replace(clean, cache=Cache(jnp.asarray(k_LPKHE), jnp.asarray(v_LPKEH)))
-    clean_BTV, dirty_BTV = (feed(params, base, rows, ids_BT[:, 4:]) for rows in (clean, dirty))
-    np.testing.assert_array_equal(clean_BTV, dirty_BTV)
 
 
 @pytest.mark.parametrize("page_tokens", [1, 4])

@@ -17,14 +17,8 @@ from memsearcher_jax.ops.quantization import quantize
 GOLDEN = Path(__file__).with_name("golden_logits.npz")  # made by test_qwen_parity.py
 QWEN3 = partial(ModelConfig, 151_936, family="qwen3")
 SIZES = {  # published parameter counts
-    "0.5B": (ModelConfig(151_936, 896, 4_864, 24, 14, 2, 64, tie_embeddings=True), 494_032_768),
-    "3B": (ModelConfig(151_936, 2_048, 11_008, 36, 16, 2, 128, tie_embeddings=True), 3_085_938_688),
-    "7B": (ModelConfig(), 7_615_616_512),
     "Qwen3-0.6B": (QWEN3(1_024, 3_072, 28, 16, 8, 128, tie_embeddings=True), 596_049_920),
-    "Qwen3-1.7B": (QWEN3(2_048, 6_144, 28, 16, 8, 128, tie_embeddings=True), 1_720_574_976),
-    "Qwen3-4B": (QWEN3(2_560, 9_728, 36, 32, 8, 128, tie_embeddings=True), 4_022_468_096),
     "Qwen3-8B": (QWEN3(4_096, 12_288, 36, 32, 8, 128), 8_190_735_360),
-    "Qwen3-14B": (QWEN3(5_120, 17_408, 40, 40, 8, 128), 14_768_307_200),
     "Qwen3-32B": (QWEN3(5_120, 25_600, 64, 64, 8, 128), 32_762_123_264),
 }
 
@@ -38,16 +32,6 @@ def test_logits_equal_those_of_transformers(variant, make_folder, forward):
     ours_BTV, cache = forward(params, config, ids_BT, position_BT, np.ones_like(ids_BT))
     assert cache is None
     np.testing.assert_allclose(ours_BTV, logits_BTV, atol=1e-4, rtol=0)
-
-
-def test_init_is_a_plain_tree_of_the_specified_shapes_and_dtypes(base):
-    for dtype in ("float32", "bfloat16"):
-        config = replace(base, param_dtype=dtype)
-        params = qwen.init(jax.random.key(0), config)
-        actual = jax.tree.map(lambda x: (x.shape, x.dtype), params)
-        assert actual == jax.tree.map(lambda weight: (weight.shape, weight.dtype), qwen.param_specs(config))
-        assert all(type(tree) is dict for tree in (params, params["layers"]))
-        assert {x.dtype.name for x in jax.tree.leaves(params)} == {dtype}
 
 
 def test_init_differs_by_layer_and_repeats_for_a_key(base):
@@ -70,38 +54,6 @@ def test_published_sizes_have_the_published_parameter_counts(size, forward):
     row = jax.ShapeDtypeStruct((2, 16), jnp.int32)
     logits_BTV, _ = jax.eval_shape(lambda p, *rows: forward(p, config, *rows), shapes, row, row, row)
     assert (logits_BTV.shape, logits_BTV.dtype) == ((2, 16, config.vocab_size), jnp.float32)
-
-
-def test_a_packed_row_equals_separate_rows(variant, make_params, make_rows, forward):
-    _, config = variant
-    params = make_params(config)
-    ids_BT, position_BT, segment_BT = make_rows(config, 2, 12)
-    apart_BTV, _ = forward(params, config, ids_BT, position_BT, segment_BT)
-
-    def packed(x_BT):
-        """7 tokens of the first row and 5 of the second, in both orders."""
-        first, second = x_BT[0, :7], x_BT[1, :5]
-        return np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
-
-    packed_segment_BT = np.array([[1] * 7 + [2] * 5, [1] * 5 + [2] * 7])
-    together_BTV, _ = forward(params, config, packed(ids_BT), packed(position_BT), packed_segment_BT)
-    np.testing.assert_allclose(together_BTV, packed(apart_BTV), atol=1e-5)
-
-
-@pytest.mark.parametrize("padding", ["end", "start", "between"])
-def test_padding_changes_nothing(padding, base, make_params, make_rows, forward):
-    params = make_params(base)
-    ids_BT, position_BT, segment_BT = make_rows(base, 1, 8)
-    segment_BT = segment_BT + (np.arange(8) >= 5)
-    position_BT = np.where(segment_BT == 2, position_BT - 5, position_BT)
-    expected_BTV, _ = forward(params, base, ids_BT, position_BT, segment_BT)
-
-    where = {"end": 8, "start": 0, "between": 5}[padding]
-    padded = [
-        np.insert(x, [where] * 3, filler, axis=1) for x, filler in ((ids_BT, 42), (position_BT, 0), (segment_BT, 0))
-    ]
-    padded_BTV, _ = forward(params, base, *padded)
-    np.testing.assert_allclose(np.delete(padded_BTV, slice(where, where + 3), axis=1), expected_BTV, atol=1e-5)
 
 
 def test_a_row_of_padding_is_finite_and_has_no_gradient(base, make_params, make_rows, forward):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
@@ -36,10 +36,8 @@ def test_a_mesh_uses_every_device(sizes, shape):
         ((3, -1, 1), "mesh data=3 fsdp=-1 tensor=1 does not fit 8 devices"),
         ((2, 2, 1), "mesh data=2 fsdp=2 tensor=1 does not fit 8 devices"),
         ((4, 2, 2), "must multiply to 8"),
-        ((16, -1, 1), "does not fit 8 devices"),
         ((-1, -1, 1), "-1 .* at most once"),
         ((0, 8, 1), "must be 1 or more"),
-        ((-2, 4, 1), "must be 1 or more"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_in_one_line(sizes, message):
@@ -56,14 +54,6 @@ def test_every_weight_has_a_logical_axis_per_dimension(variant):
         over = [mesh_axis for axis in weight.axes for mesh_axis in AXIS_RULES[axis]]
         assert len(over) == len(set(over)), "a mesh axis cannot split two dimensions of one weight"
         assert "head" not in weight.axes or not AXIS_RULES["head"]  # weights.py reads whole heads
-
-
-def test_param_shardings_follow_the_axis_rules(base):
-    mesh = sharding.make_mesh(MeshConfig(2, 2, 2))
-    shardings = sharding.param_shardings(base, mesh)
-    assert shardings["embed"].spec == PartitionSpec("tensor", "fsdp")
-    assert shardings["layers"]["wo"].spec == PartitionSpec(None, "fsdp", "tensor")
-    assert sharding.named_sharding(mesh, ("batch", None)).spec == PartitionSpec(("data", "fsdp"), None)
 
 
 @pytest.mark.parametrize(
