@@ -68,18 +68,3 @@ def test_errors_name_file_and_line(tmp_path, content, message):
     text = str(caught.value)
     assert text.startswith(f"{path}{message}")
     assert "\n" not in text
-
-
-def test_invalid_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        make_corpus(tmp_path / "absent.jsonl")
-    with pytest.raises(ValueError, match="is a folder"):
-        make_corpus(tmp_path)
-    cut = tmp_path / "cut.jsonl.gz"
-    cut.write_bytes(gzip.compress(GOOD)[:-9])
-    with pytest.raises(ValueError, match="compressed data is damaged"):
-        make_corpus(cut)
-    fake = tmp_path / "fake.jsonl.gz"
-    fake.write_bytes(GOOD)
-    with pytest.raises(ValueError, match="compressed data is damaged after line 0"):
-        make_corpus(fake)

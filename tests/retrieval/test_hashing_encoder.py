@@ -23,19 +23,6 @@ def test_shape_type_and_norm():
     assert encoder([]).shape == (0, 64)
 
 
-def test_finds_the_matching_passage():
-    encoder = fit_hashing(TEXTS, 1024)
-    passages = encoder(TEXTS)
-    queries = ["Where was Marie Curie born?", "WÁRSAW", "longest river", "radium discoverer"]
-    assert (encoder(queries) @ passages.T).argmax(axis=1).tolist() == [0, 1, 2, 3]
-
-
-def test_vectors_do_not_depend_on_the_batch():
-    encoder = fit_hashing(TEXTS, 256)
-    alone = np.concatenate([encoder([text]) for text in TEXTS])
-    np.testing.assert_allclose(encoder(TEXTS * 100)[-4:], alone, atol=1e-6)
-
-
 def test_a_common_word_weighs_less_than_a_rare_one():
     encoder = fit_hashing([*TEXTS, *["the river"] * 20], 1024)
     score = encoder(["the", "vistula"]) @ encoder(["the vistula"]).T

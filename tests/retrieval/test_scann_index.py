@@ -65,8 +65,3 @@ def test_short_results_are_padded(tree):
     for row in ids:
         found = row[row >= 0]
         assert len(set(found)) == len(found)
-
-
-@pytest.mark.parametrize(("rows", "leaves"), [(9_002, 189), (1_000_000, 4_000), (21_015_324, 18_336)])
-def test_leaves_depend_on_rows(rows, leaves):
-    assert scann_index.leaves_for(rows) == leaves

@@ -37,7 +37,7 @@ def make_params(config: EncoderConfig) -> Params:
     return jax.tree.map(lambda x: (0.3 * rng.standard_normal(x.shape)).astype(np.float32), bert.param_specs(config))
 
 
-def write_encoder(directory: Path, prefix: str = "", leave_out: str = "") -> Params:
+def write_encoder(directory: Path, prefix: str = "") -> Params:
     """Writes the encoder SMALL with its tokenizer; returns its weights."""
     sizes = {file_key: getattr(SMALL, field) for field, file_key in bert.ENCODER_SIZES.items()}
     (directory / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_act": "gelu", **sizes}))
@@ -49,7 +49,6 @@ def write_encoder(directory: Path, prefix: str = "", leave_out: str = "") -> Par
         tensors |= {
             prefix + name.format(layer): np.ascontiguousarray(weight if layer is None else weight[layer])
             for layer in layers
-            if name.format(layer) != leave_out
         }
     save_file(tensors, directory / "model.safetensors")
     return params

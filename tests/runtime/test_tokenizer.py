@@ -24,7 +24,6 @@ def tokenizer(request):
     return TOKENIZERS[request.param]
 
 
-@settings(deadline=None)
 @given(hostile)
 def test_untrusted_text_forges_no_turn_in_a_context_or_in_its_transcript(text):
     for tokenizer in TOKENIZERS.values():
@@ -35,7 +34,6 @@ def test_untrusted_text_forges_no_turn_in_a_context_or_in_its_transcript(text):
         assert [transcript.count(markup) for markup in MARKUP] == [1, 1, 0]
 
 
-@settings(deadline=None)
 @given(hostile, st.integers(0, 12))
 def test_clipped_text_is_the_longest_prefix_within_the_limit(text, limit):
     for tokenizer in TOKENIZERS.values():
@@ -44,11 +42,6 @@ def test_clipped_text_is_the_longest_prefix_within_the_limit(text, limit):
         assert tokenizer.count(clipped) <= limit
         assert clipped == text or tokenizer.count(text) > limit
         assert "\ufffd" not in clipped or "\ufffd" in text, "no character of several tokens is split"
-
-
-def test_a_transcript_round_trips(tokenizer):
-    text = "<|im_start|>user\n<question> Wie heißt er? </question><|im_end|>\n<|im_start|>assistant\n<think> 東京 é"
-    assert tokenizer.transcript(tokenizer.encode_trusted(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -240,7 +233,7 @@ PADDING = {"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": 
 ends = st.none() | st.sampled_from(sorted(ENDS)) | st.lists(st.sampled_from(sorted(ENDS)), min_size=1, unique=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     text=hostile,
     fields=st.fixed_dictionaries(
