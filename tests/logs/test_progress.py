@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import re
-import time
 
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress, format_metrics
@@ -80,12 +78,3 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch):
     with Progress("train", 4, stream=stream) as progress:
         progress.advance(METRICS)
     assert stream.getvalue().startswith("train 1/4  reward 0.123") and "\x1b" not in stream.getvalue()
-
-
-def test_a_silent_phase_is_reported_with_its_time():
-    stream = io.StringIO()
-    with Progress("train", 1, quiet_s=0.5, stream=stream) as progress:
-        progress.activity("update")
-        time.sleep(1.4)
-    lines = stream.getvalue().splitlines()
-    assert lines and re.fullmatch(r"train 0/1  update … [12] s", lines[-1])

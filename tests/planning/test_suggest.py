@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.launch import cli
-from memsearcher_jax.model.config import REMAT, MeshConfig
+from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline, suggest
 from memsearcher_jax.planning.roofline import Workload
 
@@ -30,16 +30,6 @@ def test_candidates_divide_and_are_sorted_by_tensor_axis_and_time(seven_b):
         assert one.config.mesh.fsdp * one.config.mesh.tensor == 32
         rows, odd_rows = divmod(training.minibatch_rows, training.grad_accum_steps * one.config.mesh.fsdp)
         assert rows in suggest.SIZES and not odd_rows
-
-
-def test_recomputation_costs_time(seven_b):
-    seconds = {
-        one.config.model.remat: one.seconds
-        for one in found(seven_b)
-        if (one.config.mesh.fsdp, one.config.training.seq_len, one.config.training.grad_accum_steps) == (32, 8_192, 8)
-    }
-    by_remat = [seconds[remat] for remat in REMAT]
-    assert by_remat == sorted(set(by_remat))
 
 
 def test_weights_and_chunks_of_logits_must_divide(seven_b):

@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.logs.metric_names import MetricName
-from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.report.plots import PANELS, draw_panels, panels_of, running_mean, training_curves
-
-
-def test_a_png_is_written_from_a_metrics_file(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
-        for step in range(30):
-            writer.write(step, {name: 0.1 * step for name in MetricName} | {"time/rollout": 2.0, "time/update": 1.0})
-    training_curves(tmp_path / "metrics.jsonl", tmp_path / "plots" / "curves.png")
-    assert (tmp_path / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_only_measured_metrics_have_panels_and_a_family_has_a_line_for_each_member_that_occurred():

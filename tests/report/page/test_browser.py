@@ -1,7 +1,6 @@
 """The report page in a real browser: filters, keyboard, themes, narrow screens, and untrusted text."""
 
 import json
-import time
 
 import pytest
 
@@ -193,18 +192,6 @@ def test_markup_and_script_are_shown_as_text(page):
     assert page.execute_script("return window.hit === undefined")
     with pytest.raises(NoAlertPresentException):
         _ = page.switch_to.alert.text
-
-
-def test_the_policy_blocks_injected_markup(page):
-    page.execute_script("document.querySelector('main').insertAdjacentHTML('beforeend', arguments[0])", EVIL)
-    page.execute_script(
-        "const one = document.createElement('script'); one.textContent = 'window.hit = 3'; document.body.append(one)"
-    )
-    until(lambda: len(page.find_elements(By.CSS_SELECTOR, "main img")) == 1)
-    time.sleep(0.2)
-    assert page.execute_script("return window.hit === undefined")
-    refused = [entry["message"] for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
-    assert refused, "the policy blocked it"
 
 
 @pytest.mark.parametrize("number", range(1, len(MEMORIES) + 1))

@@ -1,7 +1,6 @@
 """Data of the report page: tokens by turn, choice of trajectories, plots."""
 
 import itertools
-import json
 import math
 import re
 from xml.etree import ElementTree
@@ -14,10 +13,10 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, context_lengths, step_path
 from memsearcher_jax.report.page.charts import curve
-from memsearcher_jax.report.page.run_data import distinct_labels, evenly_spaced, groups_of, read_run
+from memsearcher_jax.report.page.run_data import evenly_spaced, groups_of, read_run
 from memsearcher_jax.report.plots import Panel
 from memsearcher_jax.types import Context
-from tests.samples import ANSWERED, scored, write_shard
+from tests.samples import ANSWERED, scored
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30))
@@ -48,13 +47,6 @@ def test_evenly_spaced_steps_of_a_long_run_are_read(tmp_path):
     run = read_run(tmp_path, max_trajectories=6)
     assert run.note == "Trajectories are those of 3 of 9 steps, evenly spaced."
     assert [group.label for group in groups_of(run)] == ["all"]
-
-
-def test_runs_with_equal_names_get_distinct_labels(tmp_path):
-    write_shard(tmp_path / "ev", [scored()])
-    (tmp_path / "ev" / "run.json").write_text(json.dumps({"agent": {"workflow": "memsearcher"}}))
-    run = read_run(tmp_path / "ev", max_trajectories=5)
-    assert distinct_labels(run, run) == ("memsearcher (ev) 1", "memsearcher (ev) 2")
 
 
 @pytest.mark.parametrize("values", [[-0.5, 0.5], [1.0, 2.0, math.nan, 2.0, math.inf], [math.nan]])
