@@ -113,8 +113,6 @@ def test_the_table_names_every_package():
         ("agent/run.py", "__import__(name)", {"a computed name"}),
         ("logs/metrics.py", "from memsearcher_jax.agent import reward", {f"{PACKAGE}.agent.reward"}),
         ("report/plots.py", "from memsearcher_jax.types_of_mine import x", {f"{PACKAGE}.types_of_mine.x"}),
-        ("sampling/engine.py", "from memsearcher_jax.training import packing", {f"{PACKAGE}.training.packing"}),
-        ("training/update.py", "import flax.linen as nn", {"flax.linen"}),
         ("rl/loop.py", "import launch.cli, cli", {"launch.cli", "cli"}),
         ("config.py", "import jax", {"jax"}),
     ],

@@ -15,10 +15,8 @@ from memsearcher_jax.model import hf_config, safetensors_files
 from memsearcher_jax.retrieval import bm25, scann_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.corpus import open_corpus
-from memsearcher_jax.retrieval.index import open_index
 from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
-from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 from memsearcher_jax.rl.completers import OpenAICompleter, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.runtime import run_dir
@@ -109,19 +107,6 @@ def npy(payload):
 def test_the_payload_runs_when_unpickled(tmp_path):
     np.load(io.BytesIO(npy(PicklePayload(tmp_path / "created"))), allow_pickle=True)
     assert (tmp_path / "created").exists()
-
-
-def test_embeddings_are_never_unpickled(tmp_path, created):
-    shards = EmbeddingShards(tmp_path, rows=1, size=1, dtype="float32")
-    shards.path(0).write_bytes(npy(PicklePayload(created)))
-    with pytest.raises(ValueError):
-        shards[:]
-
-
-def test_an_index_is_never_unpickled(small_index, created):
-    np.savez(small_index / "encoder.npz", np.array([PicklePayload(created)], object))
-    with pytest.raises(ValueError, match="is damaged"):
-        open_index(small_index, encoder=manifest(small_index)["vectors"]["encoder"], index_type="exact")
 
 
 def manifest(index):
