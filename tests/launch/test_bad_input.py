@@ -110,9 +110,7 @@ INVALID = {
         ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
     ],
     serve_agent: [
-        ("", "--checkpoint is missing: give a run directory"),
         (f"{SERVED} --api_key_env NO_SUCH_KEY", "--api_key_env: the environment holds no variable of that name"),
-        (f"{SERVED} --retrieval.corpus none.jsonl --port 0", "none.jsonl: no such file"),
         ("--config qwen7b --checkpoint folder", "needs --retrieval.index DIR or --retrieval.corpus FILE"),
         (
             "--config tiny_memalpha --checkpoint folder --memalpha.answer_from rag",
@@ -148,11 +146,9 @@ INVALID = {
     report: [
         ("none --follow", "none: no such folder"),
         ("folder", "folder has neither metrics.jsonl nor trajectories"),
-        ("ev --out folder", "--out folder is a directory or a device: choose a file"),
         ("ev --out ev/results.json", "choose a name that ends in .html"),
     ],
     plan_tpu: [
-        ("--config nano --topology v6e:4x9", "--topology v6e:4x9 is none of v6e:1x1, v6e:2x2, v6e:2x4, v6e:"),
         ("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x"),
     ],
 }
@@ -172,16 +168,6 @@ def test_uncoordinated_hosts_are_an_error(workdir, refused, monkeypatch):
     """Without coordination each host would overwrite the files of the others."""
     monkeypatch.setattr("jax.process_count", lambda: 4)
     assert "the devices belong to 4 hosts" in refused(tpu_train.main, ["--out", "run"])
-
-
-@pytest.mark.parametrize(("kind", "program"), [("finished", tpu_train), ("exported", ask)])
-def test_a_checkpoint_of_another_model_is_an_error(kind, program, workdir, request, refused, snapshot):
-    folder, before = request.getfixturevalue(kind), snapshot(workdir)
-    argv = ["--config", "nano", "--checkpoint", folder, *(["Who?"] if program is ask else ["--out", "out"])]
-    error = refused(program.main, argv)
-    assert f"{folder} holds a checkpoint of another model: embed_size is 32 there, but 64 in this run" in error
-    assert "choose its preset with --config" in error
-    assert snapshot(workdir) == before
 
 
 def test_a_run_without_a_checkpoint_is_an_error(finished, workdir, refused):

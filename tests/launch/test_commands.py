@@ -126,15 +126,6 @@ def test_an_evaluation_resumes_only_with_its_settings(finished, run, tmp_path, r
     assert snapshot(out) == before
 
 
-def test_ask_answers_with_a_model(finished, tmp_path, capsys):
-    file = tmp_path / "x.json"
-    ask.main(["--checkpoint", str(finished), "--json", str(file), "Who lives in Girstead?"])
-    output = capsys.readouterr().out
-    assert all(text in output for text in ("question  Who lives in Girstead?", "turn 1", "stopped"))
-    result = json.loads(file.read_text())
-    assert (result["question"], len(result["turns"])) == ("Who lives in Girstead?", 1)
-
-
 PROBLEM = make_encyclopedia(EncyclopediaConfig()).test[0]  # "Which country does the city where X was born belong to?"
 
 

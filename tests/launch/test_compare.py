@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.launch import compare
-from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.trajectories import compress_trajectories
 from memsearcher_jax.types import Context, Problem, Query, StopReason, Stream, StreamQuestion, Turn
-from tests.samples import scored
+from tests.samples import scored, write_shard
 
 
 def question(number, correct, *, turns=2, memory="", tokens=100, **changes):
@@ -29,7 +27,7 @@ def question(number, correct, *, turns=2, memory="", tokens=100, **changes):
 def write(folder: Path, *shards, **results) -> Path:
     """A folder as launch/evaluate.py leaves it."""
     for number, shard in enumerate(shards):
-        atomic_write(folder / "trajectories" / f"host_{number:04d}.jsonl.gz", compress_trajectories(shard))
+        write_shard(folder, shard, number)
     defaults = {"checkpoint": f"/w/{folder.name}", "step": 7, "questions": sum(map(len, shards)), "metrics": {}}
     (folder / "weights.json").write_text("{}")
     (folder / "results.json").write_text(json.dumps(defaults | results, indent=2))

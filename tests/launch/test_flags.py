@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
-from importlib.metadata import version
 
 import pytest
 
@@ -94,11 +93,6 @@ def test_every_setting_of_a_section_is_explained(section, capsys, refused):
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert_explains(lines, [name for name in settings(flags.run) if name.startswith(f"{section}.")])
     assert "--help rt: the sections are model, mesh, agent" in refused(tpu_train.main, ["--help", "rt"])
-
-
-def test_the_version_is_printed():
-    done = subprocess.run([sys.executable, "-m", "memsearcher_jax.launch", "--version"], capture_output=True, text=True)
-    assert done.stdout == f"memsearcher_jax {version('memsearcher_jax')}\n"
 
 
 def test_settings_accept_equals_signs_and_hyphens_and_booleans_have_a_value():

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import pytest
@@ -109,15 +107,6 @@ def test_a_workload_whose_contexts_do_not_hold_its_tokens_is_refused(refused):
     assert "--workload.context_tokens is less than its shared_tokens and generated_tokens" in line
 
 
-def test_a_workflow_of_ones_own_is_started_before_anything_is_compiled(tmp_path, refused):
-    source = "def mine(question, *, config, prompts, token_counter):\n    yield 3\n"
-    (tmp_path / "mine.py").write_text(source)
-    line = refused(
-        plan_tpu.main, ["--config", "nano", "--topology", "h100:1", "--agent.workflow", f"{tmp_path}/mine.py"]
-    )
-    assert f"agent.workflow {tmp_path}/mine.py: TypeError: the workflow yields 3, and the run's tools are none" in line
-
-
 @compiles
 def test_every_program_is_planned(start, tmp_path):
     """On four hosts, each of which samples on a quarter of the devices; while a program compiles, lines say so."""
@@ -136,20 +125,6 @@ def test_every_program_is_planned(start, tmp_path):
         assert program["total_bytes"] >= resident and program["work"]["operations"] > 0
     phases = [phase["name"] for phase in plan["roofline"]["phases"]]
     assert phases[:3] == ["publish", "prefill", "decode"] and phases[-2:] == ["reference", "update"]
-
-
-@compiles
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_a_compilation_within_seconds(number, start):
-    process = start(f"{NANO} --what update")
-    while not process.stdout.readline().startswith("GB per device  "):
-        assert process.poll() is None
-    time.sleep(2)
-    process.send_signal(number)
-    before = time.monotonic()
-    assert process.wait(60) == 130
-    assert time.monotonic() - before < 5
-    assert process.stderr.read().splitlines()[-1] == "stopped"
 
 
 @compiles

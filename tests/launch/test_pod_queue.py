@@ -30,9 +30,6 @@ GOLDEN = {
         "gcloud compute tpus queued-resources create a --zone=z "
         "--accelerator-type=v4-32 --runtime-version=tpu-ubuntu2204-base --node-id=a --reserved"
     ),
-    "ssh a --zone z --slices 2 -- python -V": (
-        "gcloud compute tpus queued-resources ssh a --zone=z --node=all --worker=all '--command=python -V'"
-    ),
 }
 
 

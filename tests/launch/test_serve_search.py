@@ -1,7 +1,6 @@
 """launch/serve_search.py: it starts, answers requests, and stops on SIGTERM."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -18,11 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
-from memsearcher_jax.launch import cli, serve_agent, serve_search
+from memsearcher_jax.launch import serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.runtime.run_dir import located
 
 PROGRAM = Path(serve_search.__file__)
 SMALL = ["--retrieval.index_type", "exact"]
@@ -155,16 +152,6 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-def test_the_service_searches_the_index_of_a_run(finished, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    flags = cli.parse(serve_search.Serve, ["--checkpoint", str(finished)])
-    searcher = serve_search.make_searcher(flags, tmp_path)
-    passages = make_encyclopedia(flags.run.data.encyclopedia).passages
-    assert searcher.source.info["passages"] == len(passages)
-    assert searcher.search([passages[3].title], 1)[0][0].contents == passages[3].contents
-    assert list(tmp_path.iterdir()) == [], "the index of the run is used"
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 @pytest.mark.parametrize(("host", "reached"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
 def test_ipv6_addresses(host, reached):
@@ -175,11 +162,3 @@ def test_ipv6_addresses(host, reached):
     with listener:
         for address in reached:
             socket.create_connection((address, listener.getsockname()[1])).close()
-
-
-@pytest.mark.parametrize(("program", "package"), [(serve_search, "fastapi"), (serve_agent, "mcp")])
-def test_the_error_without_a_dependency_names_the_extra(program, package, refused, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else real(name))
-    flags = ["--config", "tiny", "--checkpoint", located("package:tiny")] if program is serve_agent else []
-    assert f"{package} is not installed: pip install 'memsearcher_jax[serve]'" in refused(program.main, flags)
