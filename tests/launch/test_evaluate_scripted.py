@@ -1,4 +1,4 @@
-"""Stopped evaluations: no result is lost, and no question is asked twice."""
+"""Evaluations of scripted policies: known metrics, and what a stop, a fault or other hosts must not lose."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from examples.warmstart.search import Errors, SearchDemonstrator
+from examples.warmstart.search import NO_ERRORS, Errors, SearchDemonstrator
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import compress_trajectories, read_log, read_trajectories
@@ -38,6 +38,25 @@ def read_all(folder):
         for file in sorted((folder / "trajectories").iterdir())
         for scored in read_trajectories(file)
     }
+
+
+def test_an_oracle_of_the_encyclopedia_has_full_scores(scripted, capsys):
+    result, folder = scripted(lambda problem: SearchDemonstrator(problem, ENCYCLOPEDIA, NO_ERRORS, random.Random(0)))
+    assert result["questions"] == len(ENCYCLOPEDIA.test)
+    summary = result["evaluation"]["benchmarks"]["encyclopedia"]
+    assert len(summary["scores"]) == 5
+    assert all(score["mean"] == score["high"] == 1.0 for score in summary["scores"].values())
+    assert summary["stops"] == {"answered": 1.0}
+    hops = [problem.metadata["hops"] for problem in ENCYCLOPEDIA.test]
+    assert summary["searches"] == sum(hops) / len(hops)
+    assert summary["turns"] == summary["searches"] + 1
+    assert {name: value for name, value in result["metrics"].items() if name.endswith("_hops")} == {
+        f"exact_match/{hop}_hops": 1.0 for hop in (1, 2, 3)
+    }
+    lengths = [len(context.ids) for scored in read_all(folder).values() for context in scored.trajectory.contexts]
+    assert summary["tokens_per_turn"] == pytest.approx(sum(lengths) / len(lengths))
+    assert summary["peak_context_tokens"] == max(lengths)
+    assert "encyclopedia" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
