@@ -154,7 +154,7 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     if unknown := [key for key in found if not HARMLESS_TOKENIZER.fullmatch(key)]:
         raise ValueError(f"{file}: the key tokenizer.{unknown[0]} is not known: this program may read the file wrongly")
     specials = {f"{name}_token": parts.get(f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
-    tokens = dict(enumerate(parts.get("tokens", ())))
+    tokens: dict[Any, str] = dict(enumerate(parts.get("tokens", ())))
     if unknown := [f"{name} {id}" for name, id in specials.items() if id is not None and id not in tokens]:
         raise ValueError(f"{file}: {unknown[0]} is none of its {len(tokens)} tokens")
     settings |= {name: tokens.get(id) for name, id in specials.items()}
