@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import time
 
 import pytest
 
@@ -28,14 +27,6 @@ def chromium():
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield browser
     browser.quit()
-
-
-def until(condition, seconds=30.0):
-    """Waits for a state of the page."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the page did not reach the expected state"
-        time.sleep(0.02)
 
 
 def by_id(page, name):

@@ -1,7 +1,8 @@
-"""An HTTP server in a thread, for tests."""
+"""An HTTP server in a thread, and waiting for a server or a page, for tests."""
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -23,3 +24,11 @@ def serving_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def until(condition, seconds=30.0):
+    """Waits for a state of a server or a page."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the expected state was not reached"
+        time.sleep(0.01)

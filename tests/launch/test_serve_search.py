@@ -20,6 +20,7 @@ import pytest
 from memsearcher_jax.launch import serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
+from tests.http_server import until
 
 PROGRAM = Path(serve_search.__file__)
 SMALL = ["--retrieval.index_type", "exact"]
@@ -104,7 +105,7 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
         responses = [pool.submit(post, url, "/retrieve", body) for body in bodies]
         assert process.stderr.readline() == "7 requests wait\n"
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not accepts(url))
+        until(lambda: not accepts(url))
         assert not any(response.done() for response in responses)
         process.stdin.write("go on\n")
         process.stdin.flush()
@@ -122,9 +123,9 @@ def test_a_hung_search_does_not_stop_the_service(corpus, tmp_path):
         assert post(url, "/search", {"query": "17 mills", "top_n": 1})[0]["id"] == "17"
         os.kill(child_of(process.pid), signal.SIGSTOP)
         hung = [pool.submit(post, url, "/search", {"query": f"{number} mills"}) for number in range(2)]
-        wait_until(lambda: get(url, "/health")["status"] == "degraded")
+        until(lambda: get(url, "/health")["status"] == "degraded")
         assert all(answer.exception() is None or answer.exception().code == 503 for answer in hung)
-        wait_until(lambda: get(url, "/health")["status"] == "healthy")
+        until(lambda: get(url, "/health")["status"] == "healthy")
         assert post(url, "/search", {"query": "17 mills", "top_n": 1})[0]["id"] == "17"
     with run_service(*flags, "--limits.search_timeout", "60") as (process, url), ThreadPoolExecutor(1) as pool:
         os.kill(child_of(process.pid), signal.SIGSTOP)
@@ -143,13 +144,6 @@ def child_of(pid):
 def get(url, path):
     with urllib.request.urlopen(url + path, timeout=10) as response:
         return json.load(response)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")

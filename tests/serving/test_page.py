@@ -8,7 +8,8 @@ from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Passage
 from tests import browser
-from tests.browser import by_id, until
+from tests.browser import by_id
+from tests.http_server import until
 
 pytestmark = pytest.mark.slow
 selenium = pytest.importorskip("selenium", reason="no selenium: pip install -e '.[browser]'")

@@ -8,7 +8,8 @@ from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, Turn
 from tests import browser
-from tests.browser import by_id, until
+from tests.browser import by_id
+from tests.http_server import until
 from tests.samples import scored, write_shard
 
 pytestmark = pytest.mark.slow

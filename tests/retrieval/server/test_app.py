@@ -18,6 +18,7 @@ from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS, ServiceLimits
 from memsearcher_jax.retrieval.server.app import MicroBatcher, Overloaded, make_app
 from memsearcher_jax.retrieval.server.connections import limited_protocol
 from memsearcher_jax.types import Passage
+from tests.http_server import until
 
 LIMITS = ServiceLimits(
     max_body_bytes=5_000,
@@ -289,7 +290,7 @@ def test_a_client_that_does_not_read_loses_its_connection():
     server = uvicorn.Server(uvicorn.Config(app, http=protocol, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    wait_for(lambda: server.started)
+    until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with send(port, request), send(port, request) as slow:
@@ -298,16 +299,9 @@ def test_a_client_that_does_not_read_loses_its_connection():
             received += len(got)
             time.sleep(0.1)
         assert received > size
-        wait_for(lambda: not server.server_state.connections)
+        until(lambda: not server.server_state.connections)
     server.should_exit = True
     thread.join()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def send_concurrently(port, app, echo, bodies):
@@ -315,10 +309,10 @@ def send_concurrently(port, app, echo, bodies):
     echo.unblocked.clear()
     with concurrent.futures.ThreadPoolExecutor(1 + len(bodies)) as pool:
         first = pool.submit(call, port, "/search", {"query": "first"})
-        wait_for(lambda: echo.batches)
+        until(lambda: echo.batches)
         answers = [pool.submit(call, port, "/batch_search", body) for body in bodies]
         waiting = app.state.batcher._waiting
-        wait_for(lambda: len(waiting) + sum(answer.done() for answer in answers) == len(bodies))
+        until(lambda: len(waiting) + sum(answer.done() for answer in answers) == len(bodies))
         echo.unblocked.set()
         assert first.result()[0] == 200
         return [answer.result() for answer in answers]
