@@ -158,11 +158,10 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
         return result
     listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in peaks.items())
     print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
-    if uncounted := [program.name for program in programs if not program.work]:
-        names = "; ".join(uncounted)
+    if names := "; ".join(program.name for program in programs if not program.work):
         print(f"the compiler does not write as text: {names}. Their operations are not counted: times may be too low")
     # Several prefill programs differ in width: the last one is the widest.
-    work, workload = {program.name.partition(",")[0]: program.work for program in programs}, flags.workload
+    work, workload = {one.name.partition(",")[0]: one.work for one in programs if one.work}, flags.workload
     phases = roofline.sampling_phases(config, workload, topology, work) if flags.what != "update" else []
     phases += roofline.training_phases(config, workload, topology) if flags.what != "sample" else []
     return result | {"roofline": print_estimate(config, workload, topology, phases)}

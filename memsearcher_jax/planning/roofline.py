@@ -178,9 +178,7 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology) -
     return phases
 
 
-def sampling_phases(
-    config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work | None]
-) -> list[Phase]:
+def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:
     """Publishing the weights, and the rollouts. `work`: of compiled programs, per call, where it is known.
 
     Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories

@@ -27,13 +27,11 @@ class Candidate(NamedTuple):
 def candidates(config: RunConfig, workload: Workload, topology: Topology) -> list[Candidate]:
     """All valid candidates, fastest first; of equally fast ones, the one with the lowest memory first.
 
-    Tensor parallelism comes last: each layer waits for its exchanges, which the roofline leaves out. Raises ValueError
-    if the devices cannot share a mini-batch.
+    Tensor parallelism, whose exchanges are left out, comes last. ValueError if the devices cannot share a mini-batch.
     """
     found, devices = [], len(topology.devices)
-    for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
-        if devices % tensor:
-            continue
+    tensors = [size for size in SIZES if devices % size == 0]
+    for tensor, rows, longest, remat in itertools.product(tensors, SIZES, SIZES, REMAT):
         seq_len, mesh = longest * config.sampling.context_tokens, MeshConfig(1, devices // tensor, tensor)
         steps, odd_rows = divmod(config.training.minibatch_rows, rows * mesh.fsdp)
         if odd_rows or seq_len % config.training.logit_chunk:
@@ -47,8 +45,7 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
         phases = roofline.training_phases(one, workload, topology)
         found.append(Candidate(one, min_saved_bytes(one, devices), sum(phase.seconds for phase in phases)))
     if not found:
-        rows = config.training.minibatch_rows
-        raise ValueError(f"training.minibatch_rows {rows} does not divide over {devices} devices: choose a multiple")
+        raise ValueError(f"choose training.minibatch_rows that {devices} devices can share: a multiple")
     return sorted(found, key=lambda one: (one.config.mesh.tensor, round(one.seconds, 3), one.saved_bytes))
 
 

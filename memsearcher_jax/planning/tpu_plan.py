@@ -113,12 +113,8 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     weights = _compute_params(model, mesh)
 
     logprob_fn = partial(make_logprob_fn, config=training, temperature=temperature)
-    kept, rows = memory.state + memory.base + memory.reference, _abstract_batch(training, mesh, 0)
-    arguments = (
-        state,
-        _abstract_batch(training, mesh, config.teacher.top_k, resolved=True),
-        weights if model.lora_rank else None,
-    )
+    kept, rows = memory.state + memory.base + memory.reference, _abstract_batch(training, mesh)
+    arguments = state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None
     step, others = update_program(model, mesh, "grpo", temperature, training), memory.training - memory.state
     calls: list[tuple[str, Any, tuple, int]] = [("update", step, arguments, others - memory.base)]
     if "reference" in passes:
@@ -180,17 +176,13 @@ def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
     return sharding.abstract_params(model, mesh, model.compute_dtype)
 
 
-def _abstract_batch(training: TrainingConfig, mesh: Mesh, top_k: int, *, resolved: bool = False) -> PackedBatch:
+def _abstract_batch(training: TrainingConfig, mesh: Mesh, *, resolved: bool = False) -> PackedBatch:
     """A mini-batch as shapes, types and shardings; `resolved`: with what the update needs besides the packed rows."""
     shape, batch_sharding = (training.minibatch_rows, training.seq_len), sharding.named_sharding(mesh, ("batch", None))
-    targets = training.kl_coefficient or (training.objective != "grpo" and not top_k)
-    more = (
-        {"ref_logprob_BT": targets, "tis_weight_BT": training.tis_cap, "teacher_weight_BT": top_k} if resolved else {}
-    )
+    targets = training.kl_coefficient or training.objective != "grpo"
+    more = {"ref_logprob_BT": targets, "tis_weight_BT": training.tis_cap} if resolved else {}
     dtypes = dict(PACKED_DTYPES) | {name: np.float32 for name, needed in more.items() if needed}
     arrays = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding) for name, dtype in dtypes.items()}
-    for name, dtype in (("teacher_ids_BTK", np.int32), ("teacher_probability_BTK", np.float32)) if top_k else ():
-        arrays[name] = jax.ShapeDtypeStruct((*shape, top_k), dtype, sharding=batch_sharding)
     return PackedBatch(**arrays)  # type: ignore[arg-type]
 
 
