@@ -57,7 +57,8 @@ def multi_context_advantages(
             float(advantage),
             number,
             is_correct,
-            *(hints_C[number] if hints_C else ()),
+            hint=hints_C[number][0] if hints_C else (),
+            hint_place=hints_C[number][1] if hints_C else 0,
         )
         for (_, group, contexts, is_correct, hints_C), advantage in zip(rewarded, advantage_U, strict=True)
         if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]

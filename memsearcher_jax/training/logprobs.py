@@ -35,7 +35,7 @@ def token_logprobs(
     """
     table_VD, hidden_BTD, mask_BT = _before_logits(params, model_config, batch)
     targets = [(batch.ids_BT[..., None], jnp.ones((*batch.ids_BT.shape, 1)))]
-    if batch.teacher_ids_BTK is not None:
+    if batch.teacher_ids_BTK is not None and batch.teacher_probability_BTK is not None:
         targets.append((batch.teacher_ids_BTK, batch.teacher_probability_BTK))
     targets = jax.tree.map(partial(jnp.roll, shift=-1, axis=1), targets)
     scores = _target_scores(chunk, temperature, table_VD, hidden_BTD, targets, mask_BT)
@@ -213,7 +213,7 @@ def _by_token(target: Targets, logits_BcV: jax.Array) -> tuple[jax.Array, jax.Ar
     tokens_V = jnp.arange(logits_BcV.shape[-1])
     parts = (jnp.moveaxis(x_BcK, -1, 0)[..., None] for x_BcK in target)
     weight_BcV = sum(jnp.where(tokens_V == ids_Bc1, weight_Bc1, 0) for ids_Bc1, weight_Bc1 in zip(*parts, strict=True))
-    return weight_BcV, jnp.sum(target[1], axis=-1)
+    return cast(jax.Array, weight_BcV), jnp.sum(target[1], axis=-1)
 
 
 def _read_chunk(tree: Any, index: jax.Array, chunk: int) -> Any:

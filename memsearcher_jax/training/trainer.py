@@ -154,6 +154,7 @@ class Trainer:
             rows = self._pack(hinted, np.random.default_rng(0))
             batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
             scores = multihost_utils.process_allgather(self.reference.scores(batches, policy), tiled=True)
+            assert packed.example_BT is not None and rows.example_BT is not None, "as packed"
             # Both packings hold the trained tokens of each example once, in order.
             places = np.argwhere(packed.mask_BT & np.isin(packed.example_BT, taught))
             places = places[np.argsort(packed.example_BT[tuple(places.T)], kind="stable")]

@@ -44,7 +44,7 @@ def test_weights_and_chunks_of_logits_must_divide(seven_b):
 
 def test_a_mini_batch_that_the_devices_cannot_share_is_no_lack_of_memory(seven_b):
     few = replace(seven_b, training=replace(seven_b.training, minibatch_rows=4, grad_accum_steps=1))
-    with pytest.raises(ValueError, match="choose training.minibatch_rows that 32 devices can share: a multiple"):
+    with pytest.raises(ValueError, match=r"choose training\.minibatch_rows that 32 devices can share: a multiple"):
         found(few)
 
 
