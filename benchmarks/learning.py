@@ -37,7 +37,6 @@ COLLAPSING = (  # 30 times the learning rate of the preset, and a quarter of its
     *("--training.learning_rate", "9e-3", "--rl.prompts_per_step", "4", "--sampling.slots", "32"),
     *("--rl.evaluate_every", "5", "--evaluation.max_questions", "100"),
 )
-HINT = ("--training.objective", "grpo+distill", "--teacher.hint", "True", "--rl.keep_constant_reward_groups", "True")
 VARIANTS = {
     "tiny": Variant("tiny"),
     "last context": Variant("tiny", ("--rl.credit", "last_context")),
@@ -54,7 +53,6 @@ VARIANTS = {
     "carry over 2": Variant("tiny", ("--rl.carry_over", "2")),
     "collapse": Variant("tiny", COLLAPSING),
     "rollback": Variant("tiny", (*COLLAPSING, "--health.on_collapse", "rollback", "--health.patience", "2")),
-    "hint": Variant("tiny", HINT),
     "memalpha": Variant("tiny_memalpha"),
     "memalpha pooled": Variant("tiny_memalpha", ("--rl.advantage_scope", "pooled")),
     "memalpha reader": Variant("tiny_memalpha", ("--memalpha.answer_from", "rag"), trained=False),
