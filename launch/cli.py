@@ -84,8 +84,7 @@ CommandT = TypeVar("CommandT", bound=Command)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a command without library warnings. Ctrl-C or SIGTERM ends it with one line and status 130, and a reader of
-    the output that has exited, such as `head`, with status 141, as a shell's SIGPIPE."""
+    """Runs a command without library warnings. Status 130: Ctrl-C or SIGTERM; 141: nobody reads its output any more."""
     if sys.argv[1:] == ["--version"]:
         print(f"memsearcher_jax {importlib.metadata.version('memsearcher_jax')}")
         return
@@ -216,14 +215,12 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
     export = find_export(checkpoint, "--checkpoint") if checkpoint is not None else None
     adapter = re.search(r"\0--model\.adapter[=\0]([^\0]+)", "\0".join(["", *words]))
-    if source.config:
-        base = load_preset(source.config)
-    elif run_folder:
+    if run_folder and not source.config:
         base = with_own_inputs(run_folder, read_run_config(run_folder))
-    elif found := export or (find_export(adapter[1], "--model.adapter") if adapter else None):
+    elif not source.config and (found := export or (adapter and find_export(adapter[1], "--model.adapter"))):
         base = read_export_config(found)
     else:
-        base = load_preset("nano")
+        base = load_preset(source.config or "nano")
     if run_folder or export:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
