@@ -29,6 +29,7 @@ from typing import Any
 from memsearcher_jax.data.documents import split_text
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.launch import cli
+from memsearcher_jax.types import encodable
 
 TITLE = re.compile(r"\A---\s*\n(?:.*\n)*?title:[ \t]*(.+)\n")
 """Of a document that begins with "key: value" lines."""
@@ -68,7 +69,7 @@ def read_documents(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def passages(document: dict[str, Any], max_words: int) -> Iterator[dict[str, str]]:
-    text = document["text"].encode("utf-8", "replace").decode()
+    text = encodable(document["text"])
     title = match[1] if (match := TITLE.match(text)) else text.strip().partition("\n")[0]
     title = " ".join(title.replace('"', "'").split())[:200]
     for start, end in split_text(text, max_words):

@@ -82,6 +82,11 @@ class Problem:
         return cls(id, description, (), {"source": stream.source}, stream)
 
 
+def encodable(text: str) -> str:
+    """The text with "?" for halves of surrogate pairs, which JSON may escape and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def plain_title(title: str) -> str:
     """A page's title without the `(...)` at its end, which tells the pages of a name apart."""
     return re.sub(r"\s*\([^()]*\)\s*$", "", title)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Container
 
-from memsearcher_jax.types import Call, Completion, FinishReason, Query, StopReason
+from memsearcher_jax.types import Call, Completion, FinishReason, Query, StopReason, encodable
 
 THINK = "<think>"
 
@@ -93,7 +93,7 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)  # JSON has no NaN, and logs refuse it
         except (ValueError, RecursionError):
             return "Parse tool call failed"
-        return Call(name, json.loads(_encodable(text)))
+        return Call(name, json.loads(encodable(text)))
     if "arguments" not in call:
         return "Parse tool call failed"
     if not isinstance(arguments, dict):
@@ -106,12 +106,7 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
     # bool is a subclass of int
     if not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1:
         return "invalid top_n"
-    return Query(_encodable(query), min(top_n, max_top_n))
-
-
-def _encodable(text: str) -> str:
-    """The text with "?" for halves of surrogate pairs, which JSON may escape and no encoder downstream accepts."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return Query(encodable(query), min(top_n, max_top_n))
 
 
 def _bodies(text: str, tag: str) -> list[str]:

@@ -50,6 +50,13 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
+def golden_texts(gold: Any) -> list[str]:
+    """All golden answers of a stream's question, with nested lists flattened."""
+    if not isinstance(gold, list):
+        return [str(gold)]
+    return [str(text) for entry in gold for text in (entry if isinstance(entry, list) else [entry])]
+
+
 def exact_match(prediction: str | None, golden_answers: Sequence[str] | str) -> float:
     """1.0 if the normalised prediction equals a normalised golden answer, else 0.0. No prediction scores 0.0."""
     return float(prediction is not None and normalize(prediction) in _normalized(golden_answers))

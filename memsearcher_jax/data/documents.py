@@ -15,7 +15,7 @@ from typing import Any
 from unicodedata import normalize
 
 from memsearcher_jax.analyzer import SPACELESS
-from memsearcher_jax.types import TokenCounter
+from memsearcher_jax.types import TokenCounter, encodable
 
 DOCUMENT_LIBRARIES = ("markdown_it", "bs4", "pypdf")  # the extra `documents`
 WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into chunks of tokens
@@ -253,7 +253,7 @@ class _Outline:
 
 def valid_text(text: str) -> str:
     """The text in NFC, as models write it, with "?" for lone surrogates, which UTF-8 cannot represent."""
-    return normalize("NFC", text.encode("utf-8", "replace").decode())
+    return normalize("NFC", encodable(text))
 
 
 def _decode(path: Path) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from memsearcher_jax.agent.memalpha.reward import golden_texts
 from memsearcher_jax.agent.prompts import ASSISTANT, END
-from memsearcher_jax.agent.reward import cover_exact_match, normalize
+from memsearcher_jax.agent.reward import cover_exact_match, golden_texts, normalize
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Context, Objectives, Problem, ScoredTrajectory
 
 Hint = tuple[Sequence[int], int]
-"""Token ids, and the number of the context's token that they stand before."""
+"""Token ids, and the number of the context's token that they are inserted before."""
 
 
 def make_hints(scored: Sequence[ScoredTrajectory], tokenizer: ChatTokenizer) -> list[list[Hint]]:

@@ -27,6 +27,7 @@ from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.runtime import bert
 from memsearcher_jax.runtime.bert import EncoderConfig
+from memsearcher_jax.types import encodable
 
 E5_PROMPTS = ("query: ", "passage: ")
 E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
@@ -62,7 +63,7 @@ class TextEmbedder:
         out_BD = np.zeros((len(texts), self.config.embed_size), np.float32)
         kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
         # JSON may contain lone surrogates, which the tokenizer rejects.
-        valid = (texts[row].encode("utf-8", "replace").decode() for row in kept)
+        valid = (encodable(texts[row]) for row in kept)
         if self.config.lower_case:
             valid = (text.lower() for text in valid)
         limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)

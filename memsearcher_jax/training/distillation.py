@@ -16,7 +16,7 @@ from memsearcher_jax.training.packing import PackedBatch, TrainingExample
 
 
 def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
-    """teacher_weight_BT: that of the teacher's advantage for each token."""
+    """teacher_weight_BT: that of the teacher's advantage or loss for each token."""
     taught_E = np.array([is_taught(config, one) and (config.on == "all" or not one.correct) for one in examples])
     return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
 

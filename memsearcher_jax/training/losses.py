@@ -47,8 +47,8 @@ def grpo_loss(
         metrics["kl"] = _token_mean(kl_BT, batch)
     if batch.teacher_ids_BTK is not None:
         assert batch.teacher_weight_BT is not None and batch.teacher_probability_BTK is not None, "set together"
-        entropy_BTK = -xlogy(batch.teacher_probability_BTK, batch.teacher_probability_BTK)
-        divergence_BT = -jnp.sum(entropy_BTK, axis=-1) - teacher_BT
+        p_BTK = batch.teacher_probability_BTK
+        divergence_BT = jnp.sum(xlogy(p_BTK, p_BTK), axis=-1) - teacher_BT
         loss += masked.weighted_sum(batch.teacher_weight_BT * divergence_BT, weight_BT)
         metrics["teacher_kl"] = _token_mean(divergence_BT, batch)
     return loss, metrics | {

@@ -28,7 +28,7 @@ class TrainingExample:
     number: int = 0  # of the context in its trajectory
     correct: bool = False  # the answer of its trajectory is
     hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees
-    hint_place: int = 0  # the number of the token that the hint stands before
+    hint_place: int = 0  # the token that the hint is inserted before
 
     def __post_init__(self) -> None:
         lengths = len(self.ids), len(self.logprobs), len(self.sampled)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.memalpha.conversations import LOCOMO, LONGMEMEVAL, locomo_score
 from memsearcher_jax.agent.memalpha.memory import CallResult, Status
-from memsearcher_jax.agent.reward import cover_exact_match, exact_match, token_f1
+from memsearcher_jax.agent.reward import cover_exact_match, exact_match, golden_texts, token_f1
 from memsearcher_jax.ranges import NonNegative, Probability
 
 if TYPE_CHECKING:
@@ -238,13 +238,6 @@ def _is_missing(gold: Gold) -> bool:
     if isinstance(gold, dict):
         return gold.get("text") is None
     return gold is None or (isinstance(gold, list) and all(map(_is_missing, gold)))
-
-
-def golden_texts(gold: Gold) -> list[str]:
-    """All golden answers, with nested lists flattened."""
-    if not isinstance(gold, list):
-        return [str(gold)]
-    return [str(text) for entry in gold for text in (entry if isinstance(entry, list) else [entry])]
 
 
 def _first_text(gold: Gold) -> str:

@@ -17,7 +17,7 @@ from json_repair import repair_json
 
 from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Json, Memory, Status, Store, as_text
 from memsearcher_jax.agent.memalpha.search import search
-from memsearcher_jax.types import TokenCounter
+from memsearcher_jax.types import TokenCounter, encodable
 
 INSERT, UPDATE, DELETE, SEARCH = "new_memory_insert", "memory_update", "memory_delete", "search_memory"
 OFFERED = (INSERT, UPDATE, DELETE)
@@ -72,7 +72,7 @@ def parse_arguments(text: str) -> Json | CallResult:
     try:
         repaired = repair_json(text, ensure_ascii=False)
         # JSON may escape half of a surrogate pair, which no encoder downstream accepts.
-        return json.loads(repaired.encode("utf-8", "replace").decode("utf-8"))
+        return json.loads(encodable(repaired))
     except (ValueError, RecursionError):
         return CallResult.failed(ErrorKind.UNREADABLE, "the arguments are not JSON and cannot be repaired")
 

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS
-from memsearcher_jax.types import Passage
+from memsearcher_jax.types import Passage, encodable
 
 
 class ServiceUnavailable(ConnectionError):
@@ -139,12 +139,7 @@ class SearchClient(JsonClient):
 
 def clean_query(query: str) -> str:
     """The part of a query that is searched."""
-    return _encodable(query[:MAX_QUERY_CHARS])
-
-
-def _encodable(text: str) -> str:
-    """The text with "?" for lone surrogates, which JSON allows and UTF-8 does not."""
-    return text.encode("utf-8", "replace").decode()
+    return encodable(query[:MAX_QUERY_CHARS])
 
 
 def _passage(document: dict[str, Any], score: float) -> Passage:
@@ -153,4 +148,4 @@ def _passage(document: dict[str, Any], score: float) -> Passage:
         raise TypeError(f"contents of type {type(contents).__name__}")
     if not math.isfinite(score := float(score)):
         raise ValueError(f"a score is {score}")
-    return Passage(_encodable(str(document["id"])), _encodable(contents), score)
+    return Passage(encodable(str(document["id"])), encodable(contents), score)
