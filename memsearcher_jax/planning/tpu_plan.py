@@ -33,6 +33,7 @@ from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
 from memsearcher_jax.training.trainer import update_program
 
+HOST_CHIPS = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # of one host, along each axis; others have 2 x 2
 Notify = Callable[[str], object]  # gets the program that begins to compile
 
 
@@ -76,12 +77,11 @@ def find_topology(name: str) -> Topology:
         jax.config.update("jax_num_cpu_devices", math.prod(lengths))
         devices = jax.devices("cpu")
         return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
-    host_devices = devices = topologies.get_topology_desc(name, platform="tpu").devices
     # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
-    coords = [device.coords for device in devices if device.process_index == devices[0].process_index]
-    host_shape = "x".join(str(len(set(values))) for values in list(zip(*coords, strict=True))[: len(lengths)])
-    if host_shape != shape:
-        host_devices = topologies.get_topology_desc(f"{generation}:{host_shape}", platform="tpu").devices
+    bounds = HOST_CHIPS.get(shape, (2, 2, 1))
+    shapes = (shape, "x".join(map(str, bounds[: len(lengths)])))
+    parts = (topologies.get_topology_desc(f"{generation}:{x}", "tpu", chips_per_host_bounds=bounds) for x in shapes)
+    devices, host_devices = (part.devices for part in parts)
     return Topology.of(generation, lengths, devices, host_devices)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, plan_tpu
+from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline, tpu_plan
 from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
@@ -174,4 +175,13 @@ def test_7b_with_lora_fits_one_host_of_v5e(plan, tmp_path):
     step = plan(f"--config qwen7b --topology v5e:2x4 --what update --training.grad_accum_steps 32 {lora}")
     assert {program["name"] for program in step["programs"]} == {"update", "reference"}
     assert max(program["total_bytes"] for program in step["programs"]) <= 10 * GB
-    assert step["resident"]["rollout"] <= 14 * GB
+    assert step["resident"]["rollout"] <= 10 * GB
+
+
+@compiles
+@pytest.mark.parametrize("name", ["v5e:1x1", "v6e:2x4", "v6e:4x8"])
+def test_the_hosts_of_a_plan_are_those_of_the_cloud(name, start):
+    """A slice of one chip, one whose eight chips are one host's, and one with four chips per host."""
+    process = start(f"--config qwen7b --topology {name} --model.remat none --sampling.tensor 1")
+    output, _ = process.communicate()
+    assert f" chips of {find_slice(name).hosts} hosts, " in output and process.returncode == plan_tpu.DOES_NOT_FIT
