@@ -62,7 +62,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             if local.model.path:
                 load_weights.check_weights(local.model.path, local.model)
             tokenizer = setup.open_tokenizer(local.model)
-            data = recorded.load(local.sft, local.seed, tokenizer, local.training.seq_len)
+            data = recorded.load(local.sft, local.seed, tokenizer, local.model.vocab_size, local.training.seq_len)
             update.check_param_dtype(local.model)
             mesh = sharding.make_mesh(local.mesh, jax.devices())
             sharding.check_divides(local.model, dict(mesh.shape))

@@ -202,8 +202,8 @@ def _sampling_errors(config: RunConfig) -> Iterator[str]:
 
 
 def _training_errors(config: RunConfig) -> Iterator[str]:
-    training, context_tokens, rl = config.training, config.sampling.context_tokens, config.rl
-    learning_rate_plan(training, 1 if rl.epochs else rl.steps)  # rl.epochs: `rl.setup.with_steps` knows the steps
+    training, context_tokens = config.training, config.sampling.context_tokens
+    learning_rate_plan(training, 1)  # of how many steps the command knows: `rl.setup.with_steps`, `make_trainer`
     if context_tokens > training.seq_len:
         yield (
             f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context "

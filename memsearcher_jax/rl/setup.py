@@ -163,16 +163,17 @@ def check_contexts(config: RunConfig, agent: Agent, tokenizer: ChatTokenizer) ->
 
 
 def with_steps(config: RunConfig, problems: int) -> RunConfig:
-    """The config with the `rl.steps` that `rl.epochs` make of this many problems, as the original counts them."""
+    """The config with the `rl.steps` that `rl.epochs` make of this many problems, as the original counts them.
+
+    Raises ValueError if there are none, or if the learning rate is 0 before their end.
+    """
     rl = config.rl
-    if not rl.epochs:
-        return config
-    if problems < rl.prompts_per_step:
+    if rl.epochs and problems < rl.prompts_per_step:
         raise ValueError(
             f"rl.epochs {rl.epochs}: {problems} training problems do not fill a step of rl.prompts_per_step "
             f"{rl.prompts_per_step}: set rl.steps instead, or lower rl.prompts_per_step"
         )
-    steps = rl.epochs * (problems // rl.prompts_per_step)
+    steps = rl.epochs * (problems // rl.prompts_per_step) if rl.epochs else rl.steps
     learning_rate_plan(config.training, steps)
     return replace(config, rl=replace(rl, steps=steps))
 

@@ -20,6 +20,8 @@ from memsearcher_jax.sft.config import SFTConfig
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context
 
+OTHER_MODEL = "train the model that these trajectories were recorded with"
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -59,18 +61,20 @@ class RecordedData:
         return [[self.train[row] for row in order[start : start + size]] for start in range(0, len(order), size)]
 
 
-def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, seq_len: int) -> RecordedData:
+def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, vocab_size: int, seq_len: int) -> RecordedData:
     """Reads all files into memory. Contexts without sampled tokens, or of more than `seq_len` tokens, are left out.
 
-    Raises FileNotFoundError or ValueError, in one line, for a file that is missing, damaged or recorded with another
-    tokenizer, or if nothing is left to train on.
+    `vocab_size`: of the model, which may sample ids that the tokenizer does not have. Raises FileNotFoundError or
+    ValueError, in one line, for a file that is missing, damaged or recorded with another tokenizer, or if nothing is
+    left to train on.
     """
     left_out = Counter[str]()
     files, held_out_files = trajectory_files(config.trajectories), trajectory_files(config.held_out)
     if both := {file.resolve() for file in files} & {file.resolve() for file in held_out_files}:
         raise ValueError(f"{min(both)} is in sft.trajectories and in sft.held_out: leave it out of one of them")
-    train = [one for file in files for one in _read(file, tokenizer, seq_len, left_out)]
-    held_out = [one for file in held_out_files for one in _read(file, tokenizer, seq_len, left_out)]
+    limits = vocab_size, seq_len
+    train = [one for file in files for one in _read(file, tokenizer, *limits, left_out)]
+    held_out = [one for file in held_out_files for one in _read(file, tokenizer, *limits, left_out)]
     rewarded = [one for one in train if one.reward >= config.min_reward]
     left_out["trajectories without a reward"] = sum(math.isnan(one.reward) for one in train)
     left_out["trajectories below sft.min_reward"] = sum(one.reward < config.min_reward for one in train)
@@ -106,13 +110,18 @@ def trajectory_files(entries: Sequence[str]) -> list[Path]:
     return files
 
 
-def _read(file: Path, tokenizer: ChatTokenizer, seq_len: int, left_out: Counter[str]) -> list[Recorded]:
+def _read(
+    file: Path, tokenizer: ChatTokenizer, vocab_size: int, seq_len: int, left_out: Counter[str]
+) -> list[Recorded]:
     recorded = []
     for row, scored in enumerate(read_trajectories(file), start=1):
         trajectory, where = scored.trajectory, f"{file}:{row}"
-        examples = [_example(where, context, tokenizer) for context in trajectory.contexts]
+        examples = [_example(where, context, tokenizer, vocab_size) for context in trajectory.contexts]
         if examples and tokenizer.transcript(trajectory.contexts[-1].ids) != trajectory.transcript:
-            raise ValueError(f"{where}: {_other(tokenizer)} does not read the recorded text in the recorded ids")
+            raise ValueError(
+                f"{where}: {OTHER_MODEL}: the tokenizer in {tokenizer.folder} does not read the recorded text in the "
+                "recorded ids"
+            )
         short = [example for example in examples if len(example.ids) <= seq_len]
         left_out["contexts longer than training.seq_len"] += len(examples) - len(short)
         trained = tuple(example for example in short if np.any(example.sampled))
@@ -123,18 +132,14 @@ def _read(file: Path, tokenizer: ChatTokenizer, seq_len: int, left_out: Counter[
     return recorded
 
 
-def _example(where: str, context: Context, tokenizer: ChatTokenizer) -> TrainingExample:
+def _example(where: str, context: Context, tokenizer: ChatTokenizer, vocab_size: int) -> TrainingExample:
     ids = np.asarray(context.ids)
     if not len(ids) or context.sampled[0]:
         raise ValueError(f"{where}: a context must hold token ids, the first of which was not sampled")
-    if (unknown := ids[(ids < 0) | (ids >= tokenizer.vocab_size)]).size:
-        raise ValueError(f"{where}: {_other(tokenizer)} has no token {unknown[0]}")
+    if (unknown := ids[(ids < 0) | (ids >= vocab_size)]).size:
+        raise ValueError(f"{where}: {OTHER_MODEL}: model.vocab_size {vocab_size} has no token {unknown[0]}")
     logprobs = np.array(context.logprobs, np.float32)
     return TrainingExample(ids.astype(np.int32), logprobs, np.array(context.sampled, bool), 1.0)
-
-
-def _other(tokenizer: ChatTokenizer) -> str:
-    return f"train the model that these trajectories were recorded with: the tokenizer in {tokenizer.folder}"
 
 
 def _share(seed: int, problem: str) -> float:

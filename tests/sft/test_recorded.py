@@ -47,10 +47,10 @@ def write(tmp_path):
 
 
 def read(entry, config=ALL, seq_len=100, **changes):
-    return load(replace(config, trajectories=(entry,), **changes), 0, TOKENIZER, seq_len)
+    return load(replace(config, trajectories=(entry,), **changes), 0, TOKENIZER, 2_048, seq_len)
 
 
-contexts = st.lists(st.tuples(st.integers(0, 1_535), st.booleans()), min_size=2, max_size=12).map(
+contexts = st.lists(st.tuples(st.integers(0, 2_047), st.booleans()), min_size=2, max_size=12).map(
     lambda tokens: Context(
         tuple(id for id, _ in tokens), (0.0,) * len(tokens), (False, *(flag for _, flag in tokens[1:]))
     )
@@ -138,7 +138,7 @@ def test_held_out_are_whole_problems_or_files_of_their_own(write):
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
-        (context(5, 1_700), r"run/.*:1: train the model .* has no token 1700"),
+        (context(5, 2_048), r"run/.*:1: train the model .* 2048 has no token 2048"),
         (context(5, -1), r"has no token"),
         (context(5, sampled=1), r"a context must hold token ids, the first of which was not"),
     ],

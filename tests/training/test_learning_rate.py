@@ -65,8 +65,8 @@ def test_what_no_plan_can_be_made_of_is_refused(warmup, decay, steps, message):
 def test_a_run_that_goes_on_at_a_rate_of_zero_is_refused():
     config = RunConfig(rl=RLConfig(steps=20), training=TrainingConfig(warmup_steps="2", decay_steps="10"))
     with pytest.raises(ValueError, match="the learning rate is 0 from training step 12 of 20 on: set it to end"):
-        check(config)
-    check(replace(config, training=replace(config.training, decay_steps="end")))
+        with_steps(check(config), 24)
+    with_steps(replace(config, training=replace(config.training, decay_steps="end")), 24)
     epochs = check(replace(config, rl=replace(config.rl, epochs=2, prompts_per_step=4)))
     assert with_steps(epochs, 24).rl.steps == 12
     with pytest.raises(ValueError, match="the learning rate is 0 from training step 12 of 14 on"):
