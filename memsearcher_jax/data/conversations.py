@@ -14,11 +14,9 @@ turn of more words where a sentence does.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.documents import WORD, split_text, valid_text
@@ -30,21 +28,7 @@ LOCOMO_CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single
 _SESSION, _TURN_ID = re.compile(r"session_(\d+)"), re.compile(r"D\d+:\d+")
 
 
-def read_conversations(path: Path) -> Iterator[tuple[str, Any]]:
-    """("file, entry number", entry) of every entry of the list that the file holds.
-
-    Raises FileNotFoundError, or ValueError for a file that is no JSON list.
-    """
-    try:
-        entries = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(entries, list):
-        raise ValueError(f"{path}: a list of conversations is needed, found {type(entries).__name__}")
-    yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
-
-
-def conversation_problem(where: str, entry: Any, max_words: int, file: str) -> Problem:
+def conversation_problem(where: str, entry: dict[str, Any], max_words: int, file: str) -> Problem:
     """The stream of one entry of `file`, a name without suffix. Raises MalformedRow for an entry of another layout.
 
     The files of LongMemEval have the same questions: their names tell them apart, as data sets and in the ids.

@@ -68,18 +68,20 @@ class ProblemSplits:
 
 
 def load(config: DataConfig, directory: Path) -> ProblemSplits:
-    """Read and check every row. Problems are stored as a dataset under `directory`, which later calls reuse.
+    """Read and check every row. The rows of files are stored as a dataset under `directory`, which later calls reuse.
 
     Raises:
       FileNotFoundError, ValueError: a one-line message that names the file, and the row if there is one.
     """
-    # Imported here because it takes most of a second and reading a config must be fast.
-    from memsearcher_jax.data.tfds_builder import store
-
     skipped = list[str]()
-    splits: Mapping[str, Sequence[Problem]] = make_problems(config) if config.is_synthetic else _read(config, skipped)
-    stored = store(splits, directory)
-    train, test = (stored.get(split, ()) for split in ("train", "test"))
+    splits: Mapping[str, Sequence[Problem]]
+    if config.is_synthetic:
+        splits = make_problems(config)
+    else:
+        from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
+
+        splits = store(_read(config, skipped), directory)
+    train, test = (splits.get(split, ()) for split in ("train", "test"))
     excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
     if excluded and not any(one.id in excluded for one in train):
         raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")

@@ -1,9 +1,9 @@
-"""Readers of problem files, as JSON Lines or parquet.
+"""Readers of problem files: JSON Lines, a list in `.json`, or parquet.
 
 - Questions as FlashRAG publishes them: `id`, `question`, `golden_answers` and optionally `metadata`.
-- Questions as Search-R1 and the original MemSearcher write them: the answers may be in `reward_model`, one of them as a
-  text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and the `index` of
-  its `extra_info`, or by its number.
+- Questions as Search-R1 and the original MemSearcher write them: the answers may be in `reward_model`, one of them or
+  a JSON list as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and
+  the `index` of its `extra_info`, or by its number.
 - Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
   `question`, `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.data.conversations import conversation_problem, read_conversations
+from memsearcher_jax.data.conversations import conversation_problem
 from memsearcher_jax.data.documents import valid_text
 from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
@@ -38,7 +38,7 @@ CHUNK_WORDS = 640
 def read_problems(
     path: str | Path, on_malformed: Callable[[str], object] | None = None, chunk_words: int = CHUNK_WORDS
 ) -> list[Problem]:
-    """Read every row of a file of questions or streams: JSON Lines, `.parquet`, or conversations in `.json`.
+    """Read every row of a file of questions, streams or conversations: JSON Lines, `.parquet`, or a list in `.json`.
 
     Args:
       chunk_words: words of a chunk of a conversation, at most.
@@ -52,7 +52,7 @@ def read_problems(
     """
     path = Path(path)
     problems: dict[str, Problem] = {}
-    rows = {".parquet": _parquet_rows, ".json": read_conversations}.get(path.suffix, numbered_lines)(path)
+    rows = {".parquet": _parquet_rows, ".json": _json_rows}.get(path.suffix, numbered_lines)(path)
     for where, row in rows:
         try:
             problem = _problem(where, row, path, chunk_words)
@@ -79,6 +79,20 @@ def with_source(problem: Problem, source: str) -> Problem:
     return replace(problem, id=f"{source}/{problem.id}", metadata={**problem.metadata, "source": source})
 
 
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """("file, entry number", entry) of every entry of a list. Other files are JSON Lines, as Hugging Face's datasets
+    writes them."""
+    content = path.read_bytes()
+    if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        yield from numbered_lines(path)
+        return
+    try:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file:row", row) of every row, counted from 1."""
     import pyarrow as pa  # imported here because it is slow to import and rarely needed
@@ -98,11 +112,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path}: not a readable parquet file after row {number} ({reason})") from error
 
 
-def _problem(where: str, row: bytes | dict[str, Any], path: Path, chunk_words: int) -> Problem:
+def _problem(where: str, row: Any, path: Path, chunk_words: int) -> Problem:
     fields = parse_object(where, row) if isinstance(row, bytes) else row
-    if isinstance(fields, dict) and isinstance(fields.get("context"), str):
+    if not isinstance(fields, dict):
+        raise MalformedRow(f"{where}: a JSON object is needed, found {type(fields).__name__}")
+    if isinstance(fields.get("context"), str):
         return _text_problem(where, fields, path.stem)
-    if path.suffix == ".json":
+    if "haystack_sessions" in fields or isinstance(fields.get("conversation"), dict):
         return conversation_problem(where, fields, chunk_words, path.stem)
     return _stream_problem(where, fields) if "chunks" in fields else _question_problem(where, fields)
 
@@ -126,7 +142,7 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     truth = truth.get("target") if isinstance(truth, dict) else truth
     fields = {name: row.get(name) for name in ("golden_answers", "answers")} | {"reward_model.ground_truth": truth}
     field = next((name for name, value in fields.items() if value is not None), "golden_answers")
-    answers = [fields[field]] if isinstance(fields[field], str) else fields[field]
+    answers = _listed(fields[field]) if isinstance(fields[field], str) else fields[field]
     if not isinstance(answers, list) or not answers:
         raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
     if row.get("id") is None:
@@ -152,6 +168,15 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: field "metadata": {str(error)[:500]}') from error
     source = row.get("data_source")
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
+
+
+def _listed(text: str) -> list[str]:
+    """The answers of a list as JSON text, as tables hold it; any other text is one answer."""
+    try:
+        answers = json.loads(text)
+    except (ValueError, RecursionError):
+        return [text]
+    return answers if isinstance(answers, list) and all(isinstance(one, str) for one in answers) else [text]
 
 
 def _stream_problem(where: str, row: dict[str, Any]) -> Problem:

@@ -17,7 +17,8 @@ from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.data.readers import read_problems, with_source
 from memsearcher_jax.types import Problem, Stream
 
-RUN = "run"  # the builder config of a run's problems, which come from files or are synthetic
+DAMAGED = "a file of this dataset is damaged ({}); delete the folder"
+RUN = "run"  # the builder config of the problems of a run's files
 
 
 class FlashRag(tfds.core.GeneratorBasedBuilder):
@@ -82,18 +83,18 @@ class StoredProblems(Sequence[Problem]):
         number = range(len(self))[index]  # resolves negative indices and raises IndexError
         if isinstance(number, range):
             return tuple(map(self.__getitem__, number))
-        with _explain_damage(self.folder):
+        with _explained(self.folder, DAMAGED):
             return _decode(self.rows[number])
 
 
 @contextlib.contextmanager
-def _explain_damage(folder: str | Path) -> Iterator[None]:
-    """Turns an error about a damaged file of a dataset, of half a dozen types, into ValueError with the way out."""
+def _explained(folder: str | Path, text: str) -> Iterator[None]:
+    """Turns an error about the files of a dataset, of half a dozen types, into ValueError: the text with the reason."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{folder}: a file of this dataset is damaged ({reason}); delete the folder") from error
+        raise ValueError(f"{folder}: {text.format(reason)}") from error
 
 
 def store(splits: Mapping[str, Sequence[Problem]], directory: Path) -> dict[str, StoredProblems]:
@@ -103,9 +104,10 @@ def store(splits: Mapping[str, Sequence[Problem]], directory: Path) -> dict[str,
     """
     splits = {split: problems for split, problems in splits.items() if problems}
     folder = directory / fingerprint(splits)
-    with _explain_damage(folder):
+    with _explained(folder, DAMAGED):
         dataset = FlashRag(config=RUN, data_dir=folder, splits=splits)
-    dataset.write()
+    with _explained(folder, "this dataset cannot be written ({})"):
+        dataset.write()
     return open_splits(dataset)
 
 
@@ -113,7 +115,7 @@ def open_splits(dataset: FlashRag) -> dict[str, StoredProblems]:
     """The splits of a written dataset."""
     stored: dict[str, StoredProblems] = {}
     for split in dataset.info.splits:
-        with _explain_damage(dataset.data_dir):
+        with _explained(dataset.data_dir, DAMAGED):
             # The library's decorators hide the parameters from type checkers.
             rows = dataset.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
             len(rows)  # opens the file

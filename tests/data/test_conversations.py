@@ -126,8 +126,8 @@ def test_long_sessions_are_divided_between_turns_and_sentences(tmp_path):
     [
         (longmemeval(haystack_dates=[]), "neither a question of LongMemEval nor a conversation of LoCoMo"),
         (longmemeval(haystack_dates=[], haystack_sessions=[]), "has 0 chunks of text and 1 questions"),
-        ({"sample_id": "1"}, "KeyError: 'conversation'"),
-        (3, "TypeError"),
+        ({"sample_id": "1", "conversation": {}}, "KeyError: 'qa'"),
+        (3, "a JSON object is needed, found int"),
     ],
 )
 def test_an_entry_of_another_layout_is_an_error_or_skipped(tmp_path, entry, message):
@@ -139,8 +139,8 @@ def test_an_entry_of_another_layout_is_an_error_or_skipped(tmp_path, entry, mess
     assert len(read_problems(file, skipped.append)) == len(skipped) == 1
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "not JSON"), ("{}", "a list of conversations is needed")])
-def test_a_file_that_is_no_list_is_an_error(tmp_path, content, message):
+@pytest.mark.parametrize(("content", "message"), [("{", "not JSON"), ("[{", "not JSON"), ("[]", "no questions")])
+def test_a_file_without_entries_is_an_error(tmp_path, content, message):
     (tmp_path / "s.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_problems(tmp_path / "s.json")

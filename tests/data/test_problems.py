@@ -211,6 +211,7 @@ def test_reads_search_r1_parquet(tmp_path):
         ({"reward_model": {"ground_truth": ["Ann"]}}, "nq/train_0"),
         ({"reward_model": {"ground_truth": "Ann"}}, "nq/train_0"),
         ({"reward_model": {"ground_truth": {"target": "Ann"}}}, "nq/train_0"),
+        ({"golden_answers": '["Ann"]'}, "nq/train_0"),  # as tables hold a list
         # The files of the original MemSearcher have no ids, and Search-R1 asks for none.
         ({"id": ..., "extra_info": {"split": "dev", "index": 0}}, "nq/dev_0"),
         ({"id": ..., "extra_info": {"index": 7}}, "nq/7"),
@@ -306,6 +307,13 @@ def test_no_text_of_a_stream_holds_half_of_a_surrogate_pair(tmp_path):
     assert [one.answer for one in problem.stream.questions] == ["?", ["?", ["?"]], 3]
 
 
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbf" + row() + row(id=1), b" [\n" + row() + b"," + row(id=1) + b"]"])
+def test_json_files_hold_lines_or_a_list(tmp_path, content):
+    """Hugging Face's datasets writes lines to any name, json.dump a list."""
+    (tmp_path / "q.json").write_bytes(content)
+    assert [problem.id for problem in read_problems(tmp_path / "q.json")] == ["q0", "1"]
+
+
 def test_truncated_parquet_file(tmp_path):
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.Table.from_pylist([search_r1()]), path)
@@ -319,15 +327,18 @@ def test_truncated_parquet_file(tmp_path):
         read_problems(tmp_path / "none.parquet")
 
 
-def test_tfds_is_imported_lazily_and_tensorflow_never(tmp_path):
+def test_tfds_is_imported_for_files_and_tensorflow_never(tmp_path):
+    (tmp_path / "q.jsonl").write_bytes(row())
     code = (
         "import sys; from pathlib import Path; from memsearcher_jax.data import problems;"
         "print('tensorflow_datasets' in sys.modules);"
-        f"problems.load(problems.DataConfig(), Path({str(tmp_path)!r})).train[0];"
+        "problems.load(problems.DataConfig(), Path('none')).train[0];"
+        "print('tensorflow_datasets' in sys.modules);"
+        f"problems.load(problems.DataConfig(train=({str(tmp_path / 'q.jsonl')!r},)), Path({str(tmp_path)!r})).train[0];"
         "print('tensorflow_datasets' in sys.modules, 'tensorflow' in sys.modules, 'jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\nTrue False False\n", "nothing else may be printed either"
+    assert done.stdout == "False\nFalse\nTrue False False\n", "nothing else may be printed either"
 
 
 def test_problems_of_a_file_are_left_out_of_training(tmp_path):

@@ -1,6 +1,9 @@
 import json
+import random
 import re
+import resource
 import shutil
+from dataclasses import replace
 
 import pytest
 import tensorflow_datasets as tfds
@@ -56,6 +59,16 @@ def test_a_damaged_file_of_a_dataset_says_what_to_delete(tmp_path):
             assert len(load(config, copy).train) == 1
         else:
             assert file.name in ("features.json", "metadata.json"), file
+
+
+def test_a_disk_that_is_full_is_an_error_in_one_line(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/\w+: this dataset cannot be written \(.*File too large"):
+            store({"train": [replace(ROWS[0], question=random.Random(0).randbytes(4_000).hex())]}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def write_questions(file, count):
