@@ -27,30 +27,28 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import UnionType
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
 from memsearcher_jax.jsonl import decode_float, encode_float, encode_floats, encode_line, numbered_lines, parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.types import (
     Completion,
     Context,
-    FinishReason,
     Outcome,
-    Passage,
-    Problem,
-    Query,
     ScoredTrajectory,
     SearchResult,
     StopReason,
-    Stream,
     ToolResult,
     Trajectory,
     TrajectorySummary,
-    Turn,
 )
+
+JSON_NAMES = {int: "whole number", str: "text", list: "list", dict: "object"}
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -153,24 +151,63 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
     """The inverse of `encode_trajectory`; its ValueError starts with `where`."""
     record = parse_object(where, line)
     try:
-        problem, outcome = record["problem"], record["outcome"]
-        stream = Stream.from_dict(problem["stream"]) if problem["stream"] else None
-        problem = Problem(**problem | {"golden_answers": tuple(problem["golden_answers"]), "stream": stream})
-        turns = tuple(map(_decode_turn, outcome["turns"]))
-        outcome = Outcome(StopReason(outcome["stop"]), outcome["answer"], turns, outcome["counts"], outcome["error"])
-        contexts = tuple(map(decode_context, record["contexts"]))
-        tool_results = tuple(ToolResult(**result) for result in record.get("tool_results", ()))
-        return ScoredTrajectory(
-            Trajectory(problem, record["rollout"], outcome, contexts, record["transcript"], tool_results),
-            decode_float(record["reward"]),
-            record["reason"],
-            {name: decode_float(value) for name, value in record["scores"].items()},
-            tuple(map(decode_float, record.get("context_rewards", ()))),
-        )
-    except KeyError as error:
-        raise ValueError(f"{where}: not a trajectory, {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+        trajectory = {field.name: record.pop(field.name) for field in fields(Trajectory) if field.name in record}
+        scored = decode(ScoredTrajectory, record | {"trajectory": trajectory})
+        for context in scored.trajectory.contexts:
+            if not len(context.ids) == len(context.logprobs) == len(context.sampled):
+                raise ValueError("a context's ids, logprobs and sampled differ in length")
+        return scored
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: not a trajectory: {error}") from error
+
+
+def decode(kind: Any, value: Any) -> Any:
+    """A JSON value as a dataclass of `memsearcher_jax.types`, or as the type of a field of one.
+
+    Raises TypeError or ValueError for a value of another type, a missing field or an unknown one.
+    """
+    return _decoder(kind)(value)
+
+
+@cache
+def _decoder(kind: Any) -> Callable[[Any], Any]:
+    if is_dataclass(kind):
+        return partial(_decode_fields, kind, get_type_hints(kind))
+    origin, members = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return lambda value: value if isinstance(value, members[1]) else decode(members[0], value)
+    if origin is tuple:
+        return lambda value: tuple(map(_decoder(members[0]), _checked(list, value)))
+    if origin is dict:
+        inner = float | int if members[1] is int else members[1]  # counts of an agent that is not ours
+        return lambda value: {name: decode(inner, one) for name, one in _checked(dict, value).items()}
+    if kind in (int, str):
+        return partial(_checked, kind)
+    return {bool: _decode_flag, float: decode_float, Any: lambda value: value}.get(kind, kind)  # else an enumeration
+
+
+def _decode_fields(kind: type, hints: dict[str, Any], value: Any) -> Any:
+    decoded = {}
+    for name, one in _checked(dict, value).items():
+        if name not in hints:
+            raise ValueError(f"unknown field {name!r}")
+        try:
+            decoded[name] = decode(hints[name], one)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return kind(**decoded)
+
+
+def _checked(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.100} is no {JSON_NAMES[kind]}")
+    return value
+
+
+def _decode_flag(value: Any) -> bool:
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    raise ValueError(f"{value!r:.100} is neither 0 nor 1")
 
 
 def encode_context(context: Context) -> dict[str, Any]:
@@ -178,16 +215,6 @@ def encode_context(context: Context) -> dict[str, Any]:
     sampled = [int(flag) for flag in context.sampled]
     logprobs = encode_floats(context.logprobs)
     return {"ids": context.ids, "logprobs": logprobs, "sampled": sampled, "version": context.version}
-
-
-def decode_context(context: dict[str, Any]) -> Context:
-    """The inverse of `encode_context`. Raises KeyError, TypeError or ValueError."""
-    decoders = {"ids": int, "logprobs": decode_float, "sampled": bool}
-    fields: dict[str, Any] = {name: tuple(map(decode, context[name])) for name, decode in decoders.items()}
-    decoded = Context(**context | fields)
-    if not len(decoded.ids) == len(decoded.logprobs) == len(decoded.sampled):
-        raise ValueError("a context's ids, logprobs and sampled differ in length")
-    return decoded
 
 
 def encode_response(response: Completion | tuple[SearchResult, ...] | ToolResult) -> Any:
@@ -200,22 +227,8 @@ def encode_response(response: Completion | tuple[SearchResult, ...] | ToolResult
 def decode_response(fields: Any) -> Completion | tuple[SearchResult, ...] | ToolResult:
     """The inverse of `encode_response`."""
     if isinstance(fields, list):
-        return _decode_results(fields)
-    if "finish" in fields:
-        return Completion(**fields | {"finish": FinishReason(fields["finish"])})
-    return ToolResult(**fields)
-
-
-def _decode_turn(turn: dict[str, Any]) -> Turn:
-    queries, results = tuple(Query(**query) for query in turn["queries"]), _decode_results(turn["results"])
-    return Turn(**turn | {"calls": tuple(turn["calls"]), "queries": queries, "results": results})
-
-
-def _decode_results(results: Sequence[dict[str, Any]]) -> tuple[SearchResult, ...]:
-    def passage(fields: Any) -> Passage:
-        return Passage(**fields | {"score": decode_float(fields["score"])})
-
-    return tuple(SearchResult(tuple(map(passage, result["passages"])), result["error"]) for result in results)
+        return decode(tuple[SearchResult, ...], fields)
+    return decode(Completion if "finish" in fields else ToolResult, fields)
 
 
 def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> TrajectorySummary:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from memsearcher_jax.logs.trajectories import decode_context, decode_response, encode_context, encode_response
+from memsearcher_jax.logs.trajectories import decode, decode_response, encode_context, encode_response
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import RLConfig
@@ -31,7 +31,7 @@ from memsearcher_jax.rl.rollout import Job, Rollout, RolloutDriver
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.runtime.timing import Timer
-from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory
+from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory
 
 FIXED_SETTINGS = (
     "agent.",
@@ -285,7 +285,7 @@ def _to_json(one: Rollout) -> dict[str, Any]:
 
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
-    contexts = tuple(map(decode_context, fields["contexts"]))
+    contexts = decode(tuple[Context, ...], fields["contexts"])
     responses = tuple(map(decode_response, fields["responses"]))
     if fault := fields["fault"]:
         return Rollout(contexts, responses, Outcome(StopReason(fault["stop"]), error=fault["error"]))

@@ -105,6 +105,11 @@ def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
     }  # fmt: skip
 
 
+def test_counts_of_any_agent_are_read():
+    one = simple(counts={"a": 1, "b": 0.5, "c": True, "d": math.inf})
+    assert decode_trajectory("line 1", encode_trajectory(one)) == one
+
+
 def test_fields_that_only_a_workflows_outcome_has_are_not_stored():
     @dataclass(frozen=True)
     class StreamOutcome(Outcome):
@@ -138,8 +143,12 @@ def test_damaged_files_raise(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda record: record.pop("outcome"), ":1: not a trajectory, 'outcome' is missing"),
-        (lambda record: record["outcome"].update(stop="tired"), ":1: not a trajectory: 'tired'"),
+        (lambda record: record.pop("outcome"), ":1: not a trajectory: trajectory: .* missing .* 'outcome'"),
+        (lambda record: record["outcome"].update(stop="tired"), "outcome: stop: 'tired'"),
+        (lambda record: record["problem"].update(id=["q1"]), r"problem: id: \['q1'\] is no text"),
+        (lambda record: record["problem"].update(metadata=None), "metadata: None is no object"),
+        (lambda record: record["problem"].update(golden_answers="Ada"), "golden_answers: 'Ada' is no list"),
+        (lambda record: record["contexts"][0].update(ids=[1, 2.5]), "ids: 2.5 is no whole number"),
         (lambda record: record["contexts"][0]["ids"].append(3), "differ in length"),
         (lambda record: record["contexts"][0].update(kept=[0.0]), "not a trajectory: .*'kept'"),
         (lambda record: record.update(reward="much"), "'much' is not a number"),
