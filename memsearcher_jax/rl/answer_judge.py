@@ -13,7 +13,7 @@ import numpy as np
 
 from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
 from memsearcher_jax.jsonl import encode_line, parse_object
-from memsearcher_jax.logs.trajectories import read_log
+from memsearcher_jax.logs.trajectories import read_log, summarize_trajectory
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     question: str
     golden_answers: tuple[str, ...]
     text: str | None  # None: the trajectory ended without an answer
-    exact_match: bool
+    exact_match: bool | None  # None: an agent without such a score
 
 
 def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
@@ -40,8 +40,8 @@ def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if not outcome.stop.is_fault:
                 text = outcome.answer if outcome.stop is StopReason.ANSWERED else None
-                benchmark = str(problem.metadata.get("source", default_dataset))
-                exact = scored.scores["exact_match"] == 1.0
+                summary = summarize_trajectory(scored)
+                benchmark, exact = summary.dataset or default_dataset, summary.correct
                 answers.append(Answer(problem.id, benchmark, problem.question, problem.golden_answers, text, exact))
     return answers
 
@@ -51,54 +51,62 @@ def open_judge(config: CompleterConfig) -> Completer:
     return open_openai_completer(config, section="judge", max_tokens=REPLY_TOKENS, temperature=0.0)
 
 
-def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path) -> dict[str, Judgement]:
+def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path) -> dict[str, Judgement | None]:
     """The judgement of each answer by the id of its question; those in `file` are not asked for again.
 
-    No answer is not correct. An answer is missing if the judge's reply cannot be read. As soon as none of
-    `max_concurrency` replies comes, the service is down and no more are asked for.
+    No answer is not correct. None: the judge refuses the answer, or its reply cannot be read. An answer is missing if
+    the service was down. As soon as none of `max_concurrency` replies comes, no more are asked for.
     """
     judge = open_judge(config)
+    judgements: dict[str, Judgement | None] = {}
     with file.open("a+b") as log:
         log.seek(0)
         lines = log.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):  # the disk was full
             log.truncate(log.tell() - len(lines.pop()))
-        rows = [parse_object(f"{file}:{number}", line) for number, line in enumerate(lines, start=1)]
-        judgements = {row["id"]: Judgement(row["correct"], row["confidence"]) for row in rows}
+        for number, line in enumerate(lines, start=1):
+            row = parse_object(f"{file}:{number}", line)
+            judgements[row["id"]] = Judgement(row["correct"], row["confidence"])
         asked = [one for one in answers if one.text is not None and one.id not in judgements]
         for start in range(0, len(asked), config.max_concurrency):
             batch = asked[start : start + config.max_concurrency]
             prompts = [judge_prompt(one.question, one.golden_answers, one.text or "") for one in batch]
             replies = judge.complete(prompts, jax.random.key(0))
-            if all(reply.error for reply in replies):
-                print(f"the judge does not answer: {replies[-1].error}", file=sys.stderr)
+            if errors := [reply.error for reply in replies if reply.error]:
+                print(f"the judge does not answer: {errors[-1]}", file=sys.stderr)
+            if all(reply.lost for reply in replies) or (len(errors) == len(batch) and not judgements):
                 break
             for one, reply in zip(batch, replies, strict=True):
                 if judgement := parse_judgement(reply.text):
-                    judgements[one.id] = judgement
                     log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}).encode())
+                if not reply.lost:
+                    judgements[one.id] = judgement
             log.flush()
             print(f"judged {start + len(batch):,} of {len(asked):,} answers", file=sys.stderr)
     return judgements | {one.id: Judgement(False) for one in answers if one.text is None}
 
 
-def summarize_judgements(answers: Sequence[Answer], judgements: Mapping[str, Judgement], seed: int) -> dict[str, Any]:
+def summarize_judgements(
+    answers: Sequence[Answer], judgements: Mapping[str, Judgement | None], seed: int
+) -> dict[str, Any]:
     """By benchmark how many answers were judged, and of these the accuracy with its interval, the agreement with exact
-    match, and the calibration errors. The numbers are missing where no answer was judged."""
+    match, and the calibration errors. The numbers are missing if the service was down before all were asked for: the
+    first ones are no sample, and none of them has no answer."""
     groups: dict[str, list[Answer]] = {}
     for one in answers:
         groups.setdefault(one.benchmark, []).append(one)
     summary: dict[str, Any] = {}
     for name, group in groups.items():
-        judged = [one for one in group if one.id in judgements]
-        stated = [judgements[one.id] for one in judged if one.text is not None]
+        judged = [(one, judgement) for one in group if (judgement := judgements.get(one.id))]
+        stated = [judgement for one, judgement in judged if one.text is not None]
         summary[name] = {"questions": len(group), "unjudged": len(group) - len(judged)}
-        if stated or not summary[name]["unjudged"]:
-            right = [judgements[one.id].correct for one in judged]
-            agreeing = [judgements[one.id].correct == one.exact_match for one in judged]
+        if len(judged) == len(group) or (stated and all(one.id in judgements for one in group)):
+            right = [judgement.correct for _, judgement in judged]
+            known = [(one, judgement) for one, judgement in judged if one.exact_match is not None]
+            agreeing = [judgement.correct == one.exact_match for one, judgement in known]
             summary[name] |= {
                 "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
-                "agreement_with_exact_match": sum(agreeing) / len(agreeing),
+                "agreement_with_exact_match": sum(agreeing) / len(agreeing) if agreeing else None,
                 "calibration_error": calibration_error(stated),
                 "calibration_error_as_published": calibration_error(stated, as_published=True),
             }

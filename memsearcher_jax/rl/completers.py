@@ -91,7 +91,7 @@ class OpenAICompleter(JsonClient):
                 return Completion(error=f"{self.url} did not return a chat completion")
             except ServiceUnavailable as error:
                 if time.monotonic() >= deadline:
-                    return Completion(error=str(error))
+                    return Completion(error=str(error), lost=True)
                 time.sleep(1.0)
                 continue
             if not isinstance(text, str) or not text.strip():

@@ -15,8 +15,12 @@ from memsearcher_jax.agent.run import checked, run_workflow
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
+from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described
-from memsearcher_jax.rl.rewards import own_rewards
+from memsearcher_jax.rl.batch import make_rollout_batch
+from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.metrics import RolloutStats, trajectory_metrics
+from memsearcher_jax.rl.rewards import agent_rewards, own_rewards
 from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.runtime.toolbox import MCP
@@ -76,17 +80,20 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
     if isinstance(trajectory, BaseException):
         raise ValueError(f"agent.workflow {file}: {described(trajectory)}") from trajectory
     group = [replace(trajectory, rollout=rollout) for rollout in range(2)]
-    if not agent.needs_completers:
-        try:
-            count = len(agent.rewards(group, Scoring(counter)))
-        except Exception as error:
-            raise ValueError(f"agent.workflow {file}: {described(error)}") from error
-        if count != len(group):
-            raise ValueError(f"agent.workflow {file}: {count} rewards for {len(group)} trajectories")
+    tried = [(f"agent.workflow {file}", agent_rewards(agent, group, Scoring(counter)))] * (not agent.needs_completers)
     if function := agent.reward.function:
-        for scored in own_rewards(function, [ScoredTrajectory(one, 0.0) for one in group]):
-            if scored.trajectory.outcome.stop is not trajectory.outcome.stop:
-                raise ValueError(f"reward.function {function}: {scored.reason}")
+        rewarded = own_rewards(function, [ScoredTrajectory(one, 0.0) for one in group])
+        tried += [(f"reward.function {function}", rewarded)]
+    for named, scored in tried:
+        for one in scored:
+            if one.trajectory.outcome.stop is not trajectory.outcome.stop:
+                raise ValueError(f"{named}: {one.reason}")
+        try:
+            trajectory_metrics(make_rollout_batch(scored, RolloutStats(), RLConfig()).summaries, agent)
+            for one in scored:  # what another type has, no reader of the files accepts
+                decode_trajectory("a trajectory", encode_trajectory(one))
+        except Exception as error:
+            raise ValueError(f"{named}: its trajectories cannot be written: {described(error)}") from error
 
 
 def _trajectory(agent: Agent, counter: TokenCounter, problem: Problem) -> Trajectory:

@@ -6,19 +6,22 @@ A user's function gets the trajectories of one problem and returns for each a nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
+from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams
+LARGEST = float(np.finfo(np.float32).max)  # reward: advantages are computed in float32
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,12 @@ class RewardFn:
     ) -> list[ScoredTrajectory]:
         """One `ScoredTrajectory` for each, in order; `key` decides what answerer and judge sample.
 
-        A fault has no reward, whatever an agent or a function of a user's says.
-        Raises ConnectionError where one of them completes nothing at all, ValueError for an agent that does not score
-        each trajectory.
+        A fault has no reward, whatever an agent or a function of a user's says. Raises ConnectionError where answerer
+        or judge complete nothing at all.
         """
         answerer, judge = completing_once(self.answerer, key), completing_once(self.judge, key)
-        scored = self.agent.rewards(
-            trajectories, Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
-        )
-        if len(scored) != len(trajectories):
-            workflow = self.agent.config.workflow
-            raise ValueError(f"agent.workflow {workflow}: {len(scored)} rewards for {len(trajectories)} trajectories")
+        scoring = Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
+        scored = agent_rewards(self.agent, trajectories, scoring)
         if self.agent.reward.function:
             scored = own_rewards(self.agent.reward.function, scored)
         return [_unrewarded(one, one.reason) if one.trajectory.outcome.stop.is_fault else one for one in scored]
@@ -55,6 +53,38 @@ class RewardFn:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
         assert isinstance(self.agent, ReadingAgent), "only agents that read answer from a memory"
         return self.agent.answer(pairs, Scoring(self.tokenizer, completing_once(self.answerer, key)))
+
+
+def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
+    """The rewards of the agent. What a user's agent says wrong, or raises, makes faults, without a reward."""
+    try:
+        scored = list(agent.rewards(trajectories, scoring))
+        if len(scored) != len(trajectories):
+            raise ValueError(f"{len(scored)} rewards for {len(trajectories)} trajectories")
+        for one, own in zip(scored, trajectories, strict=True):
+            named = one.trajectory if isinstance(one, ScoredTrajectory) else None
+            if named is None or (named.problem, named.rollout) != (own.problem, own.rollout):
+                raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {one!r:.200}")
+    except Exception as error:
+        if not agent.config.workflow.endswith(".py") or isinstance(error, ConnectionError | RunEnded):
+            raise
+        return [_lost(ScoredTrajectory(one, math.nan), described(error)) for one in trajectories]
+    return [_checked(one, agent) for one in scored]
+
+
+def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
+    """The trajectory with its numbers as Python's, or as a fault where they are none of float32. NaN: no reward."""
+    try:
+        scores = {name: float(value) for name, value in scored.scores.items()}
+        reward, *each = map(float, (scored.reward, *scored.context_rewards))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        return _lost(scored, f"rewards returned what is no number: {error}")
+    if wrong := [one for one in (reward, *each, *scores.values()) if abs(one) > LARGEST]:
+        return _lost(scored, f"rewards returned {wrong[0]}: it must be finite, also in float32")
+    contexts = len(scored.trajectory.contexts)
+    if len(each) != contexts and (each or agent.rewards_per == "context"):
+        return _lost(scored, f"rewards returned {len(each)} context_rewards for {contexts} contexts")
+    return replace(scored, reward=reward, scores=scores, context_rewards=tuple(each))
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
@@ -68,8 +98,10 @@ def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTra
         groups[-1].append(one)
     for group in groups:
         try:
-            values = list(function([one.trajectory for one in group]))
-            if len(values) != len(group):
+            values = function([one.trajectory for one in group])
+            if isinstance(values, str | bytes | Mapping | Set):
+                raise TypeError(f"returned {values!r:.200}: it must be a list")
+            if len(values := list(values)) != len(group):
                 raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
         except Exception as error:
             rewarded += [_lost(one, described(error)) for one in group]
@@ -84,14 +116,15 @@ def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
     if scored.trajectory.outcome.stop.is_fault:
         return scored
     try:
-        each = tuple(map(float, value)) if hasattr(value, "__len__") else (float(value),) * len(contexts)
-        reward = sum(each) / len(contexts) if hasattr(value, "__len__") else float(value)
-    except (TypeError, ValueError, ZeroDivisionError):
+        listed = np.ndim(value) > 0
+        each = tuple(map(float, value)) if listed else (float(value),) * len(contexts)
+        reward = sum(each) / len(contexts) if listed else float(value)
+    except (TypeError, ValueError, ArithmeticError):
         return _lost(scored, f"reward.function returned {value!r:.200}: it must be a number, or one for each context")
     if len(each) != len(contexts):
         return _lost(scored, f"reward.function returned {len(each)} rewards for {len(contexts)} contexts")
-    if not all(map(math.isfinite, (reward, *each))):
-        return _lost(scored, f"reward.function returned {value!r:.200}: it must be finite")
+    if not all(abs(one) <= LARGEST for one in (reward, *each)):
+        return _lost(scored, f"reward.function returned {value!r:.200}: it must be finite, also in float32")
     return replace(scored, reward=reward, reason="reward.function", context_rewards=each)
 
 

@@ -108,7 +108,7 @@ class Backend:
                 if len(responses) != len(pending):
                     raise ValueError(f"{len(responses)} results for {len(pending)} calls")
                 future.set_result(responses)
-            except Exception as error:
+            except BaseException as error:  # a command line that a tool calls may exit
                 future.set_exception(error)
 
         # An executor's threads are joined when the process ends, so that one hanging call would keep it alive.

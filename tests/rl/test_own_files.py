@@ -115,6 +115,7 @@ def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, mon
         ("def mine(them):\n    return [1.0]\n", "1 rewards for 2 trajectories"),
         ("def mine(them):\n    return [float('nan') for one in them]\n", "returned nan: it must be finite"),
         ("def mine(them):\n    return ['x' for one in them]\n", "returned 'x': it must be a number, or one for"),
+        ("def mine(them):\n    return {one.rollout: 1.0 for one in them}\n", "{0: 1.0, 1: 1.0}: it must be a list"),
         ("def mine(them):\n    return [[1.0] * 9 for one in them]\n", "returned 9 rewards for 1 contexts"),
         ("def mine(them):\n    return [one.score for one in them]\n", "no attribute 'score'"),
     ],
@@ -139,17 +140,17 @@ def mine(trajectories):
     answers = [trajectory.outcome.answer for trajectory in trajectories]
     if "raise" in answers:
         raise KeyError("lost")
-    return [{"each": [1.0, 3.0], "nan": float("nan")}.get(answer, len(answer)) for answer in answers]
+    return [{"each": [1.0, 3.0], "huge": 10**400}.get(answer, len(answer)) for answer in answers]
 """
     batch = [
-        *(scored("abc", 0), scored("nan", 1), scored("each", 2), scored("lost", 3, StopReason.SEARCH_FAILED)),
+        *(scored("abc", 0), scored("huge", 1), scored("each", 2), scored("lost", 3, StopReason.SEARCH_FAILED)),
         *(scored("abc", 0), scored("raise", 1)),  # the same problem again
     ]
-    one, nan, each, lost, *group = own_rewards(file(source), batch)
+    one, huge, each, lost, *group = own_rewards(file(source), batch)
     assert (one.reward, one.context_rewards, one.scores) == (3.0, (3.0, 3.0), {"f1": 0.5})
     assert (each.reward, each.context_rewards) == (2.0, (1.0, 3.0))
     assert (lost.trajectory.outcome.stop, math.isnan(lost.reward)) == (StopReason.SEARCH_FAILED, True)
-    for fault in (nan, *group):
+    for fault in (huge, *group):
         assert fault.trajectory.outcome.stop is StopReason.FAULT and math.isnan(fault.reward)
     assert group[0].trajectory.outcome.error.endswith("mine.py, line 5)")
     agent = make_agent(AgentConfig(), RewardConfig(function=file(source)))
@@ -173,19 +174,35 @@ class mine(QuestionAgent):
 
 
 def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
-    lines = "        return [ScoredTrajectory(one, 1.0, '', {'x': 1.0}, (1.0, 1.0)) for one in trajectories]\n"
+    lines = """        import numpy
+        if not trajectories[0].outcome.answer:
+            raise KeyError("late")
+        return [ScoredTrajectory(one, numpy.float32(1), '', {'x': 1}, (1,) * len(one.contexts)) for one in trajectories]
+"""
     agent = make_agent(AgentConfig(workflow=file(OWN_CLASS + lines)))
     batch = [scored("abc", 0).trajectory, scored("", 1, StopReason.SEARCH_FAILED).trajectory]
     probe(agent, TOKENIZER, PROBLEM)
     answered, lost = RewardFn(agent, TOKENIZER)(batch, jax.random.key(0), print)
     assert answered.reward == 1.0 and lost.trajectory == batch[1] and lost.scores == {}
     assert all(map(math.isnan, (lost.reward, *lost.context_rewards))) and len(lost.context_rewards) == 2
+    (late,) = RewardFn(agent, TOKENIZER)([scored("", 0).trajectory], jax.random.key(0), print)
+    assert late.trajectory.outcome.stop is StopReason.FAULT and late.reason.startswith(
+        "KeyError: 'late' (mine.py, line"
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         ("        return trajectories[:1]\n", "1 rewards for 2 trajectories"),
+        ("        return [1.0 for one in trajectories]\n", "for each trajectory, in order, not 1.0"),
+        ("        return [ScoredTrajectory(one, 0.0) for one in trajectories[::-1]]\n", "in order, not Scored"),
+        (
+            "        return [ScoredTrajectory(one, 1e99) for one in trajectories]\n",
+            "returned 1e+99: it must be finite",
+        ),
+        ("        return [ScoredTrajectory(one, 0, '', {}, (1, 1)) for one in trajectories]\n", "returned 2 context_"),
+        ("        return [ScoredTrajectory(one, None) for one in trajectories]\n", "no number: float() argument"),
         ("        return [one.score for one in trajectories]\n", "no attribute 'score' (mine.py, line "),
     ],
 )
