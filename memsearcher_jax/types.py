@@ -234,6 +234,7 @@ class Completion:
     text: str = ""
     finish: FinishReason = FinishReason.STOP
     error: str = ""
+    lost: bool = False  # the service is down, which says nothing about the prompt
 
 
 class StopReason(enum.Enum):

@@ -43,7 +43,7 @@ def judge_prompt(question: str, golden_answers: Sequence[str], answer: str) -> P
 
 def parse_judgement(reply: str) -> Judgement | None:
     """None for a reply that does not say "correct" or "incorrect" in JSON. Total."""
-    found = _OBJECT.search(reply)
+    found = _OBJECT.search(reply.rpartition("</think>")[2])
     try:
         fields: Any = json.loads(found[0]) if found else None
     except (ValueError, RecursionError):
@@ -51,9 +51,8 @@ def parse_judgement(reply: str) -> Judgement | None:
     verdict = str(fields.get("judgement")).strip().lower() if isinstance(fields, dict) else ""
     if verdict not in ("correct", "incorrect"):
         return None
-    confidence: Any = fields.get("confidence")
-    known = isinstance(confidence, int | float) and confidence == confidence  # NaN is not
-    return Judgement(verdict == "correct", float(min(max(confidence, 0), 100)) if known else 100.0)
+    stated = re.search(r"-?\d+(\.\d+)?", str(fields.get("confidence")))  # such as 85 or "85 %"
+    return Judgement(verdict == "correct", min(max(float(stated[0]), 0.0), 100.0) if stated else 100.0)
 
 
 def calibration_error(judgements: Sequence[Judgement], *, as_published: bool = False) -> float | None:

@@ -32,6 +32,8 @@ def reply(verdict, **more):
         (reply("correct", confidence=300), Judgement(True, 100.0)),
         (reply("correct", confidence=10**400), Judgement(True, 100.0)),
         (reply("correct", confidence="high"), Judgement(True)),
+        (reply("correct", confidence="85%"), Judgement(True, 85.0)),
+        (f'<think>{{"judgement": "correct"}}?</think>{reply("incorrect")}', Judgement(False)),
         (reply("perhaps"), None),
         ("correct", None),
         ("{", None),
@@ -50,14 +52,15 @@ def test_the_judge_sees_question_golden_answers_and_answer():
 
 @pytest.fixture
 def judge(serving, tmp_path):
-    """Judges `ANSWERS` over HTTP by a function of the user message, which returns None to be down.
+    """Judges `ANSWERS` over HTTP by a function of the user message, which returns None to be down, or a status.
 
     Returns the judgements, and what was asked.
     """
 
     def ask(behave):
         def reply_to(user, times):
-            return chat_completion(text) if (text := behave(user)) else (503, {"error": "overloaded"})
+            text = behave(user) or 503
+            return (text, {"error": "overloaded"}) if isinstance(text, int) else chat_completion(text)
 
         url, requests = serving(reply_to)
         judgements = judge_answers(ANSWERS, replace(CONFIG, url=url), tmp_path / "judgements.jsonl")
@@ -92,10 +95,17 @@ def test_a_judge_that_is_down_leaves_the_number_out_and_says_so(judge, capsys):
     assert len(judge(by_word)[0]) == 4, "the next evaluation asks again"
 
 
-def test_a_reply_that_cannot_be_read_enters_no_number(judge):
-    judgements, _ = judge(lambda user: "hm" if "Rome" in user else reply("correct"))
+def test_a_judge_that_goes_down_midway_leaves_the_number_out(judge):
+    """Of the three questions that are left one has no answer: their accuracy says nothing about all four."""
+    judgements, _ = judge(lambda user: None if "Rome" in user else reply("correct"))
+    assert summarize_judgements(ANSWERS, judgements, 0) == {"nq": {"questions": 4, "unjudged": 1}}
+
+
+@pytest.mark.parametrize("odd", ["hm", 400])
+def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd):
+    judgements, asked = judge(lambda user: odd if "Rome" in user else reply("correct"))
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
-    assert numbers["unjudged"] == 1 and numbers["accuracy"]["mean"] == pytest.approx(2 / 3)
+    assert numbers["unjudged"] == 1 and numbers["accuracy"]["mean"] == pytest.approx(2 / 3) and len(asked) == 3
 
 
 def test_the_calibration_error_is_that_of_bins_of_a_hundred():
