@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -22,7 +23,7 @@ from memsearcher_jax.report.console import make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.labels import format_metric, label
 from memsearcher_jax.report.memory_quality import memory_quality, metric_columns
-from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, named_rng, paired_comparison
+from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, paired_comparison
 from memsearcher_jax.types import Problem, StopReason
 
 MAX_QUESTIONS, MAX_CHARACTERS = 10, 60  # of a printed table, and of a text in it
@@ -101,7 +102,7 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -
     metrics = {}
     for name in dict.fromkeys(name for a, b in pairs for name in a.metrics if name in b.metrics):
         values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
-        metrics[name] = asdict(paired_comparison(values, named_rng(0, name)))
+        metrics[name] = asdict(paired_comparison(values, np.random.default_rng(0)))
     questions = [
         {
             "id": a.problem.id,

@@ -56,7 +56,7 @@ def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
         **({} if "stream_tokens" in summary.counts else asked),
         "turns": summary.turns,
         **({"tokens_per_turn": mean(lengths)} if lengths else {}),
-        "peak_context_tokens": max(lengths, default=0),
+        "mean_peak_context_tokens": max(lengths, default=0),  # of several trajectories the mean
         **summary.counts,
     }
     return {name: float(value) for name, value in numbers.items()}
@@ -77,7 +77,6 @@ def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
             means[f"{outcome}_share"] = means.get(outcome, 0.0) / (means.get("calls") or math.nan)
     lengths = [tokens for summary in summaries for tokens in summary.context_lengths]
     means["tokens_per_turn"] = mean(lengths) if lengths else 0.0
-    means["mean_peak_context_tokens"] = means.pop("peak_context_tokens", math.nan)
     means["peak_context_tokens"] = float(max(lengths, default=0))
     return {name: means[name] for name in (*SHOWN, *means) if not math.isnan(means.get(name, math.nan))}
 
@@ -255,7 +254,7 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         **summarize(group),
         "questions": len(group),
         "scores": {
-            score: asdict(mean_interval(values, named_rng(seed, f"{name}/{score}")))
+            score: asdict(mean_interval(values, named_rng(seed, name)))
             for score, values in _scores(group).items()
         },
         "types": _by_type(group, seed),
@@ -283,7 +282,7 @@ def _macro_average(groups: Mapping[str, Sequence[TrajectorySummary]], seed: int)
     samples: dict[str, list[np.ndarray]] = {}
     for name, group in groups.items():
         for score, values in _scores(group).items():
-            samples.setdefault(score, []).append(resampled_means(values, named_rng(seed, f"{name}/{score}")))
+            samples.setdefault(score, []).append(resampled_means(values, named_rng(seed, name)))
     return {score: np.mean(means, axis=0) for score, means in samples.items()}
 
 

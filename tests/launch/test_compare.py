@@ -76,7 +76,7 @@ def test_metrics_equal_hand_computed_values(cwd):
     assert turns["difference"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert turns["p_value"] == pytest.approx(2 / 2**10)
     assert metrics["searches"]["difference"]["mean"] == 1.0
-    assert metrics["tokens_per_turn"]["first"] == metrics["peak_context_tokens"]["second"] == 100.0
+    assert metrics["tokens_per_turn"]["first"] == metrics["mean_peak_context_tokens"]["second"] == 100.0
     assert (
         metrics["memory_cuts"]["second"] == metrics["answered"]["first"] == metrics["supporting/shown"]["first"] == 1.0
     )
