@@ -116,9 +116,13 @@ def _selected(
     config: DataConfig, problems: Sequence[Problem], excluded: frozenset[str] = frozenset()
 ) -> Sequence[Problem]:
     """The problems of data.questions that are not excluded, joined as data.objectives says."""
+    given = len(problems)
     if excluded or config.questions != "all":  # else they stay on disk
         problems = [one for one in of_kind(problems, config.questions) if one.id not in excluded]
-    return problems if config.objectives == 1 else _joined(problems, config.objectives)
+    selected = problems if config.objectives == 1 else _joined(problems, config.objectives)
+    if given and not selected:
+        raise ValueError(f"data.exclude, data.questions or data.objectives leaves none of {given} problems")
+    return selected
 
 
 def _joined(problems: Sequence[Problem], count: int) -> list[Problem]:

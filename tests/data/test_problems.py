@@ -354,3 +354,6 @@ def test_problems_of_a_file_are_left_out_of_training(tmp_path):
     assert [one.id for one in left] == [one.id for one in generated if one.id != "train_5"]
     with pytest.raises(ValueError, match=r"data.exclude .*hopeless.jsonl: none of its 1 ids is a training problem"):
         load(config, tmp_path / "data")
+    for selection in ({"exclude": str(tmp_path / "q.jsonl")}, {"objectives": 5}):
+        with pytest.raises(ValueError, match=r"data\.objectives leaves none of 4 problems"):
+            load(DataConfig(train=files, **selection), tmp_path / "data")

@@ -24,6 +24,7 @@ from memsearcher_jax.agent.memalpha.conversations import (
 from memsearcher_jax.agent.memalpha.memory import Memory, Store, as_text
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
+    after_thoughts,
     calls_reward,
     content_reward,
     needs_judge,
@@ -227,7 +228,7 @@ class Memalpha(ReadingAgent):
 
     def _grade_prompt(self, source: str, question: StreamQuestion, answer: str) -> Prompt:
         rule = judge_rule(question.kind) if source == LONGMEMEVAL else ""
-        return self.prompts.grade_prompt(question.text, str(question.answer), answer, rule)
+        return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(answer), rule)
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""
@@ -269,12 +270,12 @@ class Memalpha(ReadingAgent):
         if not known:
             return _unscored(trajectory, f"no answer could be scored: {answered[0].error}")
         scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, answered)}
+        if settings.answer_from != "memory":
+            return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
         if evidence := [question.evidence for question in _stream(trajectory.problem).questions if question.evidence]:
             items = (*outcome.memory.semantic, *outcome.memory.episodic)
             text = "\n".join((as_text(outcome.memory.core), *(item.text for item in items)))
             scores["evidence_recall"] = _mean([evidence_recall(text, texts) for texts in evidence])
-        if settings.answer_from != "memory":
-            return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
         content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
         reward = stream_reward(

@@ -133,7 +133,7 @@ def question_score(
         return 0.0
     if isinstance(gold, list):
         gold = [entry for entry in gold if not _is_missing(entry)]
-    answer = _after_thoughts(prediction)
+    answer = after_thoughts(prediction)
     if needs_judge(source, evaluation=evaluation):
         if judge_reply is None:
             raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
@@ -226,7 +226,7 @@ def best_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) ->
     return {name: max(complete[name], line[name]) for name in complete}
 
 
-def _after_thoughts(prediction: str) -> str:
+def after_thoughts(prediction: str) -> str:
     """The text after a thought; a prediction with an open thought has no answer."""
     if "</think>" in prediction:
         prediction = prediction.split("</think>")[1].strip()

@@ -193,6 +193,8 @@ def test_a_judge_scores_the_answers_of_some_sources():
     read = trajectory(*completions("Done", "Done"), stream=stream)
     (scored,) = score(read, answerer=ReadingAnswerer("Where is Bob?"), judge=judge)
     assert (scored.scores["accuracy"], len(judge.prompts)) == (1.0, 1), "no answer, nothing to judge"
+    score(read, answerer=lambda prompts, draws: completions(*["<think>Hm.</think>At sea."] * 2), judge=judge)
+    assert "At sea." in str(judge.prompts[-1]) and "Hm." not in str(judge.prompts[-1])
 
 
 def test_a_partly_read_stream_has_no_reward():
@@ -209,6 +211,7 @@ def test_a_partly_read_stream_has_no_reward():
 @pytest.mark.parametrize("reader", ["long_context", "rag"])
 def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
     config = replace(CONFIG, answer_from=reader)
-    (scored,) = score(trajectory(config=config), config=config)
+    stream = replace(STREAM, questions=tuple(replace(one, evidence=STREAM.chunks) for one in STREAM.questions))
+    (scored,) = score(trajectory(config=config, stream=stream), config=config)
     assert scored.scores["accuracy"] == 1.0 == scored.reward
-    assert scored.context_rewards == () and "compression" not in scored.scores
+    assert scored.context_rewards == () and scored.scores.keys().isdisjoint({"compression", "evidence_recall"})
