@@ -25,6 +25,7 @@ from rich.live import Live
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent, ReadingAgent
+from memsearcher_jax.agent.memagent import chunks_of
 from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.documents import (
@@ -32,7 +33,6 @@ from memsearcher_jax.data.documents import (
     WORD_TOKENS,
     UnreadableDocument,
     find_documents,
-    join_texts,
     read_passages,
 )
 from memsearcher_jax.launch import cli, outputs, preconditions
@@ -177,7 +177,7 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malfo
             if malformed == "error":
                 raise UnreadableDocument(f"{error}; mend it, or leave it out with --data.malformed skip") from error
             print(f"skipped {error}", file=sys.stderr)
-    if not (read := join_texts(texts, limit, token_counter)):
+    if not (read := tuple(chunks_of(texts, limit, token_counter))):
         raise ValueError(f"--files {folder}: contains no document with text")
     return read
 

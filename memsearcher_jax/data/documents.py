@@ -7,7 +7,7 @@ The libraries that read the formats come with the extra `documents`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from unicodedata import normalize
 
 from memsearcher_jax.analyzer import SPACELESS
-from memsearcher_jax.types import TokenCounter, encodable
+from memsearcher_jax.types import encodable
 
 DOCUMENT_LIBRARIES = ("markdown_it", "bs4", "pypdf")  # the extra `documents`
 WORD_TOKENS = 4  # assumed tokens of a word, with room for titles, when documents are cut into chunks of tokens
@@ -116,20 +116,6 @@ def split_text(text: str, max_words: int) -> Iterator[tuple[int, int]]:
             start, end, words = start if words else run[0][0], run[-1][1], words + len(run)
     if words:
         yield start, end
-
-
-def join_texts(texts: Iterable[str], limit: int, token_counter: TokenCounter) -> tuple[str, ...]:
-    """The texts in order, joined to chunks of at most `limit` tokens. A text of more tokens is cut."""
-    chunks = [""]
-    for text in texts:
-        joined = f"{chunks[-1]}\n\n{text}".strip()
-        if token_counter.count(joined) <= limit:
-            chunks[-1] = joined
-            continue
-        while rest := text.strip():
-            chunks.append(token_counter.clip(rest, limit))
-            text = rest[len(chunks[-1]) :] if chunks[-1] else ""
-    return tuple(chunk for chunk in chunks if chunk)
 
 
 def read_text(path: Path) -> list[Section]:

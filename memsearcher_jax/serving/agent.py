@@ -20,8 +20,9 @@ from typing import Any
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import ReadingAgent
+from memsearcher_jax.agent.memagent import chunks_of
 from memsearcher_jax.agent.run import starts_turn
-from memsearcher_jax.data.documents import WORD_TOKENS, join_texts, split_text
+from memsearcher_jax.data.documents import WORD_TOKENS, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import EngineCompleter
@@ -159,7 +160,7 @@ class AgentService:
 
         def chunks() -> tuple[str, ...]:
             passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
-            return join_texts(passages, limit, tokenizer)
+            return tuple(chunks_of(passages, limit, tokenizer))
 
         # Seconds for a long text.
         problem = agent.text_problem(await asyncio.to_thread(chunks), "none yet")
