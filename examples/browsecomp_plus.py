@@ -29,8 +29,8 @@ from typing import Any
 from memsearcher_jax.data.documents import split_text
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.launch import cli
-from memsearcher_jax.types import encodable
 
+MAX_WORDS = 350
 TITLE = re.compile(r"\A---\s*\n(?:.*\n)*?title:[ \t]*(.+)\n")
 """Of a document that begins with "key: value" lines."""
 
@@ -38,10 +38,13 @@ TITLE = re.compile(r"\A---\s*\n(?:.*\n)*?title:[ \t]*(.+)\n")
 def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
     """Rows in FlashRAG's layout. Raises ValueError for a question without a relevance judgement."""
     relevant = defaultdict[str, list[str]](list)
-    for line in qrels.read_text().splitlines():
-        query, _, document, grade = line.split()
-        if float(grade) > 0:
-            relevant[query].append(document)
+    for where, line in numbered_lines(qrels):
+        try:
+            query, _, document, grade = line.decode().split()
+            if float(grade) > 0:
+                relevant[query].append(document)
+        except ValueError as error:
+            raise ValueError(f"{where}: a line is QUESTION 0 DOCUMENT GRADE") from error
     for where, line in numbered_lines(file):
         row = parse_object(where, line)
         query = id_field(where, row, "query_id")
@@ -57,23 +60,26 @@ def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def read_documents(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows with docid and text, of a parquet or JSONL file."""
+def read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:row", row with docid and text) of a parquet or JSONL file."""
     if file.suffix != ".parquet":
-        yield from (parse_object(where, line) for where, line in numbered_lines(file))
+        yield from ((where, parse_object(where, line)) for where, line in numbered_lines(file))
         return
     from pyarrow import parquet
 
-    for batch in parquet.ParquetFile(file).iter_batches(columns=["docid", "text"]):
-        yield from batch.to_pylist()
+    batches = parquet.ParquetFile(file).iter_batches(columns=["docid", "text"])
+    rows = (row for batch in batches for row in batch.to_pylist())
+    yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, start=1))
 
 
-def passages(document: dict[str, Any], max_words: int) -> Iterator[dict[str, str]]:
-    text = encodable(document["text"])
+def passages(where: str, document: dict[str, Any]) -> Iterator[dict[str, str]]:
+    if document.get("text") == "":
+        return
+    docid, text = id_field(where, document, "docid"), text_field(where, document, "text")
     title = match[1] if (match := TITLE.match(text)) else text.strip().partition("\n")[0]
     title = " ".join(title.replace('"', "'").split())[:200]
-    for start, end in split_text(text, max_words):
-        yield {"id": f"{document['docid']}#{start}", "contents": f'"{title}"\n{text[start:end]}'}
+    for start, end in split_text(text, MAX_WORDS):
+        yield {"id": f"{docid}#{start}", "contents": f'"{title}"\n{text[start:end]}'}
 
 
 def main() -> None:
@@ -81,7 +87,6 @@ def main() -> None:
     parser.add_argument("what", choices=("questions", "passages"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--qrels", type=Path, default=Path("topics-qrels/qrel_evidence.txt"))
-    parser.add_argument("--max_words", type=int, default=350)
     parser.add_argument("--out", type=Path, required=True)
     flags = parser.parse_args()
     flags.out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ def main() -> None:
             if flags.what == "questions":
                 rows: Iterator[dict[str, Any]] = read_questions(file, flags.qrels)
             else:
-                rows = (row for one in read_documents(file) for row in passages(one, flags.max_words))
+                rows = (row for document in read_documents(file) for row in passages(*document))
             for row in rows:
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
         partial.replace(flags.out)

@@ -30,7 +30,7 @@ def run(monkeypatch, *words):
 def root(tmp_path, monkeypatch):
     rows = [{"query_id": "769", "query": "Which opus?", "answer": "Nine", "gold_docs": []}]
     (tmp_path / "decrypted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "qrels.txt").write_text("769 Q0 17 1\n769 Q0 18 0\n769 Q0 99 1\n")
+    (tmp_path / "qrels.txt").write_text("769 Q0 17 1\n769 Q0 18 0\n\n769 Q0 99 1\n")
     out = tmp_path / "data" / "browsecomp_plus" / "test.jsonl"
     run(monkeypatch, "questions", tmp_path / "decrypted.jsonl", "--qrels", tmp_path / "qrels.txt", "--out", out)
     return tmp_path / "data"
@@ -49,7 +49,8 @@ def test_questions_are_read_by_name_and_evidence_is_counted_by_document(root, tm
 
 def test_documents_become_passages(tmp_path, monkeypatch):
     parquet.write_table(pa.Table.from_pylist(DOCUMENTS), tmp_path / "corpus.parquet")
-    run(monkeypatch, "passages", tmp_path / "corpus.parquet", "--max_words", 6, "--out", tmp_path / "p.jsonl")
+    monkeypatch.setattr(browsecomp_plus, "MAX_WORDS", 6)
+    run(monkeypatch, "passages", tmp_path / "corpus.parquet", "--out", tmp_path / "p.jsonl")
     corpus = [passage for _, passage in read_passages(tmp_path / "p.jsonl")]
     assert {passage.title for passage in corpus} == {"The 'Opus'", "A page"}
     texts = [passage.contents.partition("\n")[2] for passage in corpus]
@@ -57,11 +58,20 @@ def test_documents_become_passages(tmp_path, monkeypatch):
     assert all(passage.id.partition("#")[0] in ("17", "18") for passage in corpus)
 
 
-def test_a_question_without_a_judgement_is_an_error(tmp_path, monkeypatch, root, capsys):
-    (tmp_path / "qrels.txt").write_text("1 Q0 17 1\n")
+@pytest.mark.parametrize(
+    ("what", "content", "message"),
+    [
+        ("questions", "1 Q0 17 1\n", "file: has no document for question 769"),
+        ("questions", "1 17 1\n", "file:1: a line is QUESTION 0 DOCUMENT GRADE"),
+        ("passages", '{"docid": 17, "text": null}\n', 'file:1: field "text" must be text, found NoneType'),
+    ],
+)
+def test_a_file_that_does_not_fit_is_an_error(tmp_path, monkeypatch, root, capsys, what, content, message):
+    (tmp_path / "file").write_text(content)
     out = root / "browsecomp_plus" / "test.jsonl"
     before = out.read_bytes()
+    file = tmp_path / ("decrypted.jsonl" if what == "questions" else "file")
     with pytest.raises(SystemExit):
-        run(monkeypatch, "questions", tmp_path / "decrypted.jsonl", "--qrels", tmp_path / "qrels.txt", "--out", out)
-    assert "qrels.txt: has no document for question 769" in capsys.readouterr().err
+        run(monkeypatch, what, file, "--qrels", tmp_path / "file", "--out", out)
+    assert message in capsys.readouterr().err
     assert out.read_bytes() == before
