@@ -23,7 +23,7 @@ def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequen
 
 def is_taught(config: TeacherConfig, example: TrainingExample) -> bool:
     """Whether the teacher is another than the policy: by its weights, or by a hint."""
-    return bool(config.path or example.hint)
+    return bool(config.path) or len(example.hint) > 0
 
 
 @jax.jit

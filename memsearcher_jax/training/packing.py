@@ -27,7 +27,7 @@ class TrainingExample:
     advantage: float  # of the trajectory
     number: int = 0  # of the context in its trajectory
     correct: bool = False  # the answer of its trajectory is
-    hint: Sequence[int] = ()  # ids that a hinted teacher, and nobody else, sees
+    hint: Sequence[int] | np.ndarray = ()  # ids that a hinted teacher, and nobody else, sees
     hint_place: int = 0  # the token that the hint is inserted before
 
     def __post_init__(self) -> None:

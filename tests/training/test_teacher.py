@@ -31,7 +31,7 @@ def examples():
         ids = (*PROMPT, *rng.integers(0, NANO.vocab_size, length))
         sampled = np.arange(len(ids)) > len(PROMPT) + 1
         logprobs = np.where(sampled, -rng.random(len(ids)) - 4, 0).astype(np.float32)
-        hint = {"hint": (7, 8, 9, int(right)), "hint_place": len(PROMPT)}
+        hint = {"hint": np.array((7, 8, 9, int(right))), "hint_place": len(PROMPT)}  # an array, as from another host
         return TrainingExample(ids, logprobs, sampled, advantage, correct=right, **hint)
 
     return [example(False, -1.0, 9), example(True, 1.0, 12), example(True, 1.0, 7), example(False, -1.0, 14)]
