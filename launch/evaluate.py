@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
 
 MAX_UPDATES = 20  # of the progress; each computes all metrics
+SERVICE_SETTINGS = (".api_key_env", ".timeout", ".max_concurrency", ".max_outage")  # which --resume may change
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,10 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
 
 
 def require_same_evaluation(out: Path | None, config: RunConfig) -> None:
-    """Raises ValueError or OSError unless `out` holds an evaluation with these settings."""
+    """Raises ValueError or OSError unless `out` holds an evaluation with these settings: services may have moved."""
     if out is None or not (out / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, stored, given in differences(read_run_config(out), config):
-        raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")
+        moved = name.endswith(".url") and stored and given
+        if not (moved or name.endswith(SERVICE_SETTINGS)):
+            raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")

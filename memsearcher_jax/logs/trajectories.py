@@ -48,6 +48,8 @@ from memsearcher_jax.types import (
     TrajectorySummary,
 )
 
+STEP_FILES, HOST_FILES = (f"{kind}.jsonl.gz" for kind in ("step_" + "[0-9]" * 6, "host_" + "[0-9]" * 4))
+"""Patterns of the files of a training run and of an evaluation: a copy beside them has another name."""
 JSON_NAMES = {int: "whole number", str: "text", list: "list", dict: "object"}
 
 

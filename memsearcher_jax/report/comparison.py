@@ -18,7 +18,7 @@ from rich.text import Text
 
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE, read_facts, read_results
-from memsearcher_jax.logs.trajectories import read_trajectories, summarize_trajectory
+from memsearcher_jax.logs.trajectories import HOST_FILES, read_trajectories, summarize_trajectory
 from memsearcher_jax.report.console import make_table, safe_text, shorten
 from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.labels import format_metric, label
@@ -56,7 +56,7 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
         raise FileNotFoundError(f"{folder} holds no evaluation: name a folder that launch/evaluate.py wrote")
     results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}
-    for file in sorted((folder / "trajectories").glob("*.jsonl.gz")):
+    for file in sorted((folder / "trajectories").glob(HOST_FILES)):
         for scored in read_trajectories(file):
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if outcome.stop.is_fault:  # without a score, and not among the results' questions

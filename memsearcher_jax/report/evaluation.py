@@ -254,8 +254,7 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         **summarize(group),
         "questions": len(group),
         "scores": {
-            score: asdict(mean_interval(values, named_rng(seed, name)))
-            for score, values in _scores(group).items()
+            score: asdict(mean_interval(values, named_rng(seed, name))) for score, values in _scores(group).items()
         },
         "types": _by_type(group, seed),
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},

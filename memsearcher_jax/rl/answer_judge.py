@@ -13,7 +13,7 @@ import numpy as np
 
 from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
 from memsearcher_jax.jsonl import encode_line, parse_object
-from memsearcher_jax.logs.trajectories import read_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import HOST_FILES, read_log, summarize_trajectory
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
     """The answers of an evaluation, without trajectories that were lost. Raises ValueError for a damaged file."""
     answers = []
-    for path in sorted(folder.glob("*.jsonl.gz")):
+    for path in sorted(folder.glob(HOST_FILES)):
         for scored in read_log(path):
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if not outcome.stop.is_fault:

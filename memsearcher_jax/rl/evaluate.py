@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from memsearcher_jax.logs.trajectories import append_trajectory, clean_log, read_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import HOST_FILES, append_trajectory, clean_log, read_log, summarize_trajectory
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
@@ -21,7 +21,7 @@ from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
-HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host
+HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host: one of HOST_FILES
 
 
 def evaluation_problems(run: Run) -> list[Problem]:
@@ -93,7 +93,7 @@ def read_summaries(folder: Path, problems: Sequence[Problem]) -> dict[str, Traje
     """
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
-    for path in sorted(folder.glob("host_*.jsonl.gz")):
+    for path in sorted(folder.glob(HOST_FILES)):
         for scored in read_log(path):
             problem = scored.trajectory.problem
             if problem != problem_by_id.get(problem.id):
@@ -161,5 +161,5 @@ def evaluation_key(run: Run) -> jax.Array:
 
 def _own_files(folder: Path, hosts: Hosts) -> list[Path]:
     """The files that belong to this host, which alone may change them; earlier, there may have been more hosts."""
-    files = sorted(folder.glob("host_[0-9]*.jsonl.gz"))
+    files = sorted(folder.glob(HOST_FILES))
     return [path for path in files if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index]

@@ -16,7 +16,7 @@ import numpy as np
 from memsearcher_jax.jsonl import numbered_lines
 from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, read_facts
-from memsearcher_jax.logs.trajectories import decode_trajectory, log_lines, summarize_trajectory
+from memsearcher_jax.logs.trajectories import HOST_FILES, STEP_FILES, decode_trajectory, log_lines, summarize_trajectory
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
 MIN_STEPS_TO_SPLIT = 4  # a shorter training run is not divided into its beginning and its end
@@ -61,11 +61,11 @@ def read_run(
         raise FileNotFoundError(f"{folder}: no such folder")
     facts = read_facts(folder)
     training, results = facts.training, {} if facts.training else facts.results
-    files = sorted((folder / "trajectories").glob("*.jsonl.gz"))
+    files = sorted((folder / "trajectories").glob(STEP_FILES if training else HOST_FILES))
     if not training and not files:
         raise ValueError(
-            f"{folder} has neither {METRICS_FILE} nor trajectories/*.jsonl.gz: name the folder of a training run or of "
-            "an evaluation"
+            f"{folder} has neither {METRICS_FILE} nor trajectories/{HOST_FILES}: name the folder of a training run or "
+            "of an evaluation"
         )
     chosen, notes = files, []
     if training and files:
