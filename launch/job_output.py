@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
-from memsearcher_jax.runtime.run_dir import RUN_FILE, TOKENIZER, is_run
+from memsearcher_jax.runtime.run_dir import INDEX, RUN_FILE, TOKENIZER, is_run
 
 if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
@@ -48,6 +48,16 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
         remote.fetch(only=(RUN_FILE, TOKENIZER, INPUTS_FILE, COPIES))
     remote.link()
     return replace(source, out=remote.folder, resume=resume), remote
+
+
+def require_shared(out: Path, hosts: Hosts) -> None:
+    """Raises ValueError on all hosts unless all see the same directory: orbax would wait forever for their shards."""
+    prefix = f".{INDEX}."  # `outputs.require_vacant` ignores what a kill leaves
+    with tempfile.NamedTemporaryFile(prefix=prefix, dir=out) if hosts.first else contextlib.nullcontext() as mark:
+        name, *_ = hosts.exchange(Path(mark.name).name.encode() if mark else b"") or [b""]
+        seen = hosts.exchange(bytes([(out / name.decode()).exists()])) or []
+    if not all(map(any, seen)):
+        raise ValueError(f"--out {out} is not the same directory on all hosts: choose one that they share, or a bucket")
 
 
 def open_output(

@@ -76,13 +76,15 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             kind, wait = Path(flags.config or "train").stem, RESTART_SECONDS if flags.start_or_resume else 0.0
             out = job_output.open_output(flags, kind, hosts, startup, job, wait)
             place = remote.address if remote else out
+            if not remote:
+                job_output.require_shared(out, hosts)
             if remote and flags.resume and hosts.first:
                 remote.fetch()  # the files that training appends to and reports on
 
             begin("loading JAX")  # seconds; --help and errors do not need it
             from memsearcher_jax.rl import setup
             from memsearcher_jax.rl.state import initial_state, needs_initial_weights, restored_state
-            from memsearcher_jax.rl.training_run import train_run
+            from memsearcher_jax.rl.training_run import open_collector, train_run
             from memsearcher_jax.runtime.profiler import check_step
             from memsearcher_jax.training import checkpoint
 
@@ -106,6 +108,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             check_step(flags.profile, done or 0, steps)
             begin("loading the weights")
             state, start = restored_state(run, out, config) if flags.resume else initial_state(run, config)
+            collector = open_collector(state, start, hosts)
             writer = None
             if hosts.first:
                 preconditions.print_skipped(run.problems)
@@ -139,7 +142,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
         ):
             hosts.training.set()
             try:
-                train_run(state, start, out, writer, progress, hosts, flags.profile)
+                train_run(state, start, collector, out, writer, progress, flags.profile)
             except RunEnded as end:
                 raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
         if hosts.first:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -30,7 +31,7 @@ BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the other
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 JOIN_SECONDS = 3_600  # between the starts of the first and of the last host: a pod may wait for its node or its image
 SHUTDOWN_SECONDS = 1_800  # in which hosts wait for each other at the end: the first one still writes the report
-JOIN_LOSS_MESSAGES = ("Gloo ", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat", "onnection")
+JOIN_LOSS_MESSAGES = ("Gloo ", "GetKeyValue", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat", "onnection")
 HOST_LOSS_MESSAGES = (*JOIN_LOSS_MESSAGES, "UNAVAILABLE")  # while hosts join, a missing TPU is UNAVAILABLE, too
 MISSING = "a host is missing or lost; restart all hosts"  # during startup
 
@@ -86,6 +87,8 @@ def _connect(timeout: int) -> Any:
     jax.config.update("jax_enable_preemption_service", False)
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if not re.fullmatch(r".+:\d+", address := os.environ.get(ADDRESS, "HOST:1")):
+        raise ValueError(f"{ADDRESS} is {address!r}: it must be HOST:PORT")
     known = {}
     for name, parameter in ((COUNT, "num_processes"), (INDEX, "process_id")) if ADDRESS in os.environ else ():
         if not (value := os.environ.get(name, "")).isdecimal():

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import fsspec
@@ -10,6 +12,7 @@ import pytest
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, export_hf, job_output, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.remote_dir import RemoteDir
 from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
 
@@ -90,6 +93,26 @@ def test_a_run_in_a_bucket_is_resumed_and_never_overwritten(started_run, stack, 
 def test_invalid_flags_are_errors(arguments, line, empty_bucket, refused):
     assert line in refused(tpu_train.main, arguments)
     assert fsspec.filesystem("gs", use_listings_cache=False).find("bucket") == []
+
+
+def test_hosts_with_directories_of_their_own_are_refused(tmp_path):
+    given, barrier = {}, threading.Barrier(2)
+
+    class Host(Hosts):
+        def exchange(self, content):
+            given[self.index] = content
+            barrier.wait()
+            both = [given[0], given[1]]
+            barrier.wait()
+            return both
+
+    def errors(*folders):
+        with ThreadPoolExecutor() as pool:
+            hosts = [pool.submit(job_output.require_shared, out, Host(i, 2)) for i, out in enumerate(folders)]
+            return [str(host.exception()) for host in hosts]
+
+    assert errors(tmp_path, tmp_path) == ["None", "None"] and not list(tmp_path.iterdir())
+    assert all("not the same directory on all hosts" in one for one in errors(tmp_path, tmp_path / "other"))
 
 
 @pytest.mark.slow

@@ -62,6 +62,17 @@ def test_loss_of_another_host_differs_from_a_local_error():
         SystemExit(2),
     ):
         assert not preemption._is_host_loss(local)
+    lost = (
+        "INTERNAL: Getting local topologies failed: Error 1: GetKeyValue() timed out with key: cpu:local_topology/cpu/1"
+    )
+    assert any(message in lost for message in preemption.JOIN_LOSS_MESSAGES), "of the CPU, for a host that ends early"
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1", "10.0.0.1:"])
+def test_an_address_without_a_port_is_refused_in_one_line(address, monkeypatch):
+    monkeypatch.setenv(preemption.ADDRESS, address)
+    with pytest.raises(ValueError, match=r"JAX_COORDINATOR_ADDRESS is .*: it must be HOST:PORT"):
+        preemption._connect(1)
 
 
 def test_the_reason_that_counts_most_is_named():
