@@ -21,7 +21,7 @@ from memsearcher_jax.report.console import show_trajectory
 from memsearcher_jax.report.plots import training_curves
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.state import initial_state
-from memsearcher_jax.rl.training_run import train_run
+from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.runtime.run_dir import open_run_folder
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example")
@@ -36,7 +36,8 @@ print(f"{len(run.problems.train)} training questions, for example: {problem.ques
 
 # %% Multi-context GRPO: rollouts, rewards, advantages, update, publish. rl/loop.py is the algorithm on two pages.
 with MetricsWriter(out) as writer, Progress("train", config.rl.steps) as progress:
-    train_run(*initial_state(run), out, writer, progress)
+    state, start = initial_state(run)
+    train_run(state, start, open_collector(state, start), out, writer, progress)
 
 # %% A trajectory: each context is what the policy saw in one turn, with the token ids that were trained.
 scored = next(read_trajectories(step_path(out, 0)))

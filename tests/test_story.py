@@ -26,7 +26,7 @@ from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import initial_params, initial_policy, initial_state, restored_state
-from memsearcher_jax.rl.training_run import train_run
+from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.runtime import load_weights, run_dir
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
 from memsearcher_jax.runtime.timing import Timer
@@ -60,7 +60,7 @@ def run_for(config: RunConfig, out: Path, resume: bool = False):
     state, start = restored_state(run, out, config) if resume else initial_state(run)
     writer = MetricsWriter(out, resume_step=state.step if resume else None)
     with writer, Progress("train", config.rl.steps, done=state.step, stream=io.StringIO()) as progress:
-        train_run(state, start, out, writer, progress)
+        train_run(state, start, open_collector(state, start), out, writer, progress)
     return run
 
 

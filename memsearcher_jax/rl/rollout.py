@@ -207,14 +207,19 @@ class RolloutDriver:
         return Trajectory(job.problem, job.rollout, finished.outcome, finished.contexts, transcript, results)
 
     def outcome(self, problem: Problem, responses: Sequence[Response]) -> Outcome:
-        """What the problem's workflow returns after these responses."""
-        workflow = self._workflow(problem)
+        """What the problem's workflow returns after these responses. Raises ValueError if it does not return."""
+        workflow, reason = self._workflow(problem), "it asks for more"
         try:
             for response in (None, *responses):
                 workflow.send(response)
         except StopIteration as end:
             return end.value
-        raise ValueError(f"the workflow of problem {problem.id!r} does not end with the responses of its checkpoint")
+        except Exception as error:
+            reason = described(error)
+        raise ValueError(
+            f"the workflow of problem {problem.id!r} does not return again what it returned: with the responses in the "
+            f"checkpoint {reason}; a workflow must depend on its arguments and responses alone"
+        )
 
     def _workflow(self, problem: Any) -> Workflow:
         return checked(self.start, problem, [tool.name for tool in self.tools])

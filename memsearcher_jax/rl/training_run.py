@@ -15,9 +15,7 @@ from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
-from memsearcher_jax.rl.rewards import RewardFn
-from memsearcher_jax.rl.rollout import RolloutDriver
-from memsearcher_jax.rl.setup import Run, make_driver
+from memsearcher_jax.rl.setup import make_driver
 from memsearcher_jax.rl.state import RunState, SavedProgress, open_reward_fn
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.health import HealthMonitor
@@ -25,45 +23,45 @@ from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 
+def open_collector(state: RunState, start: SavedProgress, hosts: Hosts | None = None) -> Collector:
+    """What the settings collect with, from the position of a checkpoint on.
+
+    Raises ValueError if trajectories that it carries cannot go on under these settings, or a service's do not suffice.
+    """
+    run, hosts = state.run, hosts or Hosts()
+    problems, rl = run.problems, run.config.rl
+    driver = make_driver(run, check=hosts.check)
+    carried = Carried(state.step)
+    if start.carried:  # also without rl.carry_over, which cannot go on with them
+        carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
+    reward_fn = open_reward_fn(run, start.initial_step, check=hosts.check)
+    parts = run, driver, reward_fn, ProblemLoader(problems.train, run.config.seed), hosts, start.position
+    if rl.carry_over:
+        return CarryOver(*parts, carried=carried.share(hosts.share(rl.prompts_per_step)))
+    return DynamicSampling(*parts) if rl.refill else Collector(*parts)
+
+
 def train_run(
     state: RunState,
     start: SavedProgress,
+    collector: Collector,
     out: Path,
     writer: MetricsWriter | None,
     progress: Progress,
-    hosts: Hosts | None = None,
     profiled_step: int | None = None,
 ) -> None:
     """Trains from `state` to step `rl.steps` and writes everything under `out`, first an evaluation that is missing.
 
     On several hosts the first one writes, and only it has a writer; it writes a profile of `profiled_step`.
-    Raises RunEnded where the run ends earlier, ValueError if carried trajectories cannot go on under changed settings.
+    Raises RunEnded where the run ends earlier.
     """
-    run, hosts = state.run, hosts or Hosts()
+    run, hosts = state.run, collector.hosts
     config = run.config
-    driver = make_driver(run, check=hosts.check)
-    reward_fn = open_reward_fn(run, start.initial_step, check=hosts.check)
-    collector = _make_collector(state, start, driver, reward_fn, hosts)
-    eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=driver.engine)
-    evaluator = Evaluator(run, eval_driver, replace(reward_fn, evaluation=True), hosts)
+    eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=collector.driver.engine)
+    evaluator = Evaluator(run, eval_driver, replace(collector.reward_fn, evaluation=True), hosts)
     monitor = HealthMonitor(config.health, progress.note, start.health)
     with Checkpoints(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step
     ) as checkpoints:
         recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, profiled_step)
         loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)
-
-
-def _make_collector(
-    state: RunState, start: SavedProgress, driver: RolloutDriver, reward_fn: RewardFn, hosts: Hosts
-) -> Collector:
-    run: Run = state.run
-    problems, rl = run.problems, run.config.rl
-    loader = ProblemLoader(problems.train, run.config.seed)
-    parts = run, driver, reward_fn, loader, hosts, start.position
-    carried = Carried(state.step)
-    if start.carried:  # also without rl.carry_over, which cannot go on with them
-        carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
-    if rl.carry_over:
-        return CarryOver(*parts, carried=carried.share(hosts.share(rl.prompts_per_step)))
-    return DynamicSampling(*parts) if rl.refill else Collector(*parts)

@@ -13,7 +13,7 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.planning.tpu_plan import resident_memory
 from memsearcher_jax.rl import collector, setup, state
 from memsearcher_jax.rl.rollout import RolloutDriver
-from memsearcher_jax.rl.training_run import train_run
+from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.training.trainer import Trainer
 
 
@@ -53,7 +53,7 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutDriver, "trajectories", measured("rollout", RolloutDriver.trajectories, after=True))
     monkeypatch.setattr(collector, "make_rollout_batch", measured("rewards", collector.make_rollout_batch))
     monkeypatch.setattr(Trainer, "step", measured("update", Trainer.step))
-    train_run(*start, tmp_path / "out", None, Progress("train", 2, stream=io.StringIO()))
+    train_run(*start, open_collector(*start), tmp_path / "out", None, Progress("train", 2, stream=io.StringIO()))
     planned = resident_memory(config, run.meshes)
     assert planned.reference and planned.sampler_params and planned.slots
     expected = {

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import qwen
-from memsearcher_jax.rl import carry_over
+from memsearcher_jax.rl import carry_over, training_run
 from memsearcher_jax.rl.carry_over import Carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.rollout import Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.state import SavedProgress
-from memsearcher_jax.rl.training_run import _make_collector
+from memsearcher_jax.rl.training_run import open_collector
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.types import (
@@ -277,7 +277,7 @@ def test_carried_trajectories_name_their_problem_by_id_and_content(steps, sample
             carry_over.from_text(text, others, run.driver)
 
 
-def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
+def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled, monkeypatch):
     run, text = steps(2), to_text(sampled(2)[2][1])
 
     def resume(changed):
@@ -294,10 +294,11 @@ def test_settings_that_the_carried_trajectories_need_must_stay(steps, sampled):
     ):
         with pytest.raises(ValueError, match=f"{name} cannot change to .* leave it at"):
             resume([(name, old, new)])
+    monkeypatch.setattr(training_run, "make_driver", lambda one, check: run.driver)
     run_now = SimpleNamespace(config=RunConfig(), problems=SimpleNamespace(train=ALL))  # rl.carry_over 0
     start = SavedProgress(RunConfig(), position=9, carried=text, changed=(("rl.carry_over", 2, 0),))
     with pytest.raises(ValueError, match=r"rl\.carry_over cannot change to 0 while the checkpoint carries"):
-        _make_collector(SimpleNamespace(run=run_now, step=3), start, run.driver, None, Hosts())
+        open_collector(SimpleNamespace(run=run_now, step=3), start)
 
 
 def test_a_rollback_samples_carried_problems_again(steps, sampled):
