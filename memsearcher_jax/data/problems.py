@@ -127,7 +127,7 @@ def _selected(
 
 def _joined(problems: Sequence[Problem], count: int) -> list[Problem]:
     """Each problem joins `count` of the questions, which are at equal distances among all."""
-    if problems and problems[0].stream:
+    if any(one.stream for one in problems):
         raise ValueError("data.objectives joins questions, and these problems are streams: set it to 1")
     total, joined = len(problems) // count, []
     for first in range(total):
