@@ -286,7 +286,7 @@ class Memalpha(ReadingAgent):
             content_C=content_C,
             config=settings.reward,
         )
-        scores |= {"compression": reward.compression, "calls_reward": _mean(calls_C)}
+        scores |= {"compression_reward": reward.compression, "calls_reward": _mean(calls_C)}
         if content_C is not None:
             scores["content_reward"] = _mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
@@ -308,15 +308,23 @@ def _stream(problem: Problem) -> Stream:
 
 
 def _complete(complete: Complete | None, prompts: Iterator[Prompt], what: str, scoring: Scoring) -> list[Completion]:
-    """Every completion, in order. Raises ConnectionError if all failed, and they are not only a few."""
+    """Every completion, in order.
+
+    Raises ConnectionError if all failed, and they are not only a few; in evaluation also if the service was down for
+    one: a score of the others would be that of other questions.
+    """
     completions: list[Completion] = []
     while chunk := list(itertools.islice(prompts, CHUNK)):
         if complete is None:
             raise ValueError(f"judge.backend is none and {what} are needed: set it to initial_policy or openai")
         completions += complete(chunk, DRAWS[what])
         scoring.notify(f"{len(completions)} {what}")
-    if len(completions) >= MIN_PROMPTS and all(one.error for one in completions):
-        raise ConnectionError(f"none of {len(completions)} {what} came; the last failure: {completions[-1].error}")
+    errors = [one.error for one in completions if one.error]
+    lost = scoring.evaluation and any(one.lost for one in completions)
+    if lost or (len(completions) >= MIN_PROMPTS and len(errors) == len(completions)):
+        raise ConnectionError(
+            f"{len(errors)} of {len(completions)} {what} did not come; the last failure: {errors[-1]}"
+        )
     return completions
 
 

@@ -111,7 +111,7 @@ def test_rewards_of_a_stream_by_hand():
             "accuracy/generated": 0.5,
             "accuracy/generated/person": 1.0,
             "accuracy/generated/town": 0.0,
-            "compression": 1 - memory / stream,
+            "compression_reward": 1 - memory / stream,
             "calls_reward": 0.5,
             "content_reward": 1.0,
         }
@@ -149,10 +149,13 @@ def test_a_trajectory_without_answers_has_no_reward_and_is_not_trained():
 
 
 def test_an_unavailable_answerer_ends_the_run():
-    with pytest.raises(ConnectionError, match="none of 16 answers came; the last failure: no luck"):
+    with pytest.raises(ConnectionError, match="16 of 16 answers did not come; the last failure: no luck"):
         score(*[trajectory(*completions("Done", "Done"))] * 8, answerer=ReadingAnswerer("?"))
     (scored,) = score(trajectory(*completions("Done", "Done")), answerer=ReadingAnswerer("?"))
     assert math.isnan(scored.reward)
+    with pytest.raises(ConnectionError, match="1 of 2 answers did not come"):  # the others' score is of other questions
+        down = completions("x", Completion(error="down", lost=True))
+        score(trajectory(*completions("Done", "Done")), answerer=lambda prompts, draws: down, evaluation=True)
 
 
 def test_a_failure_at_the_end_of_many_prompts_does_not_end_the_run(monkeypatch):
@@ -214,4 +217,4 @@ def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
     stream = replace(STREAM, questions=tuple(replace(one, evidence=STREAM.chunks) for one in STREAM.questions))
     (scored,) = score(trajectory(config=config, stream=stream), config=config)
     assert scored.scores["accuracy"] == 1.0 == scored.reward
-    assert scored.context_rewards == () and scored.scores.keys().isdisjoint({"compression", "evidence_recall"})
+    assert scored.context_rewards == () and scored.scores.keys().isdisjoint({"compression_reward", "evidence_recall"})
