@@ -24,12 +24,13 @@ class MalformedRow(ValueError):
 def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield `("file:line", bytes)` of every line that is not blank; a file that ends in `.gz` is decompressed.
 
-    Raises FileNotFoundError or ValueError, in one line, for a missing file, a folder, or damaged compressed data.
+    Raises FileNotFoundError or ValueError, in one line, for a missing file, damaged compressed data, and what can not
+    be read again: a folder, or a pipe such as a shell's <(...).
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder, a .jsonl or .jsonl.gz file is needed")
+    if not path.is_file():
+        raise ValueError(f"{path}: is a folder or a pipe, a .jsonl or .jsonl.gz file is needed")
     number = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:

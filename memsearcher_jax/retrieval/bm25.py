@@ -82,8 +82,10 @@ def _build(corpus: Corpus, directory: Path, field: Field) -> None:
     for passage in corpus:
         words = _terms(passage.contents if field == "passage" else passage.title)
         word_ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words]))
-    if not vocabulary:
-        raise ValueError(f"no {field} of the corpus contains a word: set retrieval.method to dense")
+    if not vocabulary and field == "passage":
+        raise ValueError("no passage of the corpus contains a word: set retrieval.method to dense")
+    if not vocabulary:  # passages without titles: bm25s needs a word, and this one is in no query
+        vocabulary, word_ids = {"": 0}, [array("i", [0])] * len(corpus)
     model = bm25s.BM25(backend="numpy")  # with numba, the first search would wait for compilation
     model.index(Tokenized(word_ids, vocabulary), show_progress=False)
     directory.parent.mkdir(parents=True, exist_ok=True)

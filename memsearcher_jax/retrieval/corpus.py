@@ -6,6 +6,7 @@ The file is memory-mapped. `pyarrow` is imported where it is used: a config and 
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -62,8 +63,13 @@ def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
         yield from ((f"{source_name(source)}:{row}", passage) for row, passage in enumerate(source, start=1))
         return
     for location, line in numbered_lines(source):
-        row = parse_object(location, line)
-        yield location, Passage(id_field(location, row), text_field(location, row, "contents"))
+        try:
+            row = parse_object(location, line)
+            passage = Passage(id_field(location, row), text_field(location, row, "contents"))
+        except MalformedRow as error:
+            example = json.dumps({"id": "7", "contents": '"Title"\nText'})
+            raise MalformedRow(f"{error}; a line of a corpus is like {example}") from error
+        yield location, passage
 
 
 def corpus_checksum(source: Source) -> str:

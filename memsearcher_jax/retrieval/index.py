@@ -93,12 +93,12 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
     manifest = read_index_manifest(directory)
     vectors = manifest["vectors"]
     if vectors is None:
-        raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or rebuild the index")
+        raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or delete it to rebuild it")
     if vectors["encoder"] != encoder:
         reason = f'was built with encoder "{vectors["encoder"]}", not "{encoder}"'
-        raise ValueError(f"{directory}: {reason}: set retrieval.encoder to that one, or rebuild the index")
+        raise ValueError(f"{directory}: {reason}: set retrieval.encoder to that one, or delete it to rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
-        raise ValueError(f"{directory}: was built for exact search; rebuild it, or set retrieval.index_type to exact")
+        raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
     corpus = open_index_corpus(directory)
     shards = EmbeddingShards(directory / EMBEDDINGS, manifest["passages"], vectors["size"], vectors["dtype"])
     with _explain_damage(directory):
@@ -131,4 +131,4 @@ def _explain_damage(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{directory}: is damaged or of another version ({error}); rebuild the index") from error
+        raise ValueError(f"{directory}: is damaged or of another version ({error}); delete it to rebuild it") from error

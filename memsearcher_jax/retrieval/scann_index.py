@@ -148,9 +148,9 @@ def load_tree(directory: Path, rows: int, leaves: int, leaves_searched: int) -> 
     try:
         searcher = scann.scann_ops_pybind.load_searcher(str(directory), assets_backcompat_shim=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{directory}: ScaNN cannot read its files ({error}); rebuild the index") from error
+        raise ValueError(f"{directory}: ScaNN cannot read its files ({error}); delete it to rebuild it") from error
     if searcher.size() != rows:
-        raise ValueError(f"{directory}: contains {searcher.size()} vectors, not {rows}; rebuild the index")
+        raise ValueError(f"{directory}: contains {searcher.size()} vectors, not {rows}; delete it to rebuild it")
     return ScannIndex(searcher, rows, leaves, leaves_searched)
 
 
@@ -163,4 +163,4 @@ def _check_trusted(directory: Path) -> None:
     text = assets.read_text(encoding="utf-8", errors="replace") if assets.is_file() else ""
     local = re.findall(r'asset_path: "[-.\w]+"', text)
     if (directory / PICKLED).exists() or len(local) != text.count("asset_path"):
-        raise ValueError(f"{directory}: contains pickled ids or names files elsewhere: do not trust it, rebuild it")
+        raise ValueError(f"{directory}: contains pickled ids or names files elsewhere: do not trust it, delete it")

@@ -140,7 +140,7 @@ def _built_index(
     if not config.index and not (folder / MANIFEST).exists():
         build_index(config, corpus, folder, model)
     elif (config.corpus or not config.index) and read_index_manifest(folder)["checksum"] != corpus_checksum(corpus):
-        raise ValueError(f"{folder}: was built from another corpus (checksum differs); rebuild the index")
+        raise ValueError(f"{folder}: was built from another corpus (checksum differs); delete it to rebuild it")
     return folder
 
 

@@ -47,7 +47,7 @@ def test_any_text_round_trips(texts):
     [
         (GOOD + b'{"id": "1", "contents": "x', ":2: not JSON"),
         (GOOD + b"\n[1]\n", ":3: a JSON object is needed, found list"),
-        (b'{"contents": "x"}', ':1: no field "id"'),
+        (b'{"contents": "x"}', ':1: no field "id"; a line of a corpus is like {"id": "7", "contents": '),
         (b'{"id": "1"}', ':1: no field "contents"'),
         (b'{"id": true, "contents": "x"}', ':1: field "id" must be text, found bool'),
         (b'{"id": "1", "contents": ["x"]}', ':1: field "contents" must be text, found list'),

@@ -128,6 +128,8 @@ def build_index(
                 if state:
                     np.savez(staging / STATE, allow_pickle=False, **state)
                 vectors |= build.tree()
+        elif (staging / BUILD).exists():
+            raise ValueError(f"{staging} has vectors of another build: delete it, or omit retrieval.method bm25")
         if shard.index:
             return
         for partial in staging.rglob("*.partial"):  # of processes that were killed

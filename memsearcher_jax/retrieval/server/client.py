@@ -64,7 +64,7 @@ class JsonClient:
         try:
             status, text = asyncio.run(self._send(method, path, body))
         except TimeoutError as error:
-            raise ServiceUnavailable(f"{self.url} does not respond: timeout") from error
+            raise ServiceUnavailable(f"{self.url} does not respond within {self.timeout:g} s") from error
         except (OSError, UnicodeError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise ServiceUnavailable(f"{self.url} does not respond: {reason}") from error

@@ -1,6 +1,7 @@
 """Builds that are interrupted, resumed, changed, or impossible."""
 
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_a_build_with_other_settings_is_an_error(tmp_path):
         ({"passages": changed}, "the made corpus changed since the build"),
         ({"name": "another"}, f"was started with encoder '{NAME}', not 'another'"),
         ({"config": replace(CONFIG, max_passage_tokens=9)}, "was started with max_passage_tokens 512, not 9"),
+        ({"config": replace(CONFIG, method="bm25")}, r"\.i\.building has vectors of another build: delete it, or omit"),
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "i", **options)
@@ -158,9 +160,11 @@ def test_an_invalid_corpus_leaves_no_files(tmp_path, corpus_file):
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
     with pytest.raises(FileNotFoundError, match="no such file"):
         prepare_corpus(tmp_path / "none", tmp_path / "i")
-    with pytest.raises(ValueError, match="is a folder"):
-        prepare_corpus(tmp_path, tmp_path / "i")
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+    os.mkfifo(tmp_path / "pipe")  # of which the first reader would take the beginning
+    for source in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="is a folder or a pipe"):
+            prepare_corpus(source, tmp_path / "i")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "pipe"]
 
 
 def test_invalid_vectors_are_errors(tmp_path):
