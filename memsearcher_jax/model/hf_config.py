@@ -54,10 +54,11 @@ SUPPORTED_BY_FAMILY = {
 
 HARMLESS = {
     *("architectures", "attention_dropout", "attn_implementation", "_attn_implementation", "chunk_size_feed_forward"),
-    *("_attn_implementation_autoset", "finetuning_task", "id2label", "initializer_range", "is_llama_config"),
-    *("max_window_layers", "_name_or_path", "output_attentions", "problem_type", "return_dict", "sliding_window"),
-    *("task_specific_params", "tf_legacy_loss", "tokenizer_class", "torchscript", "transformers.js_config"),
-    *("label2id", "transformers_version", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache"),
+    *("_attn_implementation_autoset", "_commit_hash", "cross_attention_hidden_size", "finetuning_task", "id2label"),
+    *("gradient_checkpointing", "initializer_range", "is_llama_config", "label2id", "max_window_layers", "model_name"),
+    *("_name_or_path", "num_labels", "output_attentions", "prefix", "problem_type", "return_dict", "sep_token_id"),
+    *("sliding_window", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torchscript", "use_bfloat16"),
+    *("transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache"),
 }
 """Keys of any model that do not change its numbers, besides those of generation, such as eos_token_id."""
 

@@ -38,7 +38,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
-    "layer_replication": (None, []),
+    **dict.fromkeys(("layer_replication", "layers_to_transform"), (None, [])),
     "lora_bias": (False, None),
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
@@ -47,7 +47,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
 READ_OR_HARMLESS = {
-    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_pattern"),
     *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode"),
     *("lora_dropout", "lora_ga_config", "loftq_config", "megatron_config", "megatron_core", "peft_version"),
     *("qalora_group_size", "revision", "runtime_config", "task_type"),

@@ -45,9 +45,9 @@ NAMES = {
 
 SAME_MODEL = (
     *("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
-    *("rope_theta", "rope_scaling", "norm_eps", "tie_embeddings", "family"),
+    *("rope_theta", "norm_eps", "tie_embeddings", "family"),
 )
-"""Fields of which any difference means different weights, or different results from the same weights."""
+"""Fields, besides rope_scaling, of which any difference means different weights or other results from the same ones."""
 
 SHARD_BYTES = 5_000_000_000
 
@@ -169,22 +169,24 @@ def save_streamed(
 
 
 def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelConfig) -> None:
-    """Raises ValueError for the first field in which the model in `folder` differs; settings of a run may differ.
+    """Raises ValueError, with the flags that describe the model in `folder`, if it is another one.
 
     Also if it was trained on fewer positions than `expected` allows contexts to have.
     """
-    for name in SAME_MODEL:
-        ours, theirs = getattr(expected, name), getattr(actual, name)
-        if ours != theirs:
-            raise ValueError(
-                f"{folder} holds a checkpoint of another model: {name} is {theirs} there, but {ours} in this run: "
-                "choose its preset with --config, or other weights"
-            )
+    ours, theirs = _identity(expected), _identity(actual)
+    flags = [f"--model.{name} {value}" for name, value in theirs.items() if value != ours[name]]
     if actual.max_positions < expected.max_positions:
+        flags.append(f"--model.max_positions {actual.max_positions}")
+    if flags:
         raise ValueError(
-            f"{folder} was trained on {actual.max_positions} positions, and model.max_positions is "
-            f"{expected.max_positions}: set --model.max_positions {actual.max_positions}"
+            f"{folder} does not hold the model of this run: set {' '.join(flags)}, choose its preset with --config, or "
+            "other weights"
         )
+
+
+def _identity(config: ModelConfig) -> dict[str, Any]:
+    scaling = {f"rope_scaling.{name}": value for name, value in vars(config.rope_scaling).items()}
+    return {name: getattr(config, name) for name in SAME_MODEL} | scaling
 
 
 def tensors(config: ModelConfig) -> list[Tensor]:

@@ -44,7 +44,7 @@ SUPPORTED_ENCODER = SUPPORTED | {
 
 READ_OR_HARMLESS = {
     *(*ENCODER_SIZES.values(), "model_type", "layer_norm_eps", "pad_token_id"),
-    *("attention_probs_dropout_prob", "classifier_dropout", "directionality", "dtype", "gradient_checkpointing"),
+    *("attention_probs_dropout_prob", "classifier_dropout", "directionality", "dtype"),
     *("hidden_dropout_prob", "output_past", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "tie_word_embeddings", "torch_dtype"),
 }

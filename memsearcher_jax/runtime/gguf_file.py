@@ -41,11 +41,10 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "expert_used_count": (0,),
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (1.0, 0.0),
-    "split.count": (0, 1),
 }
 """Other keys that may change the numbers -> the values that do not."""
 
-HARMLESS = re.compile(r"(GGUF|general|quantize|tokenizer)\.|split\.(no|tensors\.count)$")
+HARMLESS = re.compile(r"(GGUF|general|quantize|split|tokenizer)\.")
 """Descriptions of the file and its author; `_read_tokenizer` accounts for the keys of the tokenizer."""
 
 HARMLESS_TOKENIZER = re.compile(r"ggml\.\w+_token_id|chat_templates?(\.\w+)?|huggingface\.json|ggml\.token_type_count")
@@ -94,6 +93,8 @@ def convert(file: Path, directory: Path) -> ModelConfig:
 
 
 def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelConfig:
+    if (parts := fields.get("split.count", 0)) not in (0, 1):
+        raise ValueError(f"{file} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
     family = fields.get("general.architecture")
     if family not in ARCHITECTURES:
         raise ValueError(f"{file}: general.architecture is {family!r}, expected one of {', '.join(ARCHITECTURES)}")

@@ -31,7 +31,8 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
         folder = located(folder)
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(
-                f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json)"
+                f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json); adapters go to "
+                "--model.adapter"
             )
         if model.adapter and is_export(folder) and read_export_config(folder).model.adapter == model.adapter:
             raise ValueError(f'{folder} contains the adapters {model.adapter} already: set model.adapter to ""')

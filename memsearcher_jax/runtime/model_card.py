@@ -56,7 +56,7 @@ def write_model_card(directory: Path, run: Path, *, name: str, license: str, ada
         *([origin] if origin else []),
         *_training(directory, run),
         "## Use\n",
-        _use(config, name or str(directory), base, adapter),
+        _use(config, name or str(directory), public_base or Path(base).name, adapter),
         f"Its settings are in [{EXPORT_FILE}]({EXPORT_FILE}).\n",
     ]
     (directory / MODEL_CARD).write_text("\n".join(lines), encoding="utf-8")
@@ -64,7 +64,7 @@ def write_model_card(directory: Path, run: Path, *, name: str, license: str, ada
 
 def _use(config: RunConfig | None, name: str, base: str, adapter: bool) -> str:
     """How to ask the agent, with the flags that say where its passages or texts are."""
-    checkpoint = f"{base.partition('@')[0]} --model.adapter {name}" if adapter else name
+    checkpoint = f"{base} --model.adapter {name}" if adapter else name
     flags = ""
     if config and config.agent.workflow.endswith(".py"):  # which only a command line may execute
         flags = f" --agent.workflow {Path(config.agent.workflow).name}"

@@ -109,6 +109,7 @@ def test_files_hold_the_adapters_exactly(tmp_path, dtype):
         ({"peft_type": "IA3"}, "peft_type is 'IA3', only 'LORA' is supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', only True is supported"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is"),
+        ({"layers_to_transform": [1]}, r"layers_to_transform is \[1\], only None is supported"),
         ({"gated": True}, "gated is not known: remove it there"),
         ({"r": 8}, "but .* implies"),
         ({"r": 0}, "r is 0 and lora_alpha is 8.0, expected positive numbers"),

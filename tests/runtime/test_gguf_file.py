@@ -194,6 +194,7 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
         ("llama", {"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8 is not supported, only 0 is"),
         ("llama", {"keys": {"llama.rope.scaling.type": "linear"}}, "rope.scaling.type = 'linear' is not supported"),
         ("llama", {"keys": {"llama.rope.scaling.factor": 4.0}}, "llama.rope.scaling.factor = 4.0 is not supported"),
+        ("llama", {"keys": {"split.count": 3}}, "is one of 3 parts: join them with llama.cpp's llama-gguf-split"),
         ("llama", {"keys": {"llama.rope.dimension_count": 16}}, "dimension_count = 16 is not supported, only 32"),
         ("llama", {"keys": {"llama.attention.sliding_window": 64}}, "sliding_window = 64 is not supported"),
         ("llama", {"keys": {"llama.attention.sinks": 4}}, "the key attention.sinks is not known"),
