@@ -66,7 +66,6 @@ class HealthMonitor:
     def __init__(self, config: HealthConfig, notify: Callable[[str], None], state: HealthState | None = None):
         self._config, self.notify = config, notify
         self.state = state or HealthState()
-        self._rate_is_zero = False
 
     @property
     def rolls_back(self) -> bool:
@@ -97,9 +96,6 @@ class HealthMonitor:
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
         """
-        if metrics.get("learning_rate") == 0 and not self._rate_is_zero:
-            self._rate_is_zero = True
-            self.notify(f"step {step}: the learning rate is 0 from now on (training.decay_steps): nothing is learned")
         if skipped := metrics.get("skipped_updates", 0.0):
             self.notify(f"step {step}: skipped {skipped:.0f} updates: their gradient is not finite")
         beyond = dict(self._faults(metrics))
