@@ -74,13 +74,7 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
       FileNotFoundError, ValueError: a one-line message that names the file, and the row if there is one.
     """
     skipped = list[str]()
-    splits: Mapping[str, Sequence[Problem]]
-    if config.is_synthetic:
-        splits = make_problems(config)
-    else:
-        from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
-
-        splits = store(_read(config, skipped), directory)
+    splits = make_problems(config) if config.is_synthetic else _stored(config, directory, skipped)
     train, test = (splits.get(split, ()) for split in ("train", "test"))
     excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
     if excluded and not any(one.id in excluded for one in train):
@@ -88,8 +82,8 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
 
 
-def _read(config: DataConfig, skipped: list[str]) -> dict[str, list[Problem]]:
-    """The problems of all files of both splits. With data.malformed skip, `skipped` gets a message for each bad row."""
+def _stored(config: DataConfig, directory: Path, skipped: list[str]) -> Mapping[str, Sequence[Problem]]:
+    """The problems of all files by split. With data.malformed skip, `skipped` gets a message for each bad row."""
     on_malformed = skipped.append if config.malformed == "skip" else None
     entries = {"train": config.train, "test": config.test}
     # Every entry is resolved before the first file is read.
@@ -99,7 +93,9 @@ def _read(config: DataConfig, skipped: list[str]) -> dict[str, list[Problem]]:
         for path, benchmark in resolved:
             read = read_problems(path, on_malformed, config.chunk_words)
             problems[split] += [with_source(one, benchmark) if benchmark else one for one in read]
-    return problems
+    from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
+
+    return store(problems, directory)
 
 
 def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:

@@ -142,7 +142,9 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     truth = truth.get("target") if isinstance(truth, dict) else truth
     fields = {name: row.get(name) for name in ("golden_answers", "answers")} | {"reward_model.ground_truth": truth}
     field = next((name for name, value in fields.items() if value is not None), "golden_answers")
-    answers = _listed(fields[field]) if isinstance(fields[field], str) else fields[field]
+    answers = fields[field]
+    if isinstance(answers, str):  # one, or a list as tables hold it
+        answers = _list_field(where, fields, field) if answers.startswith('["') else [answers]
     if not isinstance(answers, list) or not answers:
         raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
     if row.get("id") is None:
@@ -168,15 +170,6 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: field "metadata": {str(error)[:500]}') from error
     source = row.get("data_source")
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
-
-
-def _listed(text: str) -> list[str]:
-    """The answers of a list as JSON text, as tables hold it; any other text is one answer."""
-    try:
-        answers = json.loads(text)
-    except (ValueError, RecursionError):
-        return [text]
-    return answers if isinstance(answers, list) and all(isinstance(one, str) for one in answers) else [text]
 
 
 def _stream_problem(where: str, row: dict[str, Any]) -> Problem:

@@ -59,15 +59,6 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, problems: Sequence[Problem]) -> Iterator[tuple[int, dict[str, Any]]]:
         return enumerate(map(_encode, problems))
 
-    def write(self) -> None:
-        """Write the dataset unless it exists, without the progress bars and messages that downloads print."""
-        tfds.display_progress_bar(False)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                self.download_and_prepare()
-        finally:
-            tfds.display_progress_bar(True)
-
 
 @dataclass(frozen=True)
 class StoredProblems(Sequence[Problem]):
@@ -106,21 +97,14 @@ def store(splits: Mapping[str, Sequence[Problem]], directory: Path) -> dict[str,
     folder = directory / fingerprint(splits)
     with _explained(folder, DAMAGED):
         dataset = FlashRag(config=RUN, data_dir=folder, splits=splits)
-    with _explained(folder, "this dataset cannot be written ({})"):
-        dataset.write()
-    return open_splits(dataset)
-
-
-def open_splits(dataset: FlashRag) -> dict[str, StoredProblems]:
-    """The splits of a written dataset."""
-    stored: dict[str, StoredProblems] = {}
-    for split in dataset.info.splits:
-        with _explained(dataset.data_dir, DAMAGED):
-            # The library's decorators hide the parameters from type checkers.
-            rows = dataset.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
-            len(rows)  # opens the file
-        stored[split] = StoredProblems(rows, dataset.data_dir)
-    return stored
+    tfds.display_progress_bar(False)
+    with _explained(folder, "this dataset cannot be written ({})"), contextlib.redirect_stdout(io.StringIO()):
+        dataset.download_and_prepare()
+    with _explained(folder, DAMAGED):
+        # The library's decorators hide the parameters from type checkers.
+        rows = {split: dataset.as_data_source(split=split) for split in splits}  # pyright: ignore[reportCallIssue]
+        list(map(len, rows.values()))  # opens the files
+    return {split: StoredProblems(of_split, folder) for split, of_split in rows.items()}
 
 
 def fingerprint(splits: Mapping[str, Sequence[Problem]]) -> str:

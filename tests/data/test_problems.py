@@ -93,13 +93,6 @@ def test_load_concatenates_files_and_counts_skipped_rows(tmp_path):
         load(DataConfig(train=(str(first),)), tmp_path / "data")
 
 
-def test_load_rereads_a_changed_file(tmp_path):
-    path = tmp_path / "q.jsonl"
-    for question in ("Who?", "Why?", "Who?"):
-        path.write_bytes(row(question=question))
-        assert [p.question for p in load(DataConfig(test=(str(path),)), tmp_path / "data").test] == [question]
-
-
 def test_load_without_files_generates_the_encyclopedia(tmp_path):
     config = DataConfig(encyclopedia=SMALL)
     assert config.is_synthetic and not DataConfig(test=("x",)).is_synthetic
