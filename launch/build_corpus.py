@@ -8,8 +8,10 @@ from __future__ import annotations
 if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
+import gzip
 import json
 import logging
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -89,11 +91,12 @@ def build(flags: BuildCorpus) -> dict[str, object]:
         )
     if not rows:
         raise ValueError(f"{flags.folder}: its documents contain no text")
-    atomic_write(flags.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    atomic_write(flags.out, gzip.compress(content) if flags.out.suffix == ".gz" else content)
     read = len(documents) - len(unreadable) - len(empty)
     words = statistics.median(len(WORD.findall(str(row["contents"]).partition("\n")[2])) for row in rows)
     print(
         f"{flags.out}: {len(rows):,} passages of {read:,} documents, median {words:g} words; "
-        f"index them with launch/build_index.py --retrieval.corpus {flags.out} --out DIR"
+        f"index them with launch/build_index.py --retrieval.corpus {shlex.quote(str(flags.out))} --out DIR"
     )
     return {"passages": len(rows), "documents": read, "skipped": unreadable, "empty": empty, "median_words": words}

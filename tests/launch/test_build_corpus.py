@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def test_documents_become_an_index(folder, tmp_path, capsys):
-    corpus, result = tmp_path / "passages.jsonl", tmp_path / "result.json"
+    corpus, result = tmp_path / "passages.jsonl.gz", tmp_path / "result.json"
     build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
     output = capsys.readouterr()
     assert "3 passages of 2 documents, median 4 words; index them with" in output.out
