@@ -148,7 +148,8 @@ class McpServer:
 
 
 def _cause(error: BaseException) -> str:
-    """The first error of a group, in one line."""
+    """The first error of a group, in one line; a call is cancelled where another one has lost the connection."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    lost = isinstance(error, asyncio.CancelledError)
+    return "the connection was lost" if lost else " ".join(f"{type(error).__name__}: {error}".split())

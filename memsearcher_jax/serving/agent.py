@@ -98,13 +98,9 @@ class AgentService:
         self._queue = deque[Job]()
         self._changed, self._closed = threading.Condition(), False
         self._recalls = 0  # questions that wait for an answer
-        config = run.config
         # Clients wait for answers: a service that is down is an error after seconds, not minutes as in training.
-        config = replace(
-            config,
-            rl=replace(config.rl, max_search_outage=5.0),
-            answerer=replace(config.answerer, max_outage=0.0),
-        )
+        rl = replace(run.config.rl, max_search_outage=5.0)
+        config = replace(run.config, rl=rl, answerer=replace(run.config.answerer, max_outage=0.0))
         run = replace(run, config=config)
         notify("loading the weights")
         self._params = setup.publish(self.run, state.initial_params(self.run))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +23,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -44,25 +45,19 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-NEUTRAL = {
-    "n": 1,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "top_k": -1,
-    "min_p": 0,
-    "repetition_penalty": 1,
-    "stop": "",
-    "tools": [],
-    "functions": [],
-    "parallel_tool_calls": True,
-    "response_format": {"type": "text"},
-    "logit_bias": {},
-    "audio": None,
+_OFF = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo"
+_EMPTY = "tools functions logit_bias audio stop_token_ids bad_words structured_outputs guided_json guided_choice"
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
+    **dict.fromkeys(_OFF.split(), (0,)),
+    **dict.fromkeys(_EMPTY.split(), ()),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "top_k": (-1, 0),
+    "stop": ("",),
+    "response_format": ({"type": "text"},),
 }
-"""Parameters of OpenAI's and vLLM's that would change the answer, with the value that changes nothing: others are
-refused."""
+"""Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as empty ones
+do: others are refused."""
 DISCONNECTED = 499  # as in nginx's log; nobody reads it
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
@@ -72,13 +67,17 @@ class TextPart(BaseModel):
     text: str
 
 
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [] if content is None else content
+
+
 class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return "".join(part.text for part in self.content)
 
 
 class StreamOptions(BaseModel):
@@ -95,15 +94,13 @@ class ChatBody(BaseModel):
     max_completion_tokens: Count | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=1e-6, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] | None = None
 
     @property
     def params(self) -> RequestParams:
         seed = secrets.randbits(32) if self.seed is None else self.seed
-        # Logits divided by less would not be finite.
-        temperature = 0.0 if self.temperature is not None and self.temperature < 1e-5 else self.temperature
-        return RequestParams(seed, temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
+        return RequestParams(seed, self.temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
 
 
 def make_app(
@@ -171,7 +168,7 @@ def make_app(
         if body.model != name:
             raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
         for parameter, neutral in NEUTRAL.items():
-            if (body.model_extra or {}).get(parameter) not in (None, neutral, [], {}):
+            if (body.model_extra or {}).get(parameter) not in (None, [], {}, *neutral):
                 raise HTTPException(400, f"{parameter}: the agent does not support it")
         params, (*earlier, last) = body.params, body.messages
         try:
@@ -245,13 +242,15 @@ class _ChatCompletion:
     async def _end(self, finished: Rollout, question: str) -> Event:
         outcome, answered = finished.outcome, ""
         assert outcome is not None, "nothing pauses requests"
+        sampled = sum(sum(context.sampled) for context in finished.contexts)
+        if outcome.stop is StopReason.STREAM_READ and sampled >= (self.params.max_tokens or math.inf):
+            outcome = replace(outcome, stop=StopReason.CUT_OFF)  # nothing is left for an answer
         if (reader := self.agent.reader) and outcome.stop is StopReason.STREAM_READ:
             completion = await self.agent.recall(question, reader.remembered(outcome))
             stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
             outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
         if outcome.stop.is_fault:
             raise HTTPException(502 if outcome.stop is StopReason.SEARCH_FAILED else 500, outcome.error)
-        sampled = sum(sum(context.sampled) for context in finished.contexts)
         tokens = sum(len(context.ids) for context in finished.contexts)
         completion_tokens = sampled + self.agent.run.tokenizer.count(answered)
         usage = {"prompt_tokens": tokens - sampled, "completion_tokens": completion_tokens}

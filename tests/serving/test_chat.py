@@ -117,8 +117,9 @@ def test_models(client):
         ({"messages": [{"role": "user", "content": "x" * 999}]}, 400, "tokens: at most 32 are allowed"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "the question is not valid Unicode"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "the last message must have the role user"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Input should be 'text'"),
         ({"n": 2}, 400, "n: the agent does not support it"),
+        ({"tool_choice": "required"}, 400, "tool_choice: the agent does not support it"),
         ({"top_k": 1}, 400, "top_k: the agent does not support it"),
         ({"tools": [{"type": "function"}]}, 400, "tools: the agent does not support it"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format: the agent does not support it"),
@@ -133,8 +134,8 @@ def test_errors_have_openais_format(url, change, status, message):
 
 
 def test_parameters_that_change_nothing_are_accepted(url):
-    neutral = {"n": 1, "top_logprobs": 0, "logprobs": False, "stop": "", "tools": []}
-    neutral |= {"response_format": {"type": "text"}}
+    neutral = {"n": 1, "top_logprobs": 0, "logprobs": False, "stop": "", "tools": [], "tool_choice": "auto", "top_k": 0}
+    neutral |= {"top_p": 0, "temperature": 1e-9, "response_format": {"type": "text"}}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1} | neutral
     assert post(url, json.dumps(body).encode())[0] == 200
     assert post(url, json.dumps(body | {"stop": "x"}).encode())[0] == 400

@@ -68,9 +68,11 @@ def test_a_memory_agent_memorizes_and_recalls(serving, flags, tmp_path, fast_com
         with pytest.raises(openai.BadRequestError, match="what the agent is to read"):
             client.chat.completions.create(model="tiny", messages=messages[1:])
         whole = client.chat.completions.create(model="tiny", messages=messages)
+        cut = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=1).choices[0]
         chunks = list(client.chat.completions.create(model="tiny", messages=messages, stream=True))
         streamed = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert "".join(streamed) == whole.choices[0].message.content
+    assert (cut.finish_reason, cut.message.content) == ("length", "")
     assert whole.choices[0].message.memsearcher["stop"] == "answered"
     assert whole.choices[0].message.memsearcher["turns"][0]["calls"]
     assert names == ["memorize", "recall"]
