@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memsearcher_jax.sampling.engine import Engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+WEIGHTS = REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
 Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
 TINY = ModelConfig(2_048, 64, 192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True)
 SMALL = ModelConfig(8_192, 256, 768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True)
@@ -34,8 +35,6 @@ class Flags:
 
     repeats: int = 3
     """Alternating measurements of each program; the median is reported."""
-    json: Path | None = None
-    """Also write the results to this file."""
 
 
 def alternate(programs: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[tuple[float, T]]]:
@@ -47,11 +46,6 @@ def alternate(programs: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, li
             result = program()
             runs[name].append((time.perf_counter() - start, result))
     return runs
-
-
-def write_json(value: Any, file: Path | None) -> None:
-    if file:
-        file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def run_child(

@@ -27,7 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,6 @@ class Flags:
     """Time for everything."""
     small: bool = False
     """Tiny models and one step; also without a GPU."""
-    json: Path | None = None
-    """Also write the rows to this file."""
 
     @property
     def trains(self) -> bool:
@@ -86,16 +84,14 @@ class Flags:
 
 @dataclass
 class Report:
-    """The rows, each printed as soon as it is measured, and the time that is left."""
+    """Prints each row as soon as it is measured, and knows the time that is left."""
 
     flags: Flags
     folder: Path
     end: float  # of time.monotonic
-    rows: list[tuple[str, ...]] = field(default_factory=list)  # part, what, ours, torch, ratio, share
 
     def add(self, part: str, what: str, *cells: str) -> None:
-        self.rows.append((part, what, *cells, *[""] * (4 - len(cells))))
-        print(ROW.format(*self.rows[-1]).rstrip(), flush=True)
+        print(ROW.format(part, what, *cells, *[""] * (4 - len(cells))).rstrip(), flush=True)
 
     def compare(self, part: str, what: str, own: float | None, other: float | None, bound: float | None) -> None:
         if own or other:
@@ -129,7 +125,7 @@ def main(flags: Flags) -> None:
     started, sizes = time.monotonic(), ("tiny",) if flags.small else ("smollm2", "qwen05b", "qwen3b")
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         report = Report(flags, Path(folder), started + 60 * flags.minutes)
-        print(ROW.format("part", "", "ours", "torch", "ratio", "share"))
+        report.add("part", "", "ours", "torch", "ratio", "share")
         found = report.run("numerics", "numerics", common.in_process, numerics, sizes[0])
         found = found or {"device": "unknown", "rows": {}}
         for what, value in found["rows"].items():
@@ -145,7 +141,6 @@ def main(flags: Flags) -> None:
             update(report, size, torch, chip)
         train(report)
     print(f"{device}, {time.monotonic() - started:.0f} s")
-    common.write_json({"device": device, "rows": report.rows}, flags.json)
 
 
 def numerics(size: common.Size) -> dict[str, Any]:
@@ -273,7 +268,7 @@ def train(report: Report) -> None:
     if not flags.trains:
         report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
         return
-    weights, words, steps = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny", ["--config", "tiny", *SMALL], 1
+    weights, words, steps = common.WEIGHTS, ["--config", "tiny", *SMALL], 1
     if not flags.small:
         weights, words, steps = flags.smollm2, ["--config", "smollm2", *LARGE], 1_000
         words += ["--retrieval.corpus", flags.corpus, "--data.train", *flags.train, "--data.test", *flags.test]

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import tyro
 from common import REPOSITORY
 
-from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 
 
@@ -88,7 +88,8 @@ def main(flags: Flags) -> None:
             run = flags.out / f"{name}, seed {seed}"
             steps = ["--rl.steps", str(flags.steps)] if flags.steps else []
             command("tpu_train", run, ["--config", config, *arguments, "--seed", str(seed)], steps)
-            table[run.name] = [minutes(run), *scores(run, ["--checkpoint", str(run)])]
+            minutes = f"{training_minutes(read_metrics(run / METRICS_FILE)):.1f}"
+            table[run.name] = [minutes, *scores(run, ["--checkpoint", str(run)])]
     text = "".join(f"| {' | '.join([name, *cells])} |\n" for name, cells in table.items())
     text = f"| run | minutes | {' | '.join(TEMPERATURES)} |\n| {' | '.join(['---'] * 4)} |\n{text}"
     (flags.out / "learning.md").write_text(text, encoding="utf-8")
@@ -100,7 +101,7 @@ def scores(run: Path, arguments: Sequence[str]) -> list[str]:
     cells = []
     for decoding, temperature in TEMPERATURES.items():
         folder = run.with_name(f"{run.name}, {decoding}")
-        if not (folder / "results.json").is_file():
+        if not is_done(folder):
             command("evaluate", folder, [*arguments, "--evaluation.temperature", temperature])
         results = json.loads((folder / "results.json").read_text())
         groups = {name: value for name, value in results["metrics"].items() if name.startswith("exact_match")}
@@ -129,9 +130,14 @@ def command(program: str, folder: Path, arguments: Sequence[str], changes: Seque
     subprocess.run([sys.executable, str(REPOSITORY / "launch" / f"{program}.py"), *words], check=True)
 
 
-def minutes(run: Path) -> str:
-    steps = read_metrics(run / METRICS_FILE)
-    return f"{sum(value for step in steps for name, value in step.items() if name.startswith('time/')) / 60:.1f}"
+def is_done(run: Path) -> bool:
+    return (run / "results.json").is_file()
+
+
+def training_minutes(steps: Sequence[Metrics]) -> float:
+    """Without what evaluates the policy."""
+    phases = [phase for step in steps for phase in step.items() if phase[0].startswith("time/")]
+    return sum(seconds for name, seconds in phases if name != "time/evaluate") / 60
 
 
 if __name__ == "__main__":

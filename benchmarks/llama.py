@@ -49,7 +49,6 @@ def main(flags: Flags) -> None:
         print(f"{name:10} wall {wall:.1f} ms  CPU {cpu:.1f} ms")
     ratios = np.divide(medians["llama.cpp"], medians["ours"])
     print("ours is {:.2f}x by wall, {:.2f}x by CPU time".format(*ratios))
-    common.write_json(medians, flags.json)
 
 
 def timed(step: Callable[[], object]) -> tuple[float, float]:

@@ -64,7 +64,6 @@ def main(flags: Flags) -> None:
     for name, row in rows.items():
         cells = "  ".join(f"{key} {value:,.4g}" for key, value in row.items())
         print(f"{name:14}{cells}  engine is {rows['engine']['trajectories/s'] / row['trajectories/s']:.2f}x")
-    common.write_json(rows, flags.json)
 
 
 def summary(runs: Sequence[tuple[float, SamplerStats]], load: workload.Workload) -> dict[str, float]:

@@ -22,10 +22,9 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from pathlib import Path
 
 import common
 import numpy as np
@@ -33,8 +32,7 @@ import tyro
 
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 
-WEIGHTS = common.REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
-AGENT = ["--config", "tiny", "--checkpoint", str(WEIGHTS), "--name", "agent"]
+AGENT = ["--config", "tiny", "--checkpoint", str(common.WEIGHTS), "--name", "agent"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ class Load:
     """Serve an agent; a request asks one question, and its latency is that of the whole answer."""
     serve: str = ""
     """Flags for launch/serve_search.py or launch/serve_agent.py. Default: the synthetic encyclopedia, small weights."""
-    json: Path | None = None
-    """Also write the numbers to this file."""
 
 
 def main(load: Load) -> int:
@@ -59,7 +55,6 @@ def main(load: Load) -> int:
         result = measure(load, questions, url)
     for name, value in result.items():
         print(f"{name:19} {value:,.1f}" if isinstance(value, float) else f"{name:19} {value:,}")
-    common.write_json(asdict(load) | result, load.json)
     return int(result["errors"] > 0)
 
 

@@ -21,10 +21,10 @@ from typing import Literal, NamedTuple
 
 import tyro
 from common import REPOSITORY
-from learning import command
+from learning import command, is_done, training_minutes
 from matplotlib.figure import Figure
 
-from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.report.plots import COLORS, save_png, style_axes
 
 REACHED = 0.8
@@ -91,7 +91,7 @@ def main(flags: Flags) -> None:
                 curves.setdefault((name, method), []).append(list(points))
     rows = [f"| {' | '.join([*names, *row(seeds)])} |" for names, seeds in curves.items()]
     reached = f"stays at {REACHED} from step or round"
-    header = ["student", "method", reached, "thousand tokens", "minutes", "highest", "last three"]
+    header = ["student", "method", reached, "thousand tokens", "minutes", "last three"]
     text = "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *rows, ""])
     (out / "teaching.md").write_text(text, encoding="utf-8")
     print(text)
@@ -117,7 +117,7 @@ def trained(run: Path, student: Student, words: Sequence[str]) -> Iterator[Point
         command("tpu_train", run, [*words, *steps])
     tokens = minutes = 0.0
     for step, metrics in enumerate(read_metrics(run / METRICS_FILE), start=1):
-        tokens, minutes = tokens + metrics["generated_tokens"], minutes + minutes_of(metrics)
+        tokens, minutes = tokens + metrics["generated_tokens"], minutes + training_minutes([metrics])
         if "test/exact_match" in metrics:
             yield Point(step, tokens, minutes, metrics["test/exact_match"])
 
@@ -141,19 +141,9 @@ def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: in
         policy, steps = str(exported), read_metrics(sampled / METRICS_FILE)
         tokens += sum(one["generated_tokens"] for one in steps)
         minutes += sum(one["time/rollout"] for one in steps) / 60
-        minutes += sum(map(minutes_of, read_metrics(learned / METRICS_FILE)))
+        minutes += training_minutes(read_metrics(learned / METRICS_FILE))
         results = json.loads((tested / "results.json").read_text())
         yield Point(number, tokens, minutes, results["metrics"]["exact_match"])
-
-
-def is_done(run: Path) -> bool:
-    return (run / "results.json").is_file()
-
-
-def minutes_of(metrics: Metrics) -> float:
-    """Of a step, without what evaluates the policy."""
-    times = [name for name in metrics if name.startswith("time/") and name != "time/evaluate"]
-    return sum(metrics[name] for name in times) / 60
 
 
 def row(seeds: list[list[Point]]) -> Iterator[str]:
@@ -165,7 +155,6 @@ def row(seeds: list[list[Point]]) -> Iterator[str]:
     yield " ".join(str(one.step) if one else "-" for one in first)
     yield " ".join(f"{one.tokens / 1e3:.0f}" if one else "-" for one in first)
     yield " ".join(f"{one.minutes:.1f}" if one else "-" for one in first)
-    yield " ".join(f"{max(one.exact_match for one in points):.2f}" for points in seeds)
     yield " ".join(f"{fmean(one.exact_match for one in points[-3:]):.2f}" for points in seeds)
 
 

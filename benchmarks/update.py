@@ -32,7 +32,7 @@ from memsearcher_jax.planning.flops import forward_flops
 
 CONTEXTS = {"tiny": 48, "small": 24}  # default 6
 SEQ_LEN, STEPS = 8_192, 2  # longest packed rows of our update; timed steps of a process
-CLIP, KL_COEFFICIENT, WEIGHT_DECAY, LEARNING_RATE, MAX_GRAD_NORM = 0.2, 0.001, 0.01, 1e-6, 1.0
+CLIP, SHARED = 0.2, {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
 MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Difference of the losses, relative to 0.1, and of the gradient norms that is no error."""
@@ -66,12 +66,10 @@ class Context:
 
 
 def main(flags: Flags) -> None:
-    rows = []
     for size in flags.sizes:
-        rows.append(measure(size, flags.dtype, flags.contexts, flags.devices, flags.repeats, flags.torch))
-        cells = (f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in rows[-1].items())
+        row = measure(size, flags.dtype, flags.contexts, flags.devices, flags.repeats, flags.torch)
+        cells = (f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in row.items())
         print(*cells, sep="  ", flush=True)
-    common.write_json(rows, flags.json)
 
 
 def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: int, torch: bool) -> dict:
@@ -158,20 +156,9 @@ def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     seq_len = next(length for length in lengths if len(packed(length, rows).ids_BT) == rows)
     batch = packed(seq_len, rows)
     batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, "ref_logprob").old_logprob_BT)
-    settings = TrainingConfig(
-        seq_len=seq_len,
-        minibatch_rows=rows,
-        grad_accum_steps=1,
-        logit_chunk=128,
-        learning_rate=LEARNING_RATE,
-        weight_decay=WEIGHT_DECAY,
-        max_grad_norm=MAX_GRAD_NORM,
-        clip_low=CLIP,
-        clip_high=CLIP,
-        dual_clip=1e6,  # TRL has no dual clip
-        kl_coefficient=KL_COEFFICIENT,
-        entropy_coefficient=0.0,
-    )
+    loss = {"clip_low": CLIP, "clip_high": CLIP, "dual_clip": 1e6, "entropy_coefficient": 0.0}  # TRL has no dual clip
+    sizes = {"seq_len": seq_len, "minibatch_rows": rows, "grad_accum_steps": 1, "logit_chunk": 128}
+    settings = TrainingConfig(**SHARED, **loss, **sizes)
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
         state = init_state(params, model, optimizer, mesh)
@@ -205,7 +192,7 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     contexts = sorted(make_contexts(size, count, model.config.vocab_size), key=lambda context: len(context.ids))
     rows = 4 if device == "cuda" else 2
     microbatches = [contexts[start : start + rows] for start in range(0, len(contexts), rows)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=SHARED["learning_rate"], weight_decay=SHARED["weight_decay"])
     trained = sum(int(context.sampled.sum()) for context in contexts)
 
     def padded(arrays: Iterable[np.ndarray]):
@@ -227,7 +214,7 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
         policy = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * advantage)
         log_ratio = ref_logprob - logprob
         kl = torch.clamp(torch.exp(log_ratio) - log_ratio - 1, max=MAX_K3)
-        return ((policy + KL_COEFFICIENT * kl) * mask[:, -kept:]).sum() / trained
+        return ((policy + SHARED["kl_coefficient"] * kl) * mask[:, -kept:]).sum() / trained
 
     def step() -> tuple[float, float]:
         total = 0.0
@@ -235,7 +222,7 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
             loss = loss_fn(microbatch)
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SHARED["max_grad_norm"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if device == "cuda":

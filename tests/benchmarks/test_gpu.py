@@ -1,6 +1,5 @@
 """benchmarks/gpu.py end to end at tiny sizes on the CPU, so that no minute of a rented GPU is lost."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,20 +11,20 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
-def test_every_part_is_measured_on_a_cpu(tmp_path):
+def test_every_part_is_measured_on_a_cpu():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--small", "--minutes", "15", "--json", tmp_path / "rows.json"]
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--small", "--minutes", "15"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {what: cells for _, what, *cells in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    rows = {line[10:82].strip(): line[82:].split() for line in done.stdout.splitlines()}
     left_out = {what.split(" left out")[0] for what in rows if "left out" in what}
     assert left_out <= {"torch", "shares"}, left_out
     assert rows["programs compiled after the warm-up"][0] == "0"
     for other in ("alone", "on the CPU"):
-        assert rows[f"contexts that are sampled as {other}"][0] == "8 of 8"
+        assert rows[f"contexts that are sampled as {other}"] == ["8", "of", "8"]
     for what in ("tiny, 4 slots, tokens/s", "tiny, tokens/s", "seconds of a step", "- rollout"):
         assert float(rows[what][0].replace(",", "")) > 0
-    assert "→" in rows["exact match before and after 1 steps"][0]
+    assert "→" in rows["exact match before and after 1 steps"]
 
 
 @pytest.mark.parametrize(
