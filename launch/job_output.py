@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
-from memsearcher_jax.runtime.run_dir import INDEX, RUN_FILE, TOKENIZER, is_run
+from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, RUN_FILE, TOKENIZER, is_run
 
 if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
@@ -38,7 +38,9 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     preconditions.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
     remote = RemoteDir(address, Path(scratch) / address.rpartition("/")[2])
-    exists = remote.holds_run()
+    exists = remote.holds(RUN_FILE)
+    if not exists and remote.holds(CHECKPOINTS):
+        raise FileExistsError(f"--out {address} holds {CHECKPOINTS}/, but no {RUN_FILE}: delete it, or choose another")
     resume = source.resume or (source.start_or_resume and exists)
     if exists and not resume:
         raise FileExistsError(f"--out {remote.address} holds a run: continue it with --resume, or choose another")

@@ -42,10 +42,10 @@ class RemoteDir:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / BUCKET_FILE).write_text(json.dumps({"address": self.address}) + "\n", encoding="utf-8")
 
-    def holds_run(self) -> bool:
-        """Whether the bucket directory holds a run. Raises OSError in one line, as all methods do."""
+    def holds(self, name: str) -> bool:
+        """Whether the bucket directory has this file or folder. Raises OSError in one line, as all methods do."""
         with _one_line_errors(self.address):
-            return _file_system().exists(f"{self.address}/{RUN_FILE}")
+            return _file_system().exists(f"{self.address}/{name}")
 
     def fetch(self, only: Sequence[str] = ()) -> None:
         """Downloads the top-level entries `only`; by default all but trajectories and NOT_COPIED."""

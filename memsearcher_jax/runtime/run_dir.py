@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, from_dict, to_dict
+from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
@@ -59,7 +60,7 @@ def read_run_config(folder: str | Path) -> RunConfig:
 def checkpoints_of(folder: str | Path) -> str:
     """The path or address of the run's checkpoints, for orbax."""
     file = Path(folder) / BUCKET_FILE
-    top = json.loads(file.read_text(encoding="utf-8"))["address"] if file.is_file() else folder
+    top = parse_object(str(file), file.read_bytes())["address"] if file.is_file() else folder
     return f"{top}/{CHECKPOINTS}"
 
 

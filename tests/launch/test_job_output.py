@@ -80,6 +80,9 @@ def test_a_run_in_a_bucket_is_resumed_and_never_overwritten(started_run, stack, 
     own = {path.relative_to(remote.folder).as_posix() for path in remote.folder.rglob("*") if path.is_file()}
     assert own == {RUN_FILE, "bucket.json", "inputs.json", "inputs/0/train.jsonl"}, "which every host reads"
     assert f"--out {ADDRESS} holds a run" in refused(tpu_train.main, ["--out", ADDRESS])
+    files = fsspec.filesystem("gs", use_listings_cache=False)
+    files.mv(f"{ADDRESS}/{RUN_FILE}", f"{ADDRESS}/checkpoints/1/meta")
+    assert "holds checkpoints/, but no run.json" in refused(tpu_train.main, ["--start_or_resume", "--out", ADDRESS])
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def fetch_copy(address, tmp_path):
 
 
 def test_send_uploads_the_run_without_partial_files(local_run, address):
-    assert not local_run.holds_run()
+    assert not local_run.holds("run.json")
     local_run.send()
-    assert local_run.holds_run()
+    assert local_run.holds("run.json")
     assert objects(address) == set(UPLOADED)
 
 
@@ -65,7 +65,7 @@ def test_a_run_exists_only_when_its_other_files_are_uploaded(local_run, monkeypa
     monkeypatch.setattr(remote_dir, "_file_system", lambda: files)
     with pytest.raises(OSError, match="transfer failed"):
         local_run.send()
-    assert not local_run.holds_run()
+    assert not local_run.holds("run.json")
 
 
 def test_send_uploads_only_changed_files(local_run, address, tmp_path, monkeypatch):
