@@ -18,9 +18,6 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from memsearcher_jax.launch import cli, preconditions, tpu_train
 from memsearcher_jax.launch.pod.tpu_slices import find_slice, run_program
@@ -44,8 +41,8 @@ class Jobset:
     """Name of the JobSet."""
     config: str
     """Preset of the run."""
-    out: Annotated[str, tyro.conf.arg(metavar="gs://BUCKET/DIR")]
-    """Directory of the run."""
+    out: str
+    """Directory of the run, gs://BUCKET/DIR."""
     slices: Count = 1
     """Number of slices."""
     data_claim: str = ""
@@ -84,7 +81,11 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
     if names := sorted({word.partition("=")[0] for word in trainer_flags} & OWN_FLAGS):
         raise ValueError(f"{names[0]} cannot follow --: put --config and --out before it, weights in --model.path")
     run = cli.parse(tpu_train.Train, ["--config", flags.config, *trainer_flags]).run
+    if flags.config not in cli.presets():
+        raise ValueError(f"--config {flags.config}: choose a name, because the image has no presets besides configs/")
     run.mesh.shape(flags.slices * tpu_slice.devices)
+    if (devices := tpu_slice.devices // tpu_slice.hosts) % run.sampling.tensor:
+        raise ValueError(f"sampling.tensor {run.sampling.tensor} does not divide the {devices} devices of a host")
     preconditions.require_inputs(run, questions="data.train")
 
 

@@ -1,10 +1,9 @@
 """The TPU slices that Google Cloud offers, each named GENERATION:TOPOLOGY, and the programs that request them.
 
-Sources: node labels, machines, topologies and single or several hosts from the tables of
-cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; accelerator types and what their number counts from
-cloud.google.com/tpu/docs (the pages v4, v5e, v5p, v6e); all but the 8-chip machines compared with the table of
-AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py. It has 2x4 of v5e and v6e as two hosts of 4 chips; here it
-is the one host of 8 that a TPU VM of that type is.
+Sources: node labels, machines, topologies and hosts from cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus;
+accelerator types and what their number counts from cloud.google.com/tpu/docs (the pages v4, v5e, v5p, v6e). Compared
+with AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, which has 2x4 of v5e and v6e as two hosts of 4 chips;
+here it is the one host of 8 that a TPU VM of that type is.
 """
 
 from __future__ import annotations

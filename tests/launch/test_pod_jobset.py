@@ -168,6 +168,8 @@ def test_kubectl_gets_the_manifest_and_gives_its_status(fake_program, capsys, re
         ("--slices 0", "--slices is 0: it must be at least 1"),
         ("--name Run", "--name 'Run': use at most 47 lower-case letters"),
         (f"--name {'n' * 47} --slices 11", "use at most 46"),
+        (f"--config {cli.PRESETS / 'nano.py'}", "the image has no presets besides configs/"),
+        ("-- --sampling.tensor 3", "sampling.tensor 3 does not divide the 4 devices of a host"),
         ("-- --mesh.tensor 3", "mesh data=1 fsdp=-1 tensor=3 does not fit 32 devices"),
         ("-- --resume", "--resume cannot follow --: put --config and --out before it"),
         ("-- --out=gs://other/a", "--out cannot follow --: put --config and --out before it"),
