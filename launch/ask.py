@@ -46,7 +46,6 @@ from memsearcher_jax.types import (
     Overrides,
     Problem,
     Prompt,
-    Search,
     StopReason,
     TokenCounter,
     Workflow,
@@ -80,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
                 if not (flags.files and flags.files.is_dir()):
                     name = flags.run.agent.workflow
                     raise ValueError(f"agent.workflow {name} reads texts: give a directory of documents with --files")
+                if flags.run.memalpha.answer_from != "memory":
+                    raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
                 preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
                 if flags.human:
                     raise ValueError("--human writes replies of search agents: choose another agent.workflow")
@@ -87,6 +88,8 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
             if not flags.question.strip():
                 raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
+            if flags.human and not sys.stdin:
+                raise ValueError("--human reads your replies from the standard input, which is closed: open it")
             if not flags.human:
                 preconditions.require_checkpoint(flags.run, alternative=", or write the replies yourself with --human")
                 preconditions.require_inputs(flags.run)
@@ -187,12 +190,11 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     from memsearcher_jax.rl import setup
     from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
 
-    agent, config = setup.evaluation_agent(run), run.config.agent
+    agent = setup.evaluation_agent(run)
     assert isinstance(agent, QuestionAgent), "others do not take --human"
     system = agent.prompts.with_tools(agent.tools).system
-    clip = partial(run.tokenizer.clip, limit=config.observation_tokens)
-    tools = {tool.name: tool_backend(tool, config.tool_timeout, clip=clip) for tool in run.tools}
-    backends = {"": search_backend(run.searcher), **tools}
+    clip = partial(run.tokenizer.clip, limit=run.config.agent.observation_tokens)
+    backends = {"": search_backend(run.searcher)} | {one.name: tool_backend(one, clip=clip) for one in run.tools}
 
     def answer(problem: Problem, console: Console) -> Outcome:
         console.print(show.safe_text(system, "dim"))
@@ -223,21 +225,21 @@ def show_workflow(
             request = workflow.send(response)
         except StopIteration as end:
             return end.value
-        if isinstance(request, Call):
+        if not isinstance(request, Generate):
             response = yield request
-            show.show_call(response, console)
-        elif isinstance(request, Search):
-            response = yield request
-            for query, result in zip(request.queries, response, strict=True):
-                show.show_search(query, result, console)
-        elif starts_turn(request):
+            if isinstance(request, Call):
+                show.show_call(response, console)
+            else:
+                for query, result in zip(request.queries, response, strict=True):
+                    show.show_search(query, result, console)
+            continue
+        if is_turn := starts_turn(request):
             turn += 1
             memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
             show.show_turn_start(turn, memory, console, has_memory=run.agent.keeps_memory)
-            with generated(request) as asked:
-                response = yield asked
+        with generated(request) as asked:
+            response = yield asked
+        if is_turn:
             show.show_reply(response.text, console)
         else:
-            with generated(request) as asked:
-                response = yield asked
             show.show_rewrite(memory, protocol.memory(response.text), response.text, console)

@@ -4,8 +4,7 @@
 --section.field value    any setting of the preset
 --help [SECTION]         the flags of the command, or the settings of a section
 
-The flags that select the settings to start from (`SettingsSource`) are parsed first; these settings are then the
-defaults of the remaining flags. tyro prints its own errors.
+The flags that select settings (`SettingsSource`) are parsed first; these are then the defaults of the other flags.
 """
 
 from __future__ import annotations
@@ -93,8 +92,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     on_tpu_vm = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
     if importlib.util.find_spec("libtpu") and not on_tpu_vm:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without Unicode
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # None where it was closed
+    for stream in (sys.stdin, sys.stdout):  # for a reply that is not UTF-8, and a terminal without Unicode
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with interrupts.one_line_end():
             main(sys.argv[1:])
@@ -166,8 +167,7 @@ def load_preset(name: str) -> RunConfig:
     packaged = presets()
     file = Path(name) if name.endswith(".py") else packaged.get(name, Path(name))
     if not file.is_file() or file.suffix != ".py":
-        names = ", ".join(sorted(packaged))
-        raise ValueError(f"no preset {name!r}: choose one of {names}, or give the path of a preset file")
+        raise ValueError(f"no preset {name!r}: choose one of {', '.join(sorted(packaged))}, or give the path of a file")
     make_preset = python_files.load_named(file, "--config", *([name] if name in packaged else []))
     try:
         preset = make_preset()

@@ -97,16 +97,15 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
 
 
 def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:
-    """Serves the app on the listener until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first,
-    in time.
-    """
+    """Serves the app until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first, in time."""
     import uvicorn
 
     from memsearcher_jax.retrieval.server.connections import limited_protocol
 
     protocol = limited_protocol(limits.max_connections, limits.read_timeout)
-    settings = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": drain_seconds}
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, **settings))
+    # Python's HTTP clients reuse a connection within 5 seconds; uvicorn's default of 5 would close it under them.
+    settings: dict[str, Any] = {"timeout_keep_alive": limits.read_timeout, "timeout_graceful_shutdown": drain_seconds}
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="warning", access_log=False, **settings))
     # uvicorn re-raises SIGTERM after a graceful shutdown; the process should then exit with status 0.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     host, port = listener.getsockname()[:2]

@@ -98,6 +98,7 @@ INVALID = {
         ("--config nano Who?", "give a run directory or a Hugging Face directory, or write the replies yourself"),
         ("--config tiny_memalpha Who?", "memalpha reads texts: give a directory of documents with --files"),
         ("--config tiny_memalpha --human --files . Who?", "--human writes replies of search agents"),
+        ("--config tiny_memalpha --files folder --memalpha.answer_from rag Who?", "omit memalpha.answer_from"),
         ("--config nano --human --files . Who?", "--files fills a memory of documents: it needs an agent that reads"),
         (
             f"--config tiny_memalpha {TINY_MEMALPHA} --files folder Who?",
@@ -112,10 +113,7 @@ INVALID = {
     serve_agent: [
         (f"{SERVED} --api_key_env NO_SUCH_KEY", "--api_key_env: the environment holds no variable of that name"),
         ("--config qwen7b --checkpoint folder", "needs --retrieval.index DIR or --retrieval.corpus FILE"),
-        (
-            "--config tiny_memalpha --checkpoint folder --memalpha.answer_from rag",
-            "questions are answered from the memory",
-        ),
+        ("--config tiny_memalpha --checkpoint folder --memalpha.answer_from rag", "omit memalpha.answer_from"),
     ],
     build_index: [
         ("--out i", "--retrieval.corpus is missing"),

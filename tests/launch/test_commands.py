@@ -133,7 +133,7 @@ def type_replies(monkeypatch, *replies: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(reply + "\n\n" for reply in replies)))
 
 
-def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys):
+def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys, refused):
     """A complete MemSearcher trajectory: searches in the synthetic encyclopedia, memories, and an answer from them."""
     person, city = PROBLEM.metadata["supporting_titles"]
     (country,) = PROBLEM.golden_answers
@@ -158,3 +158,5 @@ def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys):
     assert "memory rewritten" in output and output.index("Think inside <think>") < output.index("turn 1")
     assert re.search(rf"answer +{country}", output)
     assert re.search(r"memory tokens +\d", output)
+    monkeypatch.setattr("sys.stdin", None)
+    assert "the standard input, which is closed" in refused(ask.main, ["--config", "nano", "--human", "Who?"])
