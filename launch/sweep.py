@@ -56,11 +56,12 @@ def main(argv: Sequence[str]) -> None:
         configs = {value: cli.parse(command, [*words, f"--{name}", value]).run for value in values}
         if not all(config.data.is_synthetic or config.data.test for config in configs.values()):
             raise ValueError("every value is evaluated: set data.test to files of questions")
+        folders = {value: flags.out / f"{name}={value}".replace("/", "_") for value in values}
+        done_before = {value for value, config in configs.items() if is_done(folders[value], config, flags.evaluate)}
     rows = []
     for value, config in configs.items():
-        folder, own = flags.out / f"{name}={value}".replace("/", "_"), [*words, f"--{name}", value]
+        folder, own, done = folders[value], [*words, f"--{name}", value], value in done_before
         print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
-        done = is_run(folder) and has_ended(folder) and not differences(read_run_config(folder), config)
         if not flags.evaluate:
             if not done:
                 start(tpu_train.__file__, folder, own, environment)
@@ -74,6 +75,16 @@ def main(argv: Sequence[str]) -> None:
     plot_sweep(flags.out / "sweep.png", name, rows)
     show_sweep(name, rows, Console(highlight=False))
     print(f"{flags.out}: {len(rows)} evaluations; plotted in {flags.out / 'sweep.png'}")
+
+
+def is_done(folder: Path, config: RunConfig, evaluates: bool) -> bool:
+    """Whether a run has ended there. Raises ValueError for a run of other settings, which would pass for one of these;
+    a longer one goes on."""
+    changed = differences(read_run_config(folder), config) if is_run(folder) else []
+    for setting, then, now in changed:
+        if not evaluates and setting not in ("rl.steps", "rl.epochs"):
+            raise ValueError(f"{setting} is {then!r} in {folder} and {now!r} here: choose another --out")
+    return is_run(folder) and has_ended(folder) and not changed
 
 
 def code_words(config: RunConfig) -> list[str]:

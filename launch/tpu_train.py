@@ -83,7 +83,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
 
             begin("loading JAX")  # seconds; --help and errors do not need it
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.rl.state import initial_state, needs_initial_weights, restored_state
+            from memsearcher_jax.rl.state import initial_state, needs_initial_weights, require_trained, restored_state
             from memsearcher_jax.rl.training_run import open_collector, train_run
             from memsearcher_jax.runtime.profiler import check_step
             from memsearcher_jax.training import checkpoint
@@ -101,6 +101,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if len(set(seen or ())) > 1:
                 raise ValueError(f"the hosts have other settings or see other files in {place}: start all alike")
             if done is not None and done >= steps and ended and any(ended[0]):
+                require_trained(out, "position", checkpoint.run_meta(checkpoints_of(out), run.config.model))
                 if hosts.first:
                     print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
                     outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})

@@ -13,7 +13,7 @@ import numpy as np
 
 from memsearcher_jax.agent.answer_judge import Judgement, calibration_error, judge_prompt, parse_judgement
 from memsearcher_jax.jsonl import encode_line, parse_object
-from memsearcher_jax.logs.trajectories import HOST_FILES, read_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import HOST_FILES, read_trajectories, summarize_trajectory
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig
@@ -36,7 +36,7 @@ def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
     """The answers of an evaluation, without trajectories that were lost. Raises ValueError for a damaged file."""
     answers = []
     for path in sorted(folder.glob(HOST_FILES)):
-        for scored in read_log(path):
+        for scored in read_trajectories(path):
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if not outcome.stop.is_fault:
                 text = outcome.answer if outcome.stop is StopReason.ANSWERED else None
@@ -102,8 +102,9 @@ def summarize_judgements(
         summary[name] = {"questions": len(group), "unjudged": len(group) - len(judged)}
         if len(judged) == len(group) or (stated and all(one.id in judgements for one in group)):
             right = [judgement.correct for _, judgement in judged]
-            known = [(one, judgement) for one, judgement in judged if one.exact_match is not None]
-            agreeing = [judgement.correct == one.exact_match for one, judgement in known]
+            agreeing = [
+                judgement.correct == one.exact_match for one, judgement in judged if one.exact_match is not None
+            ]
             summary[name] |= {
                 "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
                 "agreement_with_exact_match": sum(agreeing) / len(agreeing) if agreeing else None,

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import jax
 
-from memsearcher_jax.logs.trajectories import HOST_FILES, append_trajectory, clean_log, read_log, summarize_trajectory
+from memsearcher_jax.logs.trajectories import (
+    HOST_FILES,
+    append_trajectory,
+    clean_log,
+    read_trajectories,
+    summarize_trajectory,
+)
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
@@ -94,7 +100,7 @@ def read_summaries(folder: Path, problems: Sequence[Problem]) -> dict[str, Traje
     problem_by_id = {problem.id: problem for problem in problems}
     summaries: dict[str, TrajectorySummary] = {}
     for path in sorted(folder.glob(HOST_FILES)):
-        for scored in read_log(path):
+        for scored in read_trajectories(path, log=True):
             problem = scored.trajectory.problem
             if problem != problem_by_id.get(problem.id):
                 raise ValueError(f"{path}: question {problem.id!r} is not one of these: start another evaluation")

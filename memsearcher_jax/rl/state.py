@@ -161,8 +161,7 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
             step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
         except FileNotFoundError:  # the run was stopped before its first checkpoint
             return initial_state(run, settings)
-        if "position" not in meta:
-            raise ValueError(f"{folder} was trained by launch/sft.py: resume it with that, or give it to --checkpoint")
+        require_trained(folder, "position", meta)
         changed = tuple(differences(from_dict(meta["settings"]), settings))
         health = HealthState(**meta["health"])
         if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
@@ -175,6 +174,13 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
         settings, meta["inputs"], meta["position"], source, meta.get("carried", ""), health, changed
     )
     return state, progress
+
+
+def require_trained(folder: Path, field: str, meta: Mapping[str, Any]) -> None:
+    """Raises ValueError where the meta of a checkpoint lacks a field that only one of the two trainers writes."""
+    if field not in meta:
+        other = "tpu_train" if "position" in meta else "sft"
+        raise ValueError(f"{folder} was trained by launch/{other}.py: resume it with that, or give it to --checkpoint")
 
 
 def needs_initial_weights(config: RunConfig) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.python_files import described
 from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.types import Call, Search, SearchResult, ToolResult
+from memsearcher_jax.types import Call, Search, SearchResult, ToolResult, encodable
 
 OUTAGE_PAUSE = 1.0  # seconds before requests are repeated
 MAX_TOOL_THREADS = 16  # calls of one tool that run at a time, unless it takes batches
@@ -174,13 +174,12 @@ def tool_backend(
     """Calls of a tool, whose text `clip` bounds. Only a lost connection says that it is down."""
 
     def answer(requests: Sequence[Call]) -> list[ToolResult]:
-        texts = tool.answer([request.arguments for request in requests])
-        return [
-            replace(text, text=clip(text.text), error=clip(text.error))
-            if isinstance(text, ToolResult)
-            else ToolResult(one.tool, one.arguments, clip(str(text)))
-            for one, text in zip(requests, texts, strict=True)
+        found = tool.answer([request.arguments for request in requests])
+        results = [
+            one if isinstance(one, ToolResult) else ToolResult(request.tool, request.arguments, str(one))
+            for request, one in zip(requests, found, strict=True)
         ]
+        return [replace(one, text=clip(encodable(one.text)), error=clip(encodable(one.error))) for one in results]
 
     concurrency = 1 if tool.batches else MAX_TOOL_THREADS
     return Backend(answer, timeout, max_outage, concurrency, tool.batches, outages=(ConnectionError,))
@@ -207,7 +206,7 @@ def _search(searcher: Searcher | None, requests: Sequence[Search]) -> list[Resul
 
 def failed(request: Request, error: BaseException) -> Response:
     """A failure is a response too: the workflow decides what becomes of its trajectory."""
-    text = described(error)
+    text = encodable(described(error))
     if isinstance(request, Call):
         return ToolResult(request.tool, request.arguments, error=text, lost=isinstance(error, ConnectionError))
     return (SearchResult(error=text),) * len(request.queries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memsearcher_jax.ranges import Count, CountOrZero, NonNegative, Probability
+from memsearcher_jax.ranges import Count, CountOrZero, Finite, Probability
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class SFTConfig:
     trajectories: tuple[str, ...] = ()
     """What to train on: trajectory files (.jsonl.gz or .jsonl), folders of them, or run directories. Every agent's
     files will do; the model must have the tokenizer that they were recorded with."""
-    min_reward: NonNegative = 0.0
+    min_reward: Finite = 0.0
     """Lowest reward of a trajectory to train on. Those without a reward, which a fault ended, are never trained."""
     keep: Literal["all", "best"] = "all"
     """Of each problem, train on all trajectories or on those with its highest reward (rejection sampling)."""

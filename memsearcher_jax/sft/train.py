@@ -20,7 +20,7 @@ from memsearcher_jax.config import to_dict
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params
+from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params, require_trained
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
@@ -50,7 +50,8 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
             target = update.abstract_state(model, optimizer, mesh)
             warn = partial(print, file=sys.stderr, flush=True)
             step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
-            if meta.get("trajectories") != data.checksum:
+            require_trained(folder, "trajectories", meta)
+            if meta["trajectories"] != data.checksum:
                 raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
         params = initial_params(run, meta["initial_step"]) if state is None or model.lora_rank else {}
         trainer = make_trainer(model, training, mesh, params, method="sft", temperature=1.0, steps=data.steps)

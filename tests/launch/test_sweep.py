@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from memsearcher_jax.launch import sweep
-from memsearcher_jax.runtime.run_dir import read_run_config
+from memsearcher_jax.launch import cli, sweep, tpu_train
+from memsearcher_jax.runtime.run_dir import read_run_config, write_run_config
 
 
 @pytest.mark.slow
@@ -54,3 +54,13 @@ def test_flags_that_tyro_refuses_are_named_before_the_first_run(misused, tmp_pat
         argv = ["--setting", setting, "--out", tmp_path / "out", "--", "--data.test", "q.jsonl"]
         assert name in misused(sweep.main, [*argv, "--retrieval.corpus", "c.jsonl"])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path, refused):
+    """A second sweep in the same folder."""
+    folder = tmp_path / "out" / "seed=0"
+    folder.mkdir(parents=True)
+    write_run_config(folder, cli.parse(tpu_train.Train, small).run)
+    words = ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *small, "--rl.steps", "3"]
+    error = refused(sweep.main, [*words, "--training.learning_rate", "1e-4"])
+    assert f"training.learning_rate is 0.001 in {folder} and 0.0001 here: choose another --out" in error

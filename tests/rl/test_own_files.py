@@ -37,7 +37,7 @@ TOKENIZER = byte_tokenizer()
 PROBLEM = Problem("q", "Who?", ("Ada",))
 HEAD = "from memsearcher_jax.types import *\ndef mine(question, *, config, prompts, token_counter):\n"
 OPEN = "    reply = yield Generate(prompts.initial_prompt(question), 5)\n"
-TOOLS = '''
+TOOLS = r'''
 import asyncio, time
 from typing import Literal
 
@@ -54,7 +54,7 @@ def lookup(name: str) -> str:
     """Looks a name up."""
 
 def lookup_all(calls):
-    return [f"{one['name']} of {len(calls)}" for one in calls]
+    return [f"{one['name']} of {len(calls)}\ud83d" for one in calls]
 
 lookup.batch = lookup_all
 
@@ -262,7 +262,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
     assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
-    assert texts[3:6] == ["Ada of 1", "waited wa", "TimeoutError: no answer in 1.5 s"]
+    assert texts[3:6] == ["Ada of 1?", "waited wa", "TimeoutError: no answer in 1.5 s"]
     assert [result.lost for result in results] == [False] * 6 + [True]
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))
     (logged,) = read_trajectories(tmp_path / "log.gz")
@@ -279,7 +279,7 @@ def test_an_unknown_tool_is_a_fault(engine, params):
 def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_path):
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
-    assert [result.text for result in answers] == ["a of 2", "b of 2"]
+    assert [result.text for result in answers] == ["a of 2?", "b of 2?"]
 
 
 SERVER = '''
