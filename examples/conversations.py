@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.synthetic.streams import Story, SyntheticStreamConfig, make_stories, select_statements
+from memsearcher_jax.launch import cli
 
 TYPES = {
     "person": "single-session-user",
@@ -61,7 +62,8 @@ def main() -> None:
     flags = parser.parse_args()
     config = SyntheticStreamConfig(seed=flags.seed, train_chunks=10, statements=2, filler=1, questions=12)
     entries = [layout(story, number) for number, story in enumerate(make_stories(config, flags.count))]
-    flags.out.write_text(json.dumps(entries, indent=1))
+    with cli.one_line_errors():
+        flags.out.write_text(json.dumps(entries, indent=1))
     print(f"{flags.out}: {len(entries)} conversations")
 
 

@@ -91,11 +91,6 @@ def test_any_answer_has_a_score(source, prediction, gold):
     assert 0.0 <= question_score(source, prediction, gold) <= 1.0
 
 
-METRIC_NAMES = {"exact_match", "f1", "substring_exact_match", "rougeL_f1", "rougeL_recall"} | {
-    *("rougeLsum_f1", "rougeLsum_recall"),
-}
-
-
 def numbers(metrics: dict) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
@@ -106,7 +101,6 @@ def test_recorded_metrics(recorded):
         if case["tag"] in ("text_pair", "multi_gold"):
             prediction, gold = asked["prediction"], asked["gold"]
             ours = rewards.answer_metrics(prediction, gold)
-            assert set(ours) == METRIC_NAMES
             assert ours == pytest.approx(numbers(theirs["calculate_metrics"]), abs=1e-12), where
             if case["tag"] == "multi_gold":
                 continue

@@ -46,9 +46,8 @@ def test_recorded_searches(recorded):
         if theirs["raw_scores"] == {"raises": "ZeroDivisionError"}:  # no item has a word
             assert [score for _, score in served] == [0.0] * len(asked["items"]), case["id"]
             continue
-        assert [[item.id, pytest.approx(score, abs=1e-9)] for item, score in found] == theirs["memory_search"], case[
-            "id"
-        ]
+        ours = [[item.id, pytest.approx(score, abs=1e-9)] for item, score in found]
+        assert ours == theirs["memory_search"], case["id"]
         assert ids(served) == theirs["server_search"], case["id"]
         if theirs["tokens"]:
             index = BM25Index.build([item.text for item in memory.items(store)])
