@@ -37,6 +37,8 @@ def choose(directory: str, cpu_devices: int) -> None:
             raise ValueError(f"--compile_cache {directory}: programs for several CPU devices cannot be cached: omit it")
     elif directory or DIRECTORY not in os.environ:
         try:
+            if directory and "://" not in directory:
+                Path(directory).mkdir(parents=True, exist_ok=True)  # JAX would go on in silence without one
             os.environ[DIRECTORY] = directory or str(_own_directory())
             os.environ.update({name: os.environ.get(name, value) for name, value in LIMITS.items()})
         except OSError as error:

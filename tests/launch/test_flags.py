@@ -141,8 +141,10 @@ def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_
         assert os.environ["JAX_NUM_CPU_DEVICES"] == "2" and compile_cache.DIRECTORY not in os.environ
     compile_cache.choose("", 1)
     assert folder.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.DIRECTORY].startswith(str(folder))
-    compile_cache.choose("mine", 1)
-    assert os.environ[compile_cache.DIRECTORY] == "mine"
+    compile_cache.choose(mine := str(tmp_path / "mine"), 1)
+    assert os.environ[compile_cache.DIRECTORY] == mine and os.path.isdir(mine)
+    compile_cache.choose(__file__, 1)
+    assert "no compilation cache" in capsys.readouterr().err and os.environ[compile_cache.DIRECTORY] == mine
     compile_cache.choose("off", 1)
     assert os.environ[enabled] == "false"
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")

@@ -129,12 +129,14 @@ def test_every_program_is_planned(start, tmp_path):
 
 
 @compiles
-def test_a_run_that_does_not_fit_exits_with_status_one_the_reason_and_a_way_out(start, tmp_path):
-    flags = "--config qwen7b --topology v5e:2x2 --what sample"
+@pytest.mark.parametrize("name", ["v5e:1x1", "v6e:2x4", "v6e:4x8"])
+def test_a_run_that_does_not_fit_exits_with_status_one_the_reason_and_a_way_out(name, start, tmp_path):
+    """The hosts are those of the cloud: of one chip, of all eight, and of four each."""
+    flags = f"--config qwen7b --topology {name} --model.remat none --sampling.tensor 1"
     process = start(f"{flags} --json {tmp_path / 'plan.json'}")
     output, _ = process.communicate()
-    assert process.returncode == plan_tpu.DOES_NOT_FIT
-    assert "does not fit: rollout needs" in output and "try fewer sampling.slots" in output and "--suggest" in output
+    assert process.returncode == plan_tpu.DOES_NOT_FIT and f" chips of {find_slice(name).hosts} hosts, " in output
+    assert "does not fit: update needs" in output and "try fewer sampling.slots" in output and "--suggest" in output
     assert json.loads((tmp_path / "plan.json").read_text())["fits"] is False
 
 
@@ -176,12 +178,3 @@ def test_7b_with_lora_fits_one_host_of_v5e(plan, tmp_path):
     assert {program["name"] for program in step["programs"]} == {"update", "reference"}
     assert max(program["total_bytes"] for program in step["programs"]) <= 10 * GB
     assert step["resident"]["rollout"] <= 10 * GB
-
-
-@compiles
-@pytest.mark.parametrize("name", ["v5e:1x1", "v6e:2x4", "v6e:4x8"])
-def test_the_hosts_of_a_plan_are_those_of_the_cloud(name, start):
-    """A slice of one chip, one whose eight chips are one host's, and one with four chips per host."""
-    process = start(f"--config qwen7b --topology {name} --model.remat none --sampling.tensor 1")
-    output, _ = process.communicate()
-    assert f" chips of {find_slice(name).hosts} hosts, " in output and process.returncode == plan_tpu.DOES_NOT_FIT
