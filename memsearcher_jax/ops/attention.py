@@ -103,14 +103,6 @@ def _recompute(_: Callable, backward: Callable, saved: tuple[Array, ...], dout_B
 recomputed_attention.defvjp(_save, _recompute)
 
 
-def _forward(*arrays: Array) -> Sequence[Array]:
-    return _map_rows(_forward_rows, *arrays)
-
-
-def _backward(*arrays: Array) -> Sequence[Array]:
-    return _map_rows(_backward_rows, *arrays)
-
-
 def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
     """`function` of arrays [1, ...], for each row of arrays [B, ...].
 
@@ -192,6 +184,9 @@ def _backward_rows(
     dq_BKGTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
     dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(dtype) for x in (dk_BKHT, dv_BKHT))
     return dq_BKGTH.reshape(q_BNTH.shape).astype(dtype), dk_BKTH, dv_BKTH
+
+
+_forward, _backward = partial(_map_rows, _forward_rows), partial(_map_rows, _backward_rows)
 
 
 def _block_size(T: int) -> int:

@@ -119,10 +119,9 @@ class Trainer:
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         means = _mean_metrics(metrics_by_update)
         if not means["learning_rate"]:
-            plan = learning_rate_plan(self.config)
-            warnings.warn(
-                f"training changes nothing any more: the learning rate is 0, it {plan}; "  # one text is shown once
-                "set training.decay_steps to end, or to a longer time",
+            warnings.warn(  # one text is shown once
+                "training changes nothing any more: the learning rate is 0, it "
+                f"{learning_rate_plan(self.config)}; set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
         return state, means | step_metrics
